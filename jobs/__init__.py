@@ -1,0 +1,1 @@
+"""Jobs: one thin file per command."""

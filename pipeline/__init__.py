@@ -1,0 +1,17 @@
+"""Manta: from a corpus of text to a published, versioned, searchable index. `open_release(uri)` opens what a night published."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.index.search import open_release
+
+__all__ = ["open_release"]
+
+
+def __getattr__(name: str) -> Any:
+    """`open_release` is imported at first use: importing the package loads neither torch nor faiss."""
+    if name == "open_release":
+        from pipeline.index.search import open_release
+
+        return open_release
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,110 @@
+"""YAML and `key.path=value` overrides become settings: frozen values, checked where they are made."""
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """A frozen value equal to its YAML: pickles, compares and hashes by content; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def digest(self) -> str:
+        """sha256 (hex) of the resolved values."""
+        return digest_of(self.model_dump(mode="json"))
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def canonical(value: Any) -> bytes:
+    """One JSON for equal values: sorted keys, no white space, UTF-8. Not-a-number is refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_of(value: Any) -> str:
+    """sha256 (hex) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def load_settings(kind: type[S], file: str | Path | None = None, overrides: tuple[str, ...] = ()) -> S:
+    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`)."""
+    tree = _read_yaml(Path(file)) if file is not None else {}
+    for override in overrides:
+        _override(tree, override)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, kind, str(file or "command line")) from None
+
+
+def to_yaml(settings: Settings) -> str:
+    """The resolved settings, every key written out."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(file), "a YAML file", "no such file", "give its path with --config; jobs/configs holds examples") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(str(file), "readable YAML", " ".join(str(error).split()), "mend the file") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(str(file), "a mapping of sections (corpus: ..., encoder: ...)", type(tree).__name__, "see jobs/configs for examples")
+    return tree
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    path, equals, value = override.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"argument {override!r}", "key.path=value", "no such form", "write for instance encode.unit_rows=4096")
+    try:
+        parsed = yaml.safe_load(value) if value else None
+    except yaml.YAMLError:
+        parsed = value                                  # an unquoted string that YAML reads as syntax, such as a glob
+    for key in keys[:-1]:
+        child = tree.setdefault(key, {})
+        if child is None:
+            child = tree[key] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"argument {override!r}", f"{key} to be a section", f"the value {child!r}", "check the key path")
+        tree = child
+    tree[keys[-1]] = parsed
+
+
+def _explain(error: ValidationError, kind: type[Settings], source: str) -> ConfigError:
+    """The first problem as a sentence; the number of the others beside it."""
+    problems = error.errors()
+    first = problems[0]
+    where = f"{source}: {'.'.join(str(part) for part in first['loc']) or kind.__name__}"
+    others = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys_beside(kind, first["loc"])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        return ConfigError(where, "a known key", f"the unknown key {first['loc'][-1]!r}", hint + others)
+    if first["type"] == "missing":
+        return ConfigError(where, "a value", "none", f"set {'.'.join(str(part) for part in first['loc'])}" + others)
+    message = first["msg"].removeprefix("Value error, ")
+    return ConfigError(where, message[:1].lower() + message[1:], repr(first.get("input")), "mend the value; --print-config shows all settings" + others)
+
+
+def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location[:-1]:
+        field = kind.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            kind = inner
+    return sorted(kind.model_fields)

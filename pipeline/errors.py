@@ -1,0 +1,91 @@
+"""The tree of errors. Each says where, what was expected, what was found and what to do, and carries the exit code of the command that meets it."""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+
+class PipelineError(Exception):
+    """Any error that a person can act on; `exit_code` follows sysexits where that has a word."""
+
+    exit_code: ClassVar[int] = 70
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`, which dataclasses leave empty."""
+        if names := [field.name for field in fields(self)] if hasattr(self, "__dataclass_fields__") else []:
+            return _rebuild, (type(self), {name: getattr(self, name) for name in names})
+        return super().__reduce__()  # type: ignore[return-value]
+
+
+def _rebuild(kind: type[PipelineError], values: dict[str, Any]) -> PipelineError:
+    return kind(**values)
+
+
+@dataclass(eq=False)
+class _Sentence(PipelineError):
+    """where: file, key or column. expected and found: as a person would say them. remedy: the next thing to do."""
+
+    where: str
+    expected: str
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: expected {self.expected}, found {self.found}; {self.remedy}"
+
+
+class ConfigError(_Sentence):
+    """The settings cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(_Sentence):
+    """The corpus, or something stored, is not what it has to be."""
+
+    exit_code = 3
+
+
+class ModelError(_Sentence):
+    """The encoder cannot be loaded or gives unusable vectors."""
+
+    exit_code = 4
+
+
+class TransientError(_Sentence):
+    """Storage or network failed for longer than the deadline; running again may succeed."""
+
+    exit_code = 75
+
+
+class Defect(_Sentence):
+    """An invariant of this program does not hold."""
+
+    exit_code = 70
+
+
+class SpaceMismatch(ModelError):
+    """Vectors of two spaces met."""
+
+
+@dataclass(eq=False)
+class GatesRefused(PipelineError):
+    """A candidate failed a gate; nothing was published."""
+
+    exit_code: ClassVar[int] = 5
+    candidate: str
+    refusals: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.candidate}: refused by {'; '.join(self.refusals)}. The published release is unchanged; look at report.html of the candidate"
+
+
+@dataclass(eq=False)
+class PublishConflict(PipelineError):
+    """Another run published first; this one has changed nothing."""
+
+    exit_code: ClassVar[int] = 0
+    number: int
+    winner: str
+
+    def __str__(self) -> str:
+        return f"release {self.number} was published by another run meanwhile (manifest {self.winner[:12]}); this run has changed nothing"

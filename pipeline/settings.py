@@ -1,0 +1,166 @@
+"""Every section of a job's YAML: the same keys for every command. No I/O, no tensors, no device: values that travel to a worker."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config import Settings
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class CorpusSettings(Settings):
+    """Which text, and how a row of it is read."""
+
+    uri: str = "corpus"
+    """a file, a glob, a directory (hive partitions become columns), or a file:// or s3:// URI of one"""
+    format: Literal["auto", "parquet", "jsonl"] = "auto"
+    """auto goes by the ending: .parquet; .jsonl, .ndjson or .json, each also with .gz"""
+    id: str = "id"
+    """column of the row's id: string or integer, unique, kept as it is"""
+    text: str = "text"
+    """column of the text: string, or binary holding UTF-8"""
+    keep: tuple[str, ...] = ()
+    """further columns carried to the vectors and to search results"""
+    harvest: Literal["docstrings"] | None = None
+    """fill `uri` first: docstrings = those of the Python packages installed here (id = dotted name, text = first paragraph)"""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """read at most so many rows, in (file name, row) order; the rest is counted as skipped"""
+    bad_files: Literal["error", "skip"] = "error"
+    """what an unreadable file or one with missing or wrongly typed columns does: stop with exit code 3, or be skipped, counted and listed in the quarantine"""
+    max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """share of the rows that may be quarantined before the night stops with exit code 3"""
+    fingerprint: Literal["fast", "full"] = "fast"
+    """how an unchanged file is known: size with modification time or etag, or its whole content"""
+
+
+class EncoderSettings(Settings):
+    """The model that makes the vectors; what is null is as the model folder says."""
+
+    path: str = "all-MiniLM-L6-v2"
+    """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed"""
+    pooling: str | None = None
+    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, sqrt_len ..."""
+    prompt: str | None = None
+    """text put before every text of the corpus"""
+    query_prompt: str | None = None
+    """text put before every query; null: the same as `prompt`"""
+    max_length: Annotated[int, Field(ge=4)] | None = None
+    """tokens of one text, special tokens included; what is longer is cut at the end and counted"""
+    normalize: bool | None = None
+    """false drops the folder's Normalize module, true adds one; either is another space"""
+
+
+class EncodeSettings(Settings):
+    """How the corpus is cut into units and encoded."""
+
+    unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
+    """rows of a unit: the unit of work, retry, resume and output"""
+    max_tokens: Annotated[int, Field(ge=64)] | None = None
+    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. Part of what makes vectors bit-identical, so it never adapts by itself"""
+    window_rows: Annotated[int, Field(ge=1)] = 32_768
+    """rows planned together: identical texts inside a window are encoded once"""
+    dtype: Dtype = "float32"
+    """arithmetic of the forward pass; pooling and normalisation stay float32"""
+    compile: bool = True
+    """compile the elementwise blocks where a C++ compiler (CPU) or Triton (GPU) is at hand; else run eager and say so once"""
+    vectors: Literal["float32", "float16"] = "float32"
+    """type of the stored vectors"""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """threads of one worker's forward pass on a CPU"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU that cluster.gpus_per_worker asks for, else the CPU"""
+
+
+class WhitenSettings(Settings):
+    """Whitening (Su et al. 2021) of the published index; stored vectors stay raw."""
+
+    mode: Literal["auto", "on", "off"] = "auto"
+    """auto compares raw and whitened, and whitens only where that is not worse"""
+    k: Annotated[int, Field(ge=1)] | None = None
+    """components kept; null: all of the covariance's rank"""
+    dev: str | None = None
+    """an STS file (sentence1, sentence2, score) for auto; null: split-half retrieval on the corpus itself"""
+    dev_texts: Annotated[int, Field(ge=10)] = 1_000
+    """sampled texts of eight words or more for split-half retrieval"""
+    write_vectors: bool = False
+    """`manta whiten` also writes the whitened vectors as units"""
+
+
+class IndexSettings(Settings):
+    """The faiss index; its metric is the cosine (inner product of normalised vectors)."""
+
+    kind: str = "auto"
+    """auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string such as IVF1024,PQ48x8"""
+    memory_gib: Annotated[float, Field(gt=0)] = 8.0
+    """memory a searcher has for the index; auto picks the most exact kind that fits"""
+    shards: Annotated[int, Field(ge=1)] | None = None
+    """parts filled in parallel, then merged; null: one per index worker"""
+    nlist: Annotated[int, Field(ge=1)] | None = None
+    """lists of an IVF index; null: about 4 * sqrt(rows)"""
+    train_rows: Annotated[int, Field(ge=1)] | None = None
+    """rows the quantizer is trained on; null: 64 per list, at least 20,000 where there are so many"""
+    nprobe: Annotated[int, Field(ge=1)] | None = None
+    """lists a query visits; null: the fewest that meet gates.recall_at_10"""
+    queries: Annotated[int, Field(ge=2)] = 1_000
+    """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
+    seed: int = 0
+    """of the quantizer's training"""
+
+
+class GateSettings(Settings):
+    """What a candidate must show before it is published; null switches a gate off. Row conservation, unique ids and finite vectors are always asked for."""
+
+    recall_at_10: Annotated[float, Field(ge=0, le=1)] | None = 0.95
+    """share of the exact ten nearest found; refused when even the upper end of its 95 % Wilson interval stays below"""
+    max_size_gib: Annotated[float, Field(gt=0)] | None = None
+    """size of the index files"""
+    p99_ms: Annotated[float, Field(gt=0)] | None = None
+    """99th percentile of one query's time at the set nprobe, one thread"""
+    canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in float32, 0.999 in half precision"""
+
+
+class ReleaseSettings(Settings):
+    """Where releases are published."""
+
+    root: str = "releases"
+    """a directory or an s3:// URI"""
+    commits_root: str | None = None
+    """a store that has create-once, for commits, when `root` has not"""
+
+
+class ClusterSettings(Settings):
+    """The Ray cluster and the pools on it."""
+
+    address: str | None = None
+    """null starts a local Ray; else ray://..., host:port, or auto"""
+    workers: Annotated[int, Field(ge=1)] | None = None
+    """encode workers; null: one per CPU (or per GPU) of the cluster, never more than units"""
+    cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
+    gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
+    index_workers: Annotated[int, Field(ge=1)] | None = None
+    """workers that fill index shards; null: one per CPU"""
+
+
+class Job(Settings):
+    """One YAML: every command reads the sections that it needs."""
+
+    corpus: CorpusSettings = CorpusSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    encode: EncodeSettings = EncodeSettings()
+    whiten: WhitenSettings = WhitenSettings()
+    index: IndexSettings = IndexSettings()
+    gates: GateSettings = GateSettings()
+    release: ReleaseSettings = ReleaseSettings()
+    cluster: ClusterSettings = ClusterSettings()
+
+    @model_validator(mode="after")
+    def _columns_are_distinct(self) -> "Job":
+        names = (self.corpus.id, self.corpus.text, *self.corpus.keep)
+        reserved = {"text_key", "vector", "address"} & set(self.corpus.keep)
+        if self.corpus.id in self.corpus.keep or len(set(self.corpus.keep)) < len(self.corpus.keep):
+            raise ValueError(f"corpus.id, corpus.text and corpus.keep to name each column once, not {', '.join(names)}")
+        if reserved:
+            raise ValueError(f"corpus.keep to leave out the names {', '.join(sorted(reserved))}, which the vectors use; rename the column")
+        return self
