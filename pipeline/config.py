@@ -17,7 +17,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    def digest(self) -> str:
+    def content_id(self) -> str:
         """sha256 (hex) of the resolved values."""
         return digest_of(self.model_dump(mode="json"))
 

@@ -1,6 +1,6 @@
 """The tree of errors. Each says where, what was expected, what was found and what to do, and carries the exit code of the command that meets it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
@@ -11,13 +11,11 @@ class PipelineError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`, which dataclasses leave empty."""
-        if names := [field.name for field in fields(self)] if hasattr(self, "__dataclass_fields__") else []:
-            return _rebuild, (type(self), {name: getattr(self, name) for name in names})
-        return super().__reduce__()  # type: ignore[return-value]
+        return _rebuild, (type(self), {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}, self.args)
 
 
-def _rebuild(kind: type[PipelineError], values: dict[str, Any]) -> PipelineError:
-    return kind(**values)
+def _rebuild(kind: type[PipelineError], values: dict[str, Any], arguments: tuple[Any, ...]) -> PipelineError:
+    return kind(**values) if values else kind(*arguments)
 
 
 @dataclass(eq=False)

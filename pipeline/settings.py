@@ -27,7 +27,7 @@ class CorpusSettings(Settings):
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """read at most so many rows, in (file name, row) order; the rest is counted as skipped"""
     bad_files: Literal["error", "skip"] = "error"
-    """what an unreadable file or one with missing or wrongly typed columns does: stop with exit code 3, or be skipped, counted and listed in the quarantine"""
+    """what an unreadable file, or one with missing or wrongly typed columns, does: stop with exit code 3, or be skipped, counted and put on record"""
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.5
     """share of the rows that may be quarantined before the night stops with exit code 3"""
     fingerprint: Literal["fast", "full"] = "fast"

@@ -1,0 +1,139 @@
+"""Records of finished units and what they add up to. Equal work gives equal records: no time, host or attempt in any of them."""
+
+import json
+from collections.abc import Iterable
+from typing import Self
+
+from pydantic import ValidationError
+
+from pipeline.config import Settings, canonical, digest_of
+from pipeline.errors import DataError
+from pipeline.store.store import Store
+
+
+class Stored(Settings):
+    """A value kept as one JSON file."""
+
+    def to_json(self) -> bytes:
+        return canonical(self.model_dump(mode="json")) + b"\n"
+
+    @classmethod
+    def from_json(cls, content: bytes, name: str) -> Self:
+        try:
+            return cls.model_validate(json.loads(content))
+        except (ValueError, ValidationError) as error:
+            found, remedy = f"{type(error).__name__}: {str(error)[:200]}", "the file is damaged or of another version; delete it and run again"
+            raise DataError(name, f"a {cls.__name__} record", found, remedy) from None
+
+    @classmethod
+    def load(cls, store: Store, path: str) -> Self | None:
+        """The value at `path`; None when there is no such file."""
+        try:
+            return cls.from_json(store.read(path), store.uri_of(path))
+        except FileNotFoundError:
+            return None
+
+
+class FileRef(Settings):
+    """A stored file by content."""
+
+    path: str
+    sha256: str
+    rows: int = 0
+    bytes: int = 0
+
+
+class UnitRecord(Stored):
+    """What a finished unit leaves, created once."""
+
+    name: str
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+    counts: dict[str, int] = {}
+    space_id: str | None = None
+    numerics_id: str | None = None
+    source: str | None = None
+    """sha256 of the unit that this one was made from"""
+    dropped: tuple[int, ...] = ()
+    """rows of the source that have no row here, ascending"""
+    moments: FileRef | None = None
+    quarantine: FileRef | None = None
+
+
+class InputFile(Settings):
+    """One file of the corpus as it was read."""
+
+    name: str
+    size: int
+    stamp: str
+    rows: int
+    good: int
+    quarantined: int
+    skipped: int = 0
+
+
+class Corpus(Stored):
+    """A corpus as units of good rows, with the key table of all rows and the rows that were set aside."""
+
+    digest: str
+    units: tuple[UnitRecord, ...]
+    keys: tuple[FileRef, ...] = ()
+    quarantine: FileRef | None = None
+    files: tuple[InputFile, ...] = ()
+    counts: dict[str, int] = {}
+    """rows (read), good, quarantined, quarantined_<reason>, skipped, control_characters, surrogates_replaced ..."""
+    id_type: str = "string"
+
+    @property
+    def rows(self) -> int:
+        return sum(unit.rows for unit in self.units)
+
+
+class Manifest(Stored):
+    """Units of one stage in order, with where they come from."""
+
+    schema_version: int = 1
+    stage: str
+    units: tuple[UnitRecord, ...]
+    parents: tuple[str, ...] = ()
+    settings_digest: str = ""
+
+    @property
+    def id(self) -> str:
+        """sha256 of the content: equal for equal work."""
+        return digest_of(self.model_dump(mode="json"))
+
+    @property
+    def rows(self) -> int:
+        return sum(unit.rows for unit in self.units)
+
+    def counts(self) -> dict[str, int]:
+        return total(unit.counts for unit in self.units)
+
+
+def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Sums by name."""
+    sums: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
+
+
+def create_record(store: Store, path: str, record: UnitRecord) -> UnitRecord:
+    """The record that stands at `path` afterwards: `record`, or the one that another attempt created first.
+
+    A record that cannot be read (a file system without hard links, stopped in the middle) is replaced.
+    """
+    if store.create(path, record.to_json()):
+        return record
+    try:
+        winner = UnitRecord.load(store, path)
+    except DataError:
+        winner = None
+    if winner is None:
+        store.write(path, record.to_json())
+        return record
+    return winner
