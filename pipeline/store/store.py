@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,11 +25,12 @@ _PARTIAL = ".tmp-"              # prefix of names that no listing shows
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored file. path: relative to the root; size: bytes; stamp: etag, or modification time in ns; changes when the content does."""
+    """A stored file. path: relative to the root; size: bytes; stamp: etag, or modification time in ns: changes with the content; modified: s since 1970."""
 
     path: str
     size: int
     stamp: str
+    modified: float
 
 
 def open_store(uri: str | Path) -> "Store":
@@ -202,7 +204,7 @@ class LocalStore(Store):
             status = place.stat()
         except FileNotFoundError:                       # removed while we were listing
             return None
-        return Entry(place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns))
+        return Entry(place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns), status.st_mtime)
 
     @contextlib.contextmanager
     def _temporary(self, place: Path) -> Iterator[Path]:
@@ -321,7 +323,8 @@ class ObjectStore(Store):
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
         below = f"{self._prefix}/"
         named = {name: status for name, status in found.items() if name.startswith(below) and name.endswith(suffix)}
-        return sorted((Entry(name.removeprefix(below), int(status["size"]), _stamp(status)) for name, status in named.items()), key=lambda entry: entry.path)
+        entries = (Entry(name.removeprefix(below), int(status["size"]), _stamp(status), _modified(status)) for name, status in named.items())
+        return sorted(entries, key=lambda entry: entry.path)
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -336,6 +339,12 @@ class ObjectStore(Store):
 
 def _stamp(status: dict[str, Any]) -> str:
     return str(status.get("ETag") or status.get("etag") or status.get("LastModified") or status.get("mtime") or "").strip('"')
+
+
+def _modified(status: dict[str, Any]) -> float:
+    """Now where the store does not tell: what may be new is not taken for old."""
+    when = status.get("LastModified") or status.get("mtime") or status.get("updated")
+    return when.timestamp() if hasattr(when, "timestamp") else float(when or time.time())
 
 
 def cache_directory() -> Path:

@@ -1,0 +1,222 @@
+"""Releases: immutable snapshots with a number, made current by a commit that is created once. Nothing that is published ever changes."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Literal
+
+from pipeline.config import digest_of
+from pipeline.errors import DataError, PublishConflict
+from pipeline.store.store import Store
+from pipeline.store.units import FileRef, Stored
+
+_GRACE_S = 10.0     # a publisher creates its commit milliseconds after its manifest; one that has not by now was stopped in between
+
+
+class ReleaseUnit(Stored):
+    """One unit of vectors in a release. Its rows' addresses are ordinal << 32 | row of the corpus unit."""
+
+    ordinal: int
+    path: str
+    rows: int
+    sha256: str
+    space_id: str
+    numerics_id: str
+    corpus: FileRef
+    """the unit's texts"""
+    dropped: tuple[int, ...] = ()
+    """rows of the corpus unit without a vector"""
+    moments: FileRef | None = None
+    record: str
+    """path of the unit's record"""
+
+
+class IndexFiles(Stored):
+    kind: str
+    factory: str
+    dim: int
+    metric: str = "inner_product"
+    parts: int = 1
+    files: tuple[FileRef, ...]
+    settings: dict[str, Any] = {}
+    """nprobe, nlist, fingerprint of the trained quantizer ..."""
+
+
+class Gate(Stored):
+    value: float | int | None
+    threshold: float | int | None
+    passed: bool
+    sentence: str = ""
+
+
+class EncoderFiles(Stored):
+    """The release's own copy of its encoder folder."""
+
+    path: str
+    files: tuple[FileRef, ...]
+
+
+class ReleaseManifest(Stored):
+    """Everything a reader or the next night needs, by content. All paths are relative to the root."""
+
+    schema_version: int = 1
+    release: int = 0
+    """0 while it is a candidate"""
+    parent: int | None = None
+    space_id: str
+    transform_id: str | None = None
+    transform: FileRef | None = None
+    moments: FileRef | None = None
+    numerics: dict[str, int]
+    rows: int
+    units: tuple[ReleaseUnit, ...]
+    next_ordinal: int
+    tombstones: FileRef | None = None
+    index: IndexFiles
+    ids: tuple[FileRef, ...]
+    encoder: EncoderFiles
+    corpus: FileRef
+    gates: dict[str, Gate] = {}
+    counts: dict[str, int] = {}
+    settings: dict[str, Any] = {}
+    packages: dict[str, str] = {}
+
+    @property
+    def id(self) -> str:
+        """sha256 of the content but for its number: what a candidate is named by."""
+        return digest_of(self.model_dump(mode="json", exclude={"release"}))
+
+    def paths(self) -> set[str]:
+        """Every file that this release needs, its own manifest and the corpus record's files excepted."""
+        single = [ref.path for ref in (self.transform, self.moments, self.tombstones, self.corpus) if ref]
+        units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path, unit.moments.path if unit.moments else None) if path]
+        groups = [ref.path for ref in (*self.index.files, *self.ids)]
+        return {*single, *units, *groups, *(f"{self.encoder.path}/{ref.path}" for ref in self.encoder.files)}
+
+
+class Commit(Stored):
+    """Says that from now on `release` is current; a void commit only uses up its number."""
+
+    commit: int
+    kind: Literal["publish", "rollback", "void"]
+    release: int | None = None
+    manifest: str | None = None
+    sha256: str | None = None
+    committed_at: str = ""
+
+
+class Releases:
+    """The releases below one root. Readers take the highest commit whose manifest exists and matches."""
+
+    def __init__(self, store: Store, commits: Store | None = None) -> None:
+        self.store = store
+        self.commits = commits or store
+
+    def history(self) -> list[Commit]:
+        """Commits in order of number, void and unreadable ones left out."""
+        numbers = sorted(int(entry.path.removesuffix(".json").rpartition("/")[2]) for entry in self.commits.list("commits", ".json"))
+        read = (self._commit(number) for number in numbers)
+        return [commit for commit in read if commit is not None and commit.kind != "void"]
+
+    def current(self) -> ReleaseManifest | None:
+        """The release that is live; None before the first."""
+        for commit in reversed(self.history()):
+            if manifest := self._manifest(commit):
+                return manifest
+        return None
+
+    def get(self, number: int) -> ReleaseManifest:
+        """Release `number`, checked against its commit."""
+        for commit in self.history():
+            if commit.release == number and (manifest := self._manifest(commit)):
+                return manifest
+        kept = ", ".join(str(release) for release in self.numbers()) or "none"
+        raise DataError(f"{self.store.uri}: release {number}", "a committed release", "none of that number", f"there are: {kept}")
+
+    def numbers(self) -> list[int]:
+        """Numbers of the committed releases that are still there."""
+        committed = sorted({commit.release for commit in self.history() if commit.release is not None})
+        return [number for number in committed if self.store.exists(manifest_path(number))]
+
+    def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
+        """The candidate with its number, live. `report(number)` is its HTML.
+
+        Of two racing publishers exactly one wins: the number of the commit is what both want, and it is created once.
+        PublishConflict when another run has published since `candidate.parent`; then nothing was changed.
+        """
+        number = self._last_number() + 1
+        while True:
+            self._refuse_if_overtaken(candidate)
+            release = candidate.model_copy(update={"release": number})
+            if self._reserve(release) and self._commit_release(number, release, report):
+                return release
+            number += 1
+
+    def rollback(self, number: int) -> Commit:
+        """Make the older release `number` current again by a new commit."""
+        target = self.get(number)
+        while True:
+            commit = self._commit_of(self._last_number() + 1, target, "rollback")
+            if self.commits.create(commit_path(commit.commit), commit.to_json()):
+                return commit
+
+    def _reserve(self, release: ReleaseManifest) -> bool:
+        """Whether the number is ours. One that another run reserved and does not commit within the grace time is made void, so it can never commit late."""
+        path = manifest_path(release.release)
+        if self.store.create(path, release.to_json()) or self.store.read(path) == release.to_json():
+            return True
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline and not self.commits.exists(commit_path(release.release)):
+            time.sleep(0.2)
+        void = Commit(commit=release.release, kind="void", committed_at=_now())
+        self.commits.create(commit_path(release.release), void.to_json())
+        return False
+
+    def _commit_release(self, number: int, release: ReleaseManifest, report: Callable[[int], str]) -> bool:
+        self.store.write(f"releases/{number:08d}/report.html", report(number).encode())
+        commit = self._commit_of(number, release, "publish")
+        return self.commits.create(commit_path(number), commit.to_json())
+
+    def _refuse_if_overtaken(self, candidate: ReleaseManifest) -> None:
+        current = self.current()
+        if current is not None and current.release != candidate.parent:
+            raise PublishConflict(number=current.release, winner=current.id)
+
+    def _commit_of(self, number: int, release: ReleaseManifest, kind: Literal["publish", "rollback"]) -> Commit:
+        content = sha256(release.to_json()).hexdigest()
+        return Commit(commit=number, kind=kind, release=release.release, manifest=manifest_path(release.release), sha256=content, committed_at=_now())
+
+    def _last_number(self) -> int:
+        """The highest number ever committed, void ones included."""
+        return max((int(entry.path.removesuffix(".json").rpartition("/")[2]) for entry in self.commits.list("commits", ".json")), default=0)
+
+    def _commit(self, number: int) -> Commit | None:
+        try:
+            return Commit.load(self.commits, commit_path(number))
+        except DataError:                           # cut off in the middle on a file system without hard links: it never took effect
+            return None
+
+    def _manifest(self, commit: Commit) -> ReleaseManifest | None:
+        if commit.manifest is None or commit.sha256 is None:
+            return None
+        try:
+            content = self.store.read(commit.manifest)
+        except FileNotFoundError:                   # pruned
+            return None
+        if (found := sha256(content).hexdigest()) != commit.sha256:
+            where, remedy = self.store.uri_of(commit.manifest), "it was changed after it was published: restore it, or roll back to another release"
+            raise DataError(where, f"sha256 {commit.sha256[:16]}...", f"{found[:16]}...", remedy)
+        return ReleaseManifest.from_json(content, self.store.uri_of(commit.manifest))
+
+
+def manifest_path(number: int) -> str:
+    return f"releases/{number:08d}/manifest.json"
+
+
+def commit_path(number: int) -> str:
+    return f"commits/{number:08d}.json"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
