@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -344,7 +345,7 @@ def _stamp(status: dict[str, Any]) -> str:
 def _modified(status: dict[str, Any]) -> float:
     """Now where the store does not tell: what may be new is not taken for old."""
     when = status.get("LastModified") or status.get("mtime") or status.get("updated")
-    return when.timestamp() if hasattr(when, "timestamp") else float(when or time.time())
+    return when.timestamp() if isinstance(when, datetime) else float(when or time.time())
 
 
 def cache_directory() -> Path:

@@ -1,0 +1,152 @@
+"""What a run says while it works, on standard error: events and progress, as a bar on a terminal, as plain lines elsewhere, as JSON on demand."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+_EVERY_S = 10.0         # between two plain progress lines
+
+
+def say(sentence: str, **fields: Any) -> None:
+    """One event. With MANTA_LOG=json a JSON object per line, else the sentence with its fields behind."""
+    if os.environ.get("MANTA_LOG") == "json":
+        line = json.dumps({"time": round(time.time(), 3), "event": sentence, **fields}, default=str)
+    else:
+        line = sentence + "".join(f"  {name}={value}" for name, value in fields.items())
+    print(line, file=sys.stderr, flush=True)
+
+
+class Bar(Protocol):
+    """Takes finished work."""
+
+    def add(self, count: int) -> None: ...
+
+
+@dataclass
+class Stage:
+    """One finished stage. seconds: wall time; done: rows (or what `unit` says); note: a figure worth showing."""
+
+    name: str
+    unit: str = "rows"
+    done: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Stages:
+    """The stages of a run, in order, with their times; shows the progress of each while it runs."""
+
+    finished: list[Stage] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str, total: int | None = None, unit: str = "rows") -> Iterator["Running"]:
+        running = Running(Stage(name, unit), total, _terminal())
+        try:
+            yield running
+        except BaseException:
+            running.close(failed=True)
+            raise
+        self.finished.append(running.close())
+
+
+class Running:
+    """A stage at work: rows, rate and time left."""
+
+    def __init__(self, stage: Stage, total: int | None, terminal: bool) -> None:
+        self.stage, self.total = stage, total
+        self._start = self._shown = time.monotonic()
+        self._bar = _TerminalBar(stage, total) if terminal else None
+        if not terminal:
+            say(f"{stage.name}: starts" + (f", {total:,} {stage.unit}" if total is not None else ""))
+
+    def add(self, count: int) -> None:
+        """`count` more are done."""
+        self.stage.done += count
+        if self._bar:
+            self._bar.update(self.stage.done)
+        elif time.monotonic() - self._shown >= _EVERY_S:
+            self._shown = time.monotonic()
+            say(f"{self.stage.name}: {self._facts()}")
+
+    def expect(self, total: int) -> None:
+        """The total, once it is known."""
+        self.total = total
+        if self._bar:
+            self._bar.expect(total)
+
+    def skip(self, count: int) -> None:
+        """`count` were done by an earlier run: they count as done and not for the rate."""
+        if count:
+            say(f"{self.stage.name}: {count:,} {self.stage.unit} are there from an earlier run")
+            self.total = None if self.total is None else self.total - count
+            if self._bar and self.total is not None:
+                self._bar.expect(self.total)
+
+    def close(self, failed: bool = False) -> Stage:
+        self.stage.seconds = time.monotonic() - self._start
+        if self._bar:
+            self._bar.close()
+        rate = f", {self.stage.done / max(self.stage.seconds, 1e-9):,.0f} {self.stage.unit}/s" if self.stage.done else ""
+        note = f", {self.stage.note}" if self.stage.note else ""
+        done = f" {self.stage.done:,} {self.stage.unit} in" if self.stage.done else ""
+        say(f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} {duration(self.stage.seconds)}{rate}{note}")
+        return self.stage
+
+    def _facts(self) -> str:
+        seconds = time.monotonic() - self._start
+        rate = self.stage.done / max(seconds, 1e-9)
+        facts = f"{self.stage.done:,} {self.stage.unit}"
+        if self.total:
+            left = (self.total - self.stage.done) / max(rate, 1e-9)
+            facts = f"{self.stage.done:,} of {self.total:,} {self.stage.unit} ({self.stage.done / self.total:.0%}), about {duration(left)} left"
+        return f"{facts}, {rate:,.0f} {self.stage.unit}/s"
+
+
+class _TerminalBar:
+    def __init__(self, stage: Stage, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TextColumn(stage.unit), TextColumn("{task.fields[rate]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task(stage.name, total=total, rate="")
+        self._unit, self._start = stage.unit, time.monotonic()
+        self._progress.start()
+
+    def update(self, done: int) -> None:
+        rate = done / max(time.monotonic() - self._start, 1e-9)
+        self._progress.update(self._task, completed=done, rate=f"{rate:,.0f}/s")
+
+    def expect(self, total: int) -> None:
+        self._progress.update(self._task, total=total)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+
+
+def size(count: float) -> str:
+    """Bytes as a person says them: 812 B, 4.7 MB, 1.2 GB (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("MANTA_LOG") != "json" and os.environ.get("TERM") != "dumb"
