@@ -1,1 +1,43 @@
+"""Transforms of frozen embeddings: fitted once, immutable, saved as safetensors. One file per transform; the registry finds it."""
 
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.registry import Registry
+from pipeline.stats.tensors import unpack
+
+
+class Transform(Protocol):
+    """A fitted map of vectors. `transform_id` is the sha256 of its content; `space_id` names the space that it was fitted in."""
+
+    kind: ClassVar[str]
+
+    @property
+    def space_id(self) -> str: ...
+
+    @property
+    def transform_id(self) -> str: ...
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """(n, d_in) -> (n, d_out) float32."""
+        ...
+
+    def to_bytes(self) -> bytes: ...
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self: ...
+
+
+TRANSFORMS: Registry[type[Transform]] = Registry("transform", __name__)
+
+
+def load_transform(content: bytes) -> Transform:
+    """The transform in a file that `Transform.to_bytes` wrote, of whatever kind; DataError if it is damaged or of an unknown kind."""
+    _, header = unpack(content)
+    try:
+        kind = TRANSFORMS[str(header.get("kind"))]
+    except ConfigError as error:
+        raise DataError("transform file", error.expected, str(header.get("kind")), "use the version of manta that wrote it") from None
+    return kind.from_bytes(content)

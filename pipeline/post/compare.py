@@ -1,0 +1,89 @@
+"""Does a transform help this encoder on this text? Raw and transformed vectors on the same task, side by side."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from pipeline.errors import DataError
+
+Map = Callable[[np.ndarray], np.ndarray]
+
+MIN_WORDS = 8           # a half of fewer than four words hardly says what its text is about
+TIE = 1e-6              # cosines of equal vectors differ by a few float32 roundings between places in a matrix product
+QUERY_ROWS = 1_024      # queries whose similarities are held at once
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of one task, larger is better. task: what was measured, as a phrase; count: texts or pairs behind it."""
+
+    task: str
+    metric: str
+    count: int
+    raw: float
+    whitened: float
+
+    @property
+    def uses_whitening(self) -> bool:
+        """Whitening is used only where it is not worse."""
+        return self.whitened >= self.raw
+
+    @property
+    def sentence(self) -> str:
+        """The decision with its numbers."""
+        verdict = "is used: it is not worse" if self.uses_whitening else "is not used: it is worse"
+        return f"Whitening {verdict}. {self.task}, {self.count:,}: {self.metric} {self.raw:.4f} raw, {self.whitened:.4f} whitened."
+
+
+def split_halves(text: str) -> tuple[str, str] | None:
+    """First and second half of the words of a text, or None if it has fewer than eight (white space separates words)."""
+    words = text.split()
+    if len(words) < MIN_WORDS:
+        return None
+    middle = len(words) // 2
+    return " ".join(words[:middle]), " ".join(words[middle:])
+
+
+def compare_halves(first: np.ndarray, second: np.ndarray, whiten: Map) -> Comparison:
+    """Split-half retrieval, raw against whitened: row i of first (n, d) should find row i of second (n, d), the other half of its text."""
+    raw, whitened = mean_reciprocal_rank(first, second), mean_reciprocal_rank(whiten(first), whiten(second))
+    return Comparison("First half of a text finds its second half among those of the other sampled texts", "MRR", len(first), raw, whitened)
+
+
+def compare_pairs(left: np.ndarray, right: np.ndarray, gold: np.ndarray, whiten: Map, name: str = "the dev pairs") -> Comparison:
+    """Semantic textual similarity, raw against whitened: left and right (n, d), gold (n,) the scores of people."""
+    raw, whitened = spearman(left, right, gold), spearman(whiten(left), whiten(right), gold)
+    return Comparison(f"Cosine against the scores of people on {name}", "Spearman", len(gold), raw, whitened)
+
+
+def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
+    """Mean of 1 / rank of target i among all targets by cosine to query i; both (n, d). A tie counts against: the rank is the worst one.
+
+    DataError without rows.
+    """
+    if not len(queries) or len(queries) != len(targets):
+        raise DataError("split-half retrieval", "as many queries as targets, at least one", f"{len(queries)} and {len(targets)}", "give longer texts")
+    queries, targets = _unit(queries), _unit(targets)
+    ranks = [_ranks(queries[start : start + QUERY_ROWS], targets, start) for start in range(0, len(queries), QUERY_ROWS)]
+    return float((1.0 / np.concatenate(ranks)).mean())
+
+
+def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
+    """Spearman correlation (average ranks for ties) of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
+    cosines = (_unit(left) * _unit(right)).sum(axis=1)
+    if len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(cosines) == 0:
+        raise DataError("whiten.dev", "at least two pairs with different scores and different cosines", f"{len(gold)} pairs", "give another dev file")
+    return float(spearmanr(cosines, gold).statistic)
+
+
+def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
+    similarities = queries @ targets.T
+    own = similarities[np.arange(len(queries)), start + np.arange(len(queries))]
+    return (similarities >= own[:, None] - TIE).sum(axis=1)         # counts the own target too: rank 1 if no other comes near
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))

@@ -1,0 +1,62 @@
+"""Names for methods. A registry imports every module of its package, so adding a method adds one file and edits no list."""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pipeline.errors import ConfigError, Defect
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names to classes (or functions) that the modules of `package` register as they are imported.
+
+    `noun` is what an entry is called in messages ("transform"). Modules are imported at the first look-up, not when the registry is made.
+    """
+
+    def __init__(self, noun: str, package: str) -> None:
+        self.noun, self.package = noun, package
+        self._entries: dict[str, T] = {}
+        self._complete = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that gives the class below it `name`; two owners of one name are a defect."""
+
+        def keep(entry: T) -> T:
+            holder = self._entries.get(name, entry)
+            if _origin(holder) != _origin(entry):
+                raise Defect(f"{self.noun} {name!r}", "one owner", f"{_origin(holder)} and {_origin(entry)}", "rename one of them")
+            self._entries[name] = entry
+            return entry
+
+        return keep
+
+    def names(self) -> list[str]:
+        """Every name, sorted."""
+        self._import()
+        return sorted(self._entries)
+
+    def __getitem__(self, name: str) -> T:
+        """The entry called `name`; ConfigError with the closest names if there is none."""
+        if name not in self._entries:
+            self._import()
+        if name not in self._entries:
+            near = difflib.get_close_matches(name, self._entries, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names()) or 'none'}"
+            raise ConfigError(f"{self.noun} {name!r}", f"the name of a {self.noun}", "no such name", hint)
+        return self._entries[name]
+
+    def _import(self) -> None:
+        if self._complete:
+            return
+        for module in pkgutil.iter_modules(importlib.import_module(self.package).__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        self._complete = True                           # only now: a module that fails to import fails again at the next look-up
+
+
+def _origin(entry: object) -> str:
+    """Where an entry is defined; a module that is loaded again defines the same one."""
+    return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', entry)}"

@@ -1,0 +1,59 @@
+"""The eigenvalues of a covariance, and what they say about a space: rank, condition, effective rank."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigh
+
+from pipeline.errors import DataError
+from pipeline.stats.moments import Moments
+
+RANK_TOLERANCE = 1e-10      # of the largest eigenvalue: constant dimensions of float32 vectors lie at 1e-14 and below
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """eigenvalues (d,), largest first; vectors (d, d), one eigenvector per column in that order; float64."""
+
+    eigenvalues: np.ndarray
+    vectors: np.ndarray
+
+    @property
+    def rank(self) -> int:
+        """Directions with variance: eigenvalues above 1e-10 of the largest."""
+        return int((self.eigenvalues > RANK_TOLERANCE * self.eigenvalues[0]).sum())
+
+    @property
+    def condition(self) -> float:
+        """Largest over smallest eigenvalue within the rank."""
+        return float(self.eigenvalues[0] / self.eigenvalues[self.rank - 1])
+
+    @property
+    def effective_rank(self) -> float:
+        """Participation ratio (sum l)^2 / sum l^2: d if all directions carry the same variance, 1 if one carries all."""
+        kept = self.eigenvalues[: self.rank]
+        return float(kept.sum() ** 2 / (kept**2).sum())
+
+
+def spectrum_of(moments: Moments) -> Spectrum:
+    """Eigenvalues and eigenvectors of the population covariance, in float64.
+
+    An eigenvector's sign is free: its largest entry is made positive, so equal moments give equal bytes.
+    DataError with fewer than two rows, with values that are not finite, or when all rows are equal.
+    """
+    covariance = _checked(moments)
+    eigenvalues, vectors = eigh(covariance, check_finite=False)
+    eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
+    if not eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):
+        raise DataError("vectors", "some that differ", f"{moments.count} equal rows", "check the encoder: it gives every text the same vector")
+    largest = np.abs(vectors).argmax(axis=0)
+    return Spectrum(eigenvalues.copy(), vectors * np.sign(vectors[largest, np.arange(moments.dim)]))
+
+
+def _checked(moments: Moments) -> np.ndarray:
+    if moments.count < 2:
+        raise DataError("vectors", "at least two rows", f"{moments.count}", "give more text, or switch whitening off (whiten.mode=off)")
+    covariance = moments.covariance()
+    if not (np.isfinite(covariance).all() and np.isfinite(moments.mean).all()):
+        raise DataError("moments", "finite values", "NaN or infinity", "encode again: such vectors should have been quarantined")
+    return covariance

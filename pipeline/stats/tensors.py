@@ -1,0 +1,35 @@
+"""Small files of named arrays (safetensors) with a header of facts: equal content gives equal bytes."""
+
+import json
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from pipeline.errors import DataError
+
+
+def pack(tensors: dict[str, np.ndarray], header: dict[str, Any]) -> bytes:
+    """A safetensors file; `header` goes, as JSON, into the one metadata key `manta`: safetensors writes several keys in random order."""
+    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}     # safetensors writes the buffer as it lies, strides ignored
+    return save(whole, metadata={"manta": json.dumps(header, sort_keys=True)})
+
+
+def unpack(content: bytes, *names: str, kind: str | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Tensors and header of what `pack` wrote; DataError if that is damaged, of another kind, or lacks one of `names`."""
+    try:
+        tensors = load(content)
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["manta"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise _unreadable(kind, f"{type(error).__name__}: {error}") from None
+    if kind is not None and header.get("kind") != kind:
+        raise _unreadable(kind, f"a file of kind {header.get('kind')!r}")
+    if missing := [name for name in names if name not in tensors]:
+        raise _unreadable(kind, f"no tensor {', '.join(missing)}")
+    return tensors, header
+
+
+def _unreadable(kind: str | None, found: str) -> DataError:
+    return DataError(f"{kind or 'tensor'} file", "a safetensors file with a manta header", found, "run the stage again that wrote it")
