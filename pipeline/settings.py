@@ -104,6 +104,8 @@ class IndexSettings(Settings):
     """lists a query visits; null: the fewest that meet gates.recall_at_10"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
+    on_disk: Literal["auto", "never", "always"] = "auto"
+    """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds memory_gib"""
     seed: int = 0
     """of the quantizer's training"""
 

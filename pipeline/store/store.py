@@ -81,8 +81,12 @@ class Store(abc.ABC):
         """A path on this machine with the file's content; with `sha256` given, content is checked first (DataError when it differs)."""
 
     @abc.abstractmethod
+    def size(self, path: str) -> int | None:
+        """Bytes of the file; None when there is none."""
+
     def exists(self, path: str) -> bool:
-        """Whether the file is there, whole."""
+        """Whether the file is there."""
+        return self.size(path) is not None
 
     @abc.abstractmethod
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
@@ -171,8 +175,9 @@ class LocalStore(Store):
             raise FileNotFoundError(str(place))
         return verified(place, sha256, str(place))
 
-    def exists(self, path: str) -> bool:
-        return self._place(path).is_file()
+    def size(self, path: str) -> int | None:
+        place = self._place(path)
+        return place.stat().st_size if place.is_file() else None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         top = self._place(prefix) if prefix else Path(self.uri)
@@ -316,8 +321,11 @@ class ObjectStore(Store):
                 temporary.unlink(missing_ok=True)
         return place
 
-    def exists(self, path: str) -> bool:
-        return bool(retrying(lambda: self._fs.isfile(self._key(path)), self.uri_of(path)))
+    def size(self, path: str) -> int | None:
+        try:
+            return int(self._status(path)["size"])
+        except FileNotFoundError:
+            return None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix

@@ -1,0 +1,90 @@
+"""What every command shares: its options, its settings, its output, and the one place where errors become exit codes."""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from pipeline.config import load_settings, to_yaml
+from pipeline.errors import PipelineError
+from pipeline.log import Stages
+from pipeline.settings import Job
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's YAML; jobs/configs holds commented examples. Without it: defaults.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.path=value]...", help="Settings that go before the file's, such as encode.unit_rows=4096.")]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else; progress stays on standard error.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray says, and tracebacks.")]
+
+EXIT_CODES = "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient (run again), 70 a defect of this program."
+
+
+@dataclass
+class Run:
+    """One command at work."""
+
+    job: Job
+    verbose: bool = False
+    stages: Stages = field(default_factory=Stages)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: `facts` for --json, `text` for people."""
+
+    facts: dict[str, Any]
+    text: str
+
+
+def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[str] | None, print_config: bool, as_json: bool, verbose: bool) -> None:
+    """Load the settings, do the work, print the answer; exits by itself when something is wrong."""
+
+    def whole() -> None:
+        job = load_settings(Job, config, tuple(overrides or ()))
+        if print_config:
+            print(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job), end="" if not as_json else "\n")
+            return
+        answer = work(Run(job, verbose))
+        print(json.dumps(answer.facts, default=str) if as_json else answer.text)
+
+    guarded(whole, as_json=as_json, verbose=verbose)
+
+
+def guarded(work: Callable[[], None], *, as_json: bool, verbose: bool) -> None:
+    """The job boundary: an error ends the process with its exit code and a sentence."""
+    try:
+        work()
+    except PipelineError as error:
+        if verbose:
+            traceback.print_exc()
+        _end(error.exit_code, type(error).__name__, str(error), as_json)
+    except KeyboardInterrupt:
+        _end(130, "Interrupted", "stopped by hand; finished units are kept, run the same command again to go on", as_json)
+    except Exception as error:
+        traceback.print_exc()
+        _end(70, "Defect", f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above", as_json)
+
+
+def _end(code: int, kind: str, message: str, as_json: bool) -> NoReturn:
+    print(f"{'manta' if code == 0 else 'error'}: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code}))
+    raise typer.Exit(code)
+
+
+def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:
+    """Columns in plain text, numbers to the right."""
+    cells = [header, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    right = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
+    aligned = ("  ".join(cell.rjust(width) if side else cell.ljust(width) for cell, width, side in zip(row, widths, right, strict=True)).rstrip() for row in cells)
+    return "\n".join(aligned)
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell.replace(",", "").replace(".", "", 1).replace("-", "", 1).replace(" ", "").rstrip("%msMGkB").isdigit()

@@ -1,0 +1,26 @@
+"""Check in under a minute that a night can run.
+
+    manta preflight --config jobs/configs/quickstart.yaml
+    python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=4096
+"""
+
+import typer
+
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+
+
+def preflight(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Check in under a minute that a night can run.
+
+    The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a sample, disk space, versions of packages.
+    Each problem comes with its remedy; exit code 2 when there is one.
+    """
+    run_job(_preflight, config, overrides, print_config, as_json, verbose)
+
+
+def _preflight(run: Run) -> Answer:
+    raise AssertionError("not yet")
+
+
+if __name__ == "__main__":
+    typer.run(preflight)

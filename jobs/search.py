@@ -1,0 +1,63 @@
+"""Ask a published release.
+
+    manta search releases "join two paths" -k 5
+    python -m jobs.search releases "join two paths" --release 3 --json
+"""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from jobs.command import Json, Verbose, guarded, table
+
+Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
+Query = Annotated[list[str], typer.Argument(metavar="QUERY...", help="One text or several, each in quotes.")]
+
+
+def search(
+    root: Root,
+    query: Query,
+    k: Annotated[int, typer.Option("-k", min=1, help="Answers per query.")] = 10,
+    release: Annotated[int | None, typer.Option("--release", metavar="N", help="An older release; without it the current one.")] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find the texts nearest to a query in a published release.
+
+    Encodes the query with the release's own encoder and prints rank, score (cosine), id and the kept columns. With --json: a JSON line per result.
+    """
+    guarded(lambda: _search(root, query, k, release, as_json), as_json=as_json, verbose=verbose)
+
+
+def _search(root: str, queries: list[str], k: int, number: int | None, as_json: bool) -> None:
+    from pipeline import open_release
+
+    found = open_release(root, number).search(queries, k).to_pylist()
+    for line in found:
+        line["query"] = queries[line["query"]]
+    if as_json:
+        for line in found:
+            print(json.dumps(line, default=str, ensure_ascii=False))
+        return
+    for text in queries:
+        lines = [line for line in found if line["query"] == text]
+        print(f"{text}\n" if len(queries) > 1 else "", end="")
+        print(_lines(lines))
+
+
+def _lines(lines: list[dict[str, Any]]) -> str:
+    if not lines:
+        return "nothing found: the release is empty"
+    kept = [name for name in lines[0] if name not in ("query", "rank", "score", "id")]
+    rows = [(str(line["rank"]), f"{line['score']:.4f}", str(line["id"]), *(_short(line[name]) for name in kept)) for line in lines]
+    return table(rows, ("rank", "score", "id", *kept))
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+if __name__ == "__main__":
+    typer.run(search)

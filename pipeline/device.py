@@ -1,0 +1,71 @@
+"""Where the forward pass runs, and what about that place can change the bits of a vector. torch is imported at first use."""
+
+import functools
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+Name = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CPU, or one GPU of this process."""
+
+    kind: Literal["cpu", "cuda"]
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"cuda:{self.index}"
+
+    def torch(self) -> "torch.device":
+        """The device as torch names it; ConfigError where this process sees no such GPU."""
+        import torch
+
+        if self.kind == "cuda" and (not torch.cuda.is_available() or self.index >= torch.cuda.device_count()):
+            found = f"{torch.cuda.device_count()} of them" if torch.cuda.is_available() else "none"
+            remedy = "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build of torch)"
+            raise ConfigError("encode.device", f"a CUDA device number {self.index} visible to this process", found, remedy)
+        return torch.device(str(self))
+
+    def instruction_set(self) -> str:
+        """Processor model with the widest instructions torch uses there, or GPU model with compute capability: both choose kernels, hence bits."""
+        import torch
+
+        if self.kind == "cpu":
+            return f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
+        device = self.torch()
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
+
+
+def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
+    """`auto` is the GPU where a worker was given one (`gpus` > 0), else the CPU; `cuda:1` names a GPU. Checked when it is used."""
+    if isinstance(name, Device):
+        return name
+    if name == "auto":
+        return Device("cuda" if gpus > 0 else "cpu")
+    kind, _, index = name.partition(":")
+    if kind == "cpu" and not index:
+        return Device("cpu")
+    if kind == "cuda" and (not index or index.isdecimal()):
+        return Device("cuda", int(index or 0))
+    raise ConfigError("encode.device", "auto, cpu or cuda", repr(name), "choose one of them")
+
+
+@functools.cache
+def processor() -> str:
+    """Vendor, family and model of the CPU: matrix libraries choose kernels by vendor and block sizes by cache."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
+    return " ".join(known) or platform.machine()

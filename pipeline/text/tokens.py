@@ -1,0 +1,221 @@
+"""Texts become ragged arrays of token ids: no padding, truncation counted, and no text costs more than its first tokens need."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pipeline.errors import ModelError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BATCH_TEXTS = 1_024            # handed to the tokenizer's own threads at once
+_BATCH_CHARACTERS = 1 << 20     # its encodings take about 100 bytes a token until they are copied out
+_CHARACTERS_PER_TOKEN = 8       # first guess of how many characters hold enough tokens; English has 4 to 5
+_SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
+_LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Strip", "Nmt", "Precompiled", "Prepend"}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids of n texts one after another: text i has ids[offsets[i]:offsets[i + 1]], special tokens included."""
+
+    ids: np.ndarray
+    """(tokens,) int32"""
+    offsets: np.ndarray
+    """(n + 1,) int64"""
+    truncated: np.ndarray
+    """(n,) bool: the text had more tokens than max_length and lost its end"""
+
+    def __len__(self) -> int:
+        return len(self.truncated)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64 tokens of each text."""
+        return np.diff(self.offsets)
+
+
+class IdSource(Protocol):
+    """Texts to ids without special tokens."""
+
+    def __call__(self, texts: list[str]) -> list[list[int]]: ...
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Prompt, tokenize, cut at the end, add special tokens."""
+
+    source: IdSource
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    max_length: int
+    pad_id: int
+    prompt: str = ""
+    cuts_at_space: bool = False
+    """whether tokens of a text begin with the tokens of each of its prefixes that ends before a space"""
+
+    @property
+    def room(self) -> int:
+        """Tokens of the text itself that fit beside the special ones."""
+        return self.max_length - len(self.prefix) - len(self.suffix)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Leading tokens of every text that belong to the prompt, the special tokens before it included; 0 without a prompt."""
+        return len(self.prefix) + len(self.source([self.prompt])[0]) if self.prompt else 0
+
+    def __call__(self, texts: Sequence[str]) -> Tokens:
+        """Tokens of every text, in order."""
+        rows: list[list[int]] = []
+        for batch in _batches([self.prompt + text for text in texts]):
+            rows += self._contents(batch)
+        truncated = np.fromiter((len(row) > self.room for row in rows), dtype=bool, count=len(rows))
+        ends = len(self.prefix) + len(self.suffix) + np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
+        ids = np.empty(offsets[-1], np.int32)
+        for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            ids[start:end] = [*self.prefix, *row[: self.room], *self.suffix]
+        return Tokens(ids, offsets, truncated)
+
+    def _contents(self, texts: list[str]) -> list[list[int]]:
+        """At least room + 1 ids of a text that has so many, without its special tokens."""
+        heads = [self._head(text, _CHARACTERS_PER_TOKEN * self.max_length) for text in texts]
+        rows = self.source(heads)
+        for place, (text, head) in enumerate(zip(texts, heads, strict=True)):
+            while len(head) < len(text) and len(rows[place]) <= self.room:
+                head = self._head(text, 4 * len(head))
+                rows[place] = self.source([head])[0]
+            del rows[place][self.room + 1 :]
+        return rows
+
+    def _head(self, text: str, characters: int) -> str:
+        """The text up to a space that follows plain ASCII, at `characters` or later; the whole text where a cut could change tokens."""
+        if len(text) <= characters or not self.cuts_at_space:
+            return text
+        space = text.find(" ", characters)
+        while space > 0 and not (text[space - 1].isascii() and text[space - 1].isalnum()):
+            space = text.find(" ", space + 1)
+        return text if space < 0 else text[:space]
+
+
+def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bool = False) -> Tokenizer:
+    """The tokenizer of a model folder: its tokenizer.json, else what transformers makes of its vocabulary. `lower` adds lower-casing first."""
+    import tokenizers
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return _through_transformers(folder, max_length, prompt=prompt, lower=lower)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:      # the library raises the bare class for whatever it cannot read
+        raise ModelError(str(file), "a tokenizer that the tokenizers library reads", " ".join(str(error).split())[:200], "restore the file") from None
+    return _from_backend(backend, folder, max_length, prompt=prompt, lower=lower)
+
+
+def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
+    from tokenizers import normalizers
+
+    backend.no_padding()
+    backend.no_truncation()
+    if lower and "Lowercase" not in backend.to_str() and '"lowercase":true' not in backend.to_str():
+        own = backend.normalizer
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own] if own is not None else [normalizers.Lowercase()])
+    prefix, suffix = _special_tokens(backend, folder)
+    description = json.loads(backend.to_str())
+    if max_length <= len(prefix) + len(suffix):
+        found = f"{max_length}, of which {len(prefix) + len(suffix)} are special tokens"
+        raise ModelError("encoder.max_length", "room for at least one token of the text", found, "raise it")
+
+    def source(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return Tokenizer(source, prefix, suffix, max_length, _pad_id(backend, folder), prompt, _cuts_at_space(description))
+
+
+def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the post-processor puts before and behind a text."""
+    bare, full = backend.encode("a", add_special_tokens=False).ids, backend.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if bare and full[start : start + len(bare)] == bare:
+            return tuple(full[:start]), tuple(full[start + len(bare) :])
+    raise ModelError(str(folder / "tokenizer.json"), "special tokens before and behind the text only", f"{bare} became {full}", "use another encoder")
+
+
+def _pad_id(backend: "tokenizers.Tokenizer", folder: Path) -> int:
+    config = folder / "config.json"
+    named = json.loads(config.read_text(encoding="utf-8")).get("pad_token_id") if config.is_file() else None
+    return int(named if named is not None else backend.token_to_id("[PAD]") or 0)
+
+
+def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
+    """For folders with a vocabulary but without tokenizer.json."""
+    from transformers import AutoTokenizer
+
+    try:
+        made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        found = f"none that transformers can load ({' '.join(str(error).split())[:200]})"
+        raise ModelError(str(folder), "tokenizer.json or a vocabulary", found, "add the tokenizer's files to the folder") from None
+    if getattr(made, "backend_tokenizer", None) is not None:
+        return _from_backend(made.backend_tokenizer, folder, max_length, prompt=prompt, lower=lower)
+    probe = made("a", add_special_tokens=False)["input_ids"]
+    full = made("a")["input_ids"]
+    start = next(place for place in range(len(full)) if full[place : place + len(probe)] == probe)
+
+    def source(texts: list[str]) -> list[list[int]]:
+        cased = [text.lower() for text in texts] if lower else texts
+        return [list(ids) for ids in made(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]]
+
+    pad_id = made.pad_token_id if made.pad_token_id is not None else 0
+    return Tokenizer(source, tuple(full[:start]), tuple(full[start + len(probe) :]), max_length, pad_id, prompt)
+
+
+def _cuts_at_space(description: dict[str, Any]) -> bool:
+    """Whether this tokenizer treats a text as independent pieces around single spaces, by its own description.
+
+    So it is where every normalizer works character by character, a pre-tokenizer splits at white space, and no added token contains any.
+    """
+    if any(any(character.isspace() for character in token["content"]) for token in description.get("added_tokens", ())):
+        return False
+    if not all(_is_local(step) for step in _steps(description.get("normalizer"), "normalizers")):
+        return False
+    return any(_splits_at_space(step) for step in _steps(description.get("pre_tokenizer"), "pretokenizers"))
+
+
+def _steps(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return list(step[inner]) if step["type"] == "Sequence" else [step]
+
+
+def _is_local(step: dict[str, Any]) -> bool:
+    if step["type"] == "Replace":
+        return step.get("pattern") in ({"Regex": " {2,}"}, {"String": " "})
+    return step["type"] in _LOCAL_NORMALIZERS
+
+
+def _splits_at_space(step: dict[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        return bool(step.get("use_regex", True))
+    if step["type"] == "Metaspace":
+        return bool(step.get("split", True))
+    return step["type"] in _SPLITS_AT_SPACE
+
+
+def _batches(texts: list[str]) -> Iterator[list[str]]:
+    """Runs of texts with bounded numbers of texts and characters."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        if batch and (len(batch) == _BATCH_TEXTS or characters + len(text) > _BATCH_CHARACTERS):
+            yield batch
+            batch, characters = [], 0
+        batch.append(text)
+        characters += len(text)
+    if batch:
+        yield batch
