@@ -46,7 +46,7 @@ def cosine_histogram(x: np.ndarray, pairs: int = PAIRS, seed: int = SEED) -> His
     return _histogram(np.clip(cosines, -1, 1), np.linspace(-1, 1, COSINE_BINS + 1))
 
 
-def length_histogram(lengths: np.ndarray, limit: int, bins: int = 64) -> Histogram:
+def length_histogram(lengths: np.ndarray, limit: int, bins: int = 128) -> Histogram:
     """Tokens per text (n,), special tokens included, before truncation, in bins of equal whole width up to `limit`; longer ones are in the last bin,
     which begins just above the limit.
     """

@@ -1,0 +1,139 @@
+"""Whitened vectors have mean 0 and covariance I, from any split of the rows; constant directions are left out. Goldens G-24 and G-25."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.post import TRANSFORMS, load_transform
+from pipeline.post.whitening import Whitening, fit_whitening
+from pipeline.stats.moments import Moments, merge_tree
+from pipeline.stats.tensors import pack
+
+X = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])
+
+
+def fit(x: np.ndarray, k: int | None = None) -> Whitening:
+    return fit_whitening(Moments.of(x), k, space_id="a space")
+
+
+def cosines(x: np.ndarray) -> np.ndarray:
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
+def vectors(rows: int, dim: int = 32, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)) + 1).astype(np.float32)
+
+
+def test_golden_g24() -> None:
+    whiten = fit(X)
+    np.testing.assert_allclose(whiten.eigenvalues, [5.054886, 0.445114], atol=1e-6)
+    y = whiten(X)
+    gram = [[2.888889, -0.444444, -1.333333, -1.111111], [-0.444444, 0.222222, 0.666667, -0.444444]]
+    gram += [[-1.333333, 0.666667, 2, -1.333333], [-1.111111, -0.444444, -1.333333, 2.888889]]
+    np.testing.assert_allclose(y @ y.T, gram, atol=1e-5)
+    np.testing.assert_allclose(cosines(y)[0], [1, -0.554700, -0.554700, -0.384615], atol=1e-5)
+    np.testing.assert_allclose(y.T @ y / 4, np.eye(2), atol=1e-6)
+    unseen = whiten(np.array([[3.0, 3.0]]))[0]
+    assert unseen @ unseen == pytest.approx(8, abs=1e-5)
+    assert cosines(np.stack([unseen, y[0]]))[0, 1] == pytest.approx(-0.832050, abs=1e-5)
+
+
+def test_golden_g24_with_one_component() -> None:
+    y = fit(X, 1)(X)[:, 0]
+    np.testing.assert_allclose(y * -np.sign(y[0]), [-0.393590, 0.442123, 1.326370, -1.374903], atol=1e-5)      # up to a global flip
+
+
+def test_golden_g25_full_rank_on_few_points_says_so() -> None:
+    whiten = fit(np.array([[1.0, 0, 0, 2], [0, 1, 0, 1], [0, 0, 3, 1]]))
+    assert whiten.k == 2
+    assert whiten.shortage is not None
+    y = whiten(np.array([[1.0, 0, 0, 2], [0, 1, 0, 1], [0, 0, 3, 1]]))
+    np.testing.assert_allclose(cosines(y)[~np.eye(3, dtype=bool)], -0.5, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [None, 1, 7, 32])
+def test_fitted_vectors_come_out_white(k: int | None) -> None:
+    x = vectors(2_000)
+    y = fit(x, k)(x)
+    assert y.dtype == np.float32
+    assert y.shape == (2_000, k or 32)
+    np.testing.assert_allclose(y.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.cov(y.T, bias=True).reshape(y.shape[1], -1), np.eye(y.shape[1]), atol=1e-4)
+
+
+def test_shards_in_any_order_give_the_same_cosines() -> None:
+    x = vectors(2_000)
+    parts = [Moments.of(part) for part in np.split(x, [10, 11, 700])]
+    sharded = fit_whitening(merge_tree(parts[::-1]))
+    np.testing.assert_allclose(sharded.eigenvalues, fit(x).eigenvalues, rtol=1e-9)
+    np.testing.assert_allclose(cosines(sharded(x[:50])), cosines(fit(x)(x[:50])), atol=1e-5)
+
+
+def test_constant_and_dependent_dimensions_are_left_out() -> None:
+    x = vectors(2_000)
+    x[:, 3], x[:, 9], x[:, 20] = 0.25, 0, 1e-8
+    x[:, 30] = x[:, 31]
+    whiten = fit(x, 32)
+    assert (whiten.k, whiten.rank) == (28, 28)
+    assert np.isfinite(whiten(x)).all()
+    assert whiten.notes == ("whiten.k=32 was lowered to 28; the vectors vary in 28 of 32 directions only",)
+    assert fit(x).notes[0].startswith("28 of 32 components are kept")
+
+
+def test_too_few_rows_are_a_value_not_an_error() -> None:
+    assert fit(vectors(5 * 32)).shortage is None
+    assert "159 rows are too few to whiten 32 components: at least 160" in (fit(vectors(159)).shortage or "")
+    assert fit(vectors(159), 16).shortage is None
+
+
+@pytest.mark.parametrize("x", [np.ones((1, 4)), np.ones((0, 4)), np.ones((60, 4))])
+def test_nothing_to_fit_is_an_error(x: np.ndarray) -> None:
+    with pytest.raises(DataError):
+        fit(x)
+
+
+def test_vectors_of_another_dimension_are_refused() -> None:
+    with pytest.raises(DataError, match=r"shape \(n, 32\)"):
+        fit(vectors(200))(np.ones((2, 31), np.float32))
+
+
+def test_a_file_keeps_every_bit_and_is_found_by_its_kind() -> None:
+    whiten = fit(vectors(500), 20)
+    back = load_transform(whiten.to_bytes())
+    assert isinstance(back, Whitening)
+    assert back.to_bytes() == whiten.to_bytes()
+    assert (back.transform_id, back.space_id, back.fitted_rows, back.requested) == (whiten.transform_id, "a space", 500, 20)
+    assert (back(vectors(9)) == whiten(vectors(9))).all()
+
+
+def test_another_process_writes_the_same_bytes() -> None:
+    program = "from tests.post.test_whitening import *; print(hashlib.sha256(fit(vectors(500)).to_bytes()).hexdigest())"
+    runs = {subprocess.run([sys.executable, "-c", "import hashlib; " + program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert len(runs) == 1
+
+
+def test_the_id_tells_spaces_and_fits_apart() -> None:
+    moments = Moments.of(vectors(500))
+    same, other_space, other_k = (fit_whitening(moments, k, space_id=space).transform_id for k, space in [(None, "a"), (None, "b"), (9, "a")])
+    assert len({same, other_space, other_k}) == 3
+    assert fit_whitening(moments, space_id="a").transform_id == same
+
+
+def test_damaged_files_say_so() -> None:
+    content = fit(vectors(500)).to_bytes()
+    flipped = content[:-9] + bytes([content[-9] ^ 64]) + content[-8:]
+    cases = {b"": "tensor file", content[:200]: "tensor file", pack({"a": X}, {"kind": "spell"}): "spell"}
+    for broken, message in cases.items():
+        with pytest.raises(DataError, match=message):
+            load_transform(broken)
+    with pytest.raises(DataError, match=r"damaged"):
+        load_transform(flipped)
+
+
+def test_the_registry_knows_whitening() -> None:
+    assert TRANSFORMS["whitening"] is Whitening
