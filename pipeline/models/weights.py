@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -88,7 +89,8 @@ def _readers(files: list[Path]) -> dict[str, Callable[[], Tensor]]:
 def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
     try:
         opened = safe_open(str(file), framework="pt")
-        return {name: lambda name=name: opened.get_tensor(name) for name in opened.keys()}      # noqa: SIM118: no mapping
+        names = opened.keys()
+        return {name: partial(opened.get_tensor, name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ModelError(str(file), "a whole safetensors file", " ".join(str(error).split()), "fetch the file again") from None
 
@@ -100,7 +102,7 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
         found = " ".join(str(error).split())[:200]
         raise ModelError(str(file), "a file of tensors alone (weights_only)", found, "fetch the file again, or convert it to safetensors") from None
-    return {name: lambda tensor=tensor: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    return {name: tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 def _modern(name: str) -> str:

@@ -112,7 +112,9 @@ def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bo
         return _through_transformers(folder, max_length, prompt=prompt, lower=lower)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:      # the library raises the bare class for whatever it cannot read
+    except Exception as error:
+        if type(error) is not Exception:                # the library raises the bare class for whatever it cannot read
+            raise
         raise ModelError(str(file), "a tokenizer that the tokenizers library reads", " ".join(str(error).split())[:200], "restore the file") from None
     return _from_backend(backend, folder, max_length, prompt=prompt, lower=lower)
 

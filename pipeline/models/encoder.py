@@ -1,0 +1,255 @@
+"""Texts become vectors: tokenize ahead, plan packed buffers, run them, put the rows back into input order."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pipeline.config import digest_of
+from pipeline.device import Device, resolve
+from pipeline.errors import ConfigError, ModelError
+from pipeline.models.ahead import ahead
+from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.models.linear import is_onednn
+from pipeline.models.packed import PackedModel
+from pipeline.models.padded import PaddedModel
+from pipeline.models.pooling import Segments, layers_of, pool
+from pipeline.models.tail import load_mlp, load_tail
+from pipeline.models.weights import open_checkpoint
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.text.budget import distinct
+from pipeline.text.tokens import Tokenizer, Tokens, load_tokenizer
+
+_ARITHMETIC = "packed-1"        # changes with any change of this code that changes bits
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}
+_FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
+_SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
+_PENDING = 4                    # copies from the GPU under way
+
+
+class Model(Protocol):
+    """The backbone: packed or padded."""
+
+    width: int
+    layers: int
+
+    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]: ...
+
+    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]: ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Vectors of n texts, in input order."""
+
+    vectors: np.ndarray
+    """(n, dim) float32"""
+    lengths: np.ndarray
+    """(n,) int64 tokens of each text as encoded"""
+    truncated: np.ndarray
+    """(n,) bool"""
+    bad: np.ndarray
+    """(n,) bool: the vector is zero or not finite"""
+
+
+@dataclass
+class Counters:
+    """Work done since the encoder was loaded."""
+
+    texts: int = 0
+    repeats: int = 0
+    """texts that were not encoded because the same text stood in their window"""
+    tokens: int = 0
+    filling: int = 0
+    """tokens computed that belong to no text"""
+    waiting_s: float = 0.0
+    """time in which no tokenized texts were there"""
+    forward_s: float = 0.0
+
+
+class Encoder:
+    """An encoder folder on a device."""
+
+    def __init__(self, folder: EncoderFolder, encode: EncodeSettings, device: Device) -> None:
+        self.folder, self.device = folder, device
+        self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
+        self.counters = Counters()
+        self._settings = encode
+        self._torch_device = device.torch()
+        self.max_tokens = _budget(encode.max_tokens, folder.max_length, device)
+        if device.kind == "cpu":
+            torch.set_num_threads(encode.threads)
+        self._model, self._tail, self._mlp = _load(folder, encode, self._torch_device, self.max_tokens)
+        self._tokenizer = load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower)
+        self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
+
+    @property
+    def numerics_id(self) -> str:
+        """sha256 of whatever can change the bits of a vector; under one numerics_id a text has one vector."""
+        onednn = is_onednn(self._torch_device)
+        return digest_of({
+            "arithmetic": _ARITHMETIC, "model": type(self._model).__name__, "dtype": self._settings.dtype, "max_tokens": self.max_tokens,
+            "device": self.device.kind, "instructions": self.device.instruction_set(), "torch": torch.__version__, "onednn": onednn,
+        })
+
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray:
+        """(n, dim) float32 in input order. `query` puts the query prompt before the texts and uses buffers as small as they are: equal to 1e-5, not to the bit."""
+        return self._window(list(texts), self._query_tokenizer if query else self._tokenizer, query).vectors
+
+    def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
+        """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows."""
+        windows = ahead(self._tokenized(window) for window in _windows(batches, self._settings.window_rows))
+        while True:
+            began = time.perf_counter()
+            window = next(windows, None)
+            self.counters.waiting_s += time.perf_counter() - began
+            if window is None:
+                return
+            yield from self._split(self._encoded(*window.tokens, self.max_tokens, self._tokenizer), window.rows)
+
+    def _window(self, texts: list[str], tokenizer: Tokenizer, query: bool) -> Encoded:
+        unique, inverse = distinct(texts)
+        tokens = tokenizer(unique)
+        return self._encoded(tokens, inverse, self._small_buffer(tokens) if query else self.max_tokens, tokenizer)
+
+    def _tokenized(self, window: list[list[str]]) -> "_Window":
+        unique, inverse = distinct([text for batch in window for text in batch])
+        return _Window([len(batch) for batch in window], (self._tokenizer(unique), inverse))
+
+    def _small_buffer(self, tokens: Tokens) -> int:
+        """The power of two that holds all tokens; few shapes, since each one costs preparation."""
+        total = max(int(tokens.offsets[-1]), _SMALLEST_BUFFER)
+        return min(self.max_tokens, 1 << (total - 1).bit_length())
+
+    def _encoded(self, tokens: Tokens, inverse: np.ndarray, max_tokens: int, tokenizer: Tokenizer) -> Encoded:
+        began = time.perf_counter()
+        skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
+        vectors = self._vectors(tokens, max_tokens, skip)
+        self.counters.forward_s += time.perf_counter() - began
+        self.counters.texts += len(inverse)
+        self.counters.repeats += len(inverse) - len(tokens)
+        self.counters.tokens += len(tokens.ids)
+        bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
+        return Encoded(vectors[inverse], tokens.lengths[inverse], tokens.truncated[inverse], bad[inverse])
+
+    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int) -> np.ndarray:
+        """(texts, dim) float32; a device that runs out of memory gets half the budget from then on."""
+        while True:
+            try:
+                return self._run(tokens, max_tokens, skip)
+            except torch.OutOfMemoryError:
+                max_tokens = self._halve(max_tokens)
+
+    def _halve(self, max_tokens: int) -> int:
+        if max_tokens // 2 < self.max_length:
+            found = f"out of memory even with encode.max_tokens={max_tokens}"
+            raise ModelError(str(self.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device") from None
+        torch.cuda.empty_cache()
+        self.max_tokens = min(self.max_tokens, max_tokens // 2)
+        return max_tokens // 2
+
+    def _run(self, tokens: Tokens, max_tokens: int, skip: int) -> np.ndarray:
+        vectors = np.zeros((len(tokens), self.dim), np.float32)
+        pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
+        with torch.inference_mode():
+            for rows in self._model.plan(tokens.lengths, max_tokens):
+                pending.append((rows, _host_copy(self._forward(tokens, rows, max_tokens, skip))))
+                self.counters.filling += max_tokens - int(tokens.lengths[rows].sum())
+                if len(pending) > _PENDING:
+                    _store(vectors, *pending.pop(0))
+            for rows, ready in pending:
+                _store(vectors, rows, ready)
+        return vectors
+
+    def _forward(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
+        """(len(rows), dim) float32 on the device."""
+        wanted = layers_of(self.folder.pooling, self._model.layers)
+        states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
+        pooled = [self._pooled(name, states, where) for name in self.folder.pooling]
+        x = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+        for module in self._tail:
+            x = module(x)
+        return x
+
+    def _pooled(self, name: str, states: dict[int, Tensor], where: Segments) -> Tensor:
+        pooled = pool(name, states, self._model.layers, where)
+        return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
+
+    @staticmethod
+    def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
+        cuts = np.cumsum(rows)[:-1]
+        parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.lengths, encoded.truncated, encoded.bad))
+        yield from (Encoded(*fields) for fields in zip(*parts, strict=True))
+
+
+def load_encoder(settings: EncoderSettings, encode: EncodeSettings, device: Device | str = "cpu") -> Encoder:
+    """The encoder that the settings mean, on that device. ModelError where the folder cannot be used. Sets torch's number of threads on a CPU."""
+    return Encoder(open_folder(settings), encode, resolve(device))
+
+
+@dataclass(frozen=True)
+class _Window:
+    rows: list[int]
+    tokens: tuple[Tokens, np.ndarray]
+
+
+def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator[list[list[str]]]:
+    """Whole batches until a window has enough rows: few at first, up to `most`."""
+    window: list[list[str]] = []
+    rows, enough = 0, min(_FIRST_WINDOW, most)
+    for batch in batches:
+        window.append(batch.to_pylist() if isinstance(batch, (pa.Array, pa.ChunkedArray)) else list(batch))
+        rows += len(window[-1])
+        if rows >= enough:
+            yield window
+            window, rows, enough = [], 0, min(2 * enough, most)
+    if window:
+        yield window
+
+
+def _budget(wanted: int | None, max_length: int, device: Device) -> int:
+    """T: as set, else by device; never below the longest text."""
+    if wanted is None:
+        return max(_MAX_TOKENS[device.kind], -(-max_length // 64) * 64)
+    if wanted < max_length:
+        raise ConfigError("encode.max_tokens", f"at least the encoder's max_length of {max_length} tokens", str(wanted), "raise it, or lower encoder.max_length")
+    return wanted
+
+
+def _load(
+    folder: EncoderFolder, encode: EncodeSettings, device: torch.device, max_tokens: int
+) -> tuple[Model, list[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor] | None]:
+    """(backbone, modules after the pooling, the layer of cls_mlp where asked for)."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[encode.dtype]
+    checkpoint = open_checkpoint(folder)
+    model: Model
+    if folder.family == "other":
+        model = PaddedModel(folder, device, dtype)
+    else:
+        model = PackedModel(folder, checkpoint, device, dtype, max_tokens)
+    return model, load_tail(folder, device), load_mlp(checkpoint, model.width, device) if "cls_mlp" in folder.pooling else None
+
+
+def _host_copy(vectors: Tensor) -> Callable[[], np.ndarray]:
+    """What gives the array once it is here; from a GPU through pinned memory, while the next buffer computes."""
+    if vectors.device.type == "cpu":
+        return vectors.numpy
+    host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+    host.copy_(vectors, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> np.ndarray:
+        done.synchronize()
+        return host.numpy()
+
+    return wait
+
+
+def _store(vectors: np.ndarray, rows: np.ndarray, ready: Callable[[], np.ndarray]) -> None:
+    vectors[rows] = ready()

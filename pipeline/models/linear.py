@@ -1,0 +1,45 @@
+"""Linear layers in the form that is fastest for a fixed number of rows: oneDNN with reordered weights on a CPU, cuBLAS on a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+_ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
+    None: ("none", [], ""),
+    "gelu": ("gelu", [], "none"),                       # the erf form
+    "gelu_new": ("gelu", [], "tanh"),
+    "relu": ("relu", [], ""),
+}
+
+
+class Linear:
+    """`activation(x @ weight.T + bias)` for x (rows, inner).
+
+    oneDNN's own kernels use AVX-512 on every processor that has it; the matrix library behind `F.linear` does so on Intel's alone (on a Zen 5
+    core: 265 against 115 GFLOP/s), and the activation costs nothing there. A row's bits depend neither on its place nor on the other rows.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, rows: int, activation: str | None = None) -> None:
+        self._activation = activation
+        self._bias = bias
+        self._onednn = is_onednn(weight.device)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows) if self._onednn else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._onednn:
+            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, *_ONEDNN[self._activation])
+        y = F.linear(x, self._weight, self._bias)
+        return ACTIVATIONS[self._activation](y) if self._activation else y
+
+
+def is_onednn(device: torch.device) -> bool:
+    """Whether linear layers on that device go through oneDNN."""
+    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,0 +1,76 @@
+"""The ordinary padded forward pass through transformers, for every architecture that the packed one does not know."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import ModelError
+from pipeline.models.folder import EncoderFolder
+from pipeline.models.pooling import Segments, segments
+from pipeline.text.budget import longest_first
+from pipeline.text.tokens import Tokens
+
+_STEP = 16      # lengths are padded up to multiples of it: few shapes, and less than 16 tokens of a text wasted
+
+
+class PaddedModel:
+    """A transformers model on a device.
+
+    Every batch of texts padded to L tokens has the same number of rows, max_tokens // L, filled up with dummies: as in the packed pass a text
+    meets the same shapes whatever its neighbours.
+    """
+
+    def __init__(self, folder: EncoderFolder, device: torch.device, dtype: torch.dtype) -> None:
+        self._model = _load(folder, dtype).to(device).eval()
+        config = self._model.config.get_text_config()
+        self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self._device, self._longest = device, folder.max_length
+        self._pad_id = int(config.pad_token_id or 0)
+
+    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+        """Rows of each forward pass: all of one padded length, longest first."""
+        order = longest_first(lengths)
+        order = order[lengths[order] > 0]
+        padded = self._padded(lengths[order])
+        batches: list[np.ndarray] = []
+        for length in np.unique(padded)[::-1]:
+            alike, rows = order[padded == length], max(1, max_tokens // int(length))
+            batches += np.split(alike, range(rows, len(alike), rows))
+        return batches
+
+    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
+        """Hidden states (batch * L, d) of the wanted numbers, and where the texts `rows` lie in them."""
+        lengths = tokens.lengths[rows]
+        width = int(self._padded(lengths[:1])[0])
+        ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
+        mask = np.zeros_like(ids)
+        mask[:, 0] = 1                                  # a dummy attends to one token: a row without any gives not-a-number
+        for place, row in enumerate(rows):
+            ids[place, : lengths[place]] = tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]]
+            mask[place, : lengths[place]] = 1
+        hidden = self._forward(ids, mask, wanted)
+        starts = torch.arange(len(rows), device=self._device) * width
+        return hidden, segments(starts, torch.from_numpy(lengths).to(self._device), skip)
+
+    def _forward(self, ids: np.ndarray, mask: np.ndarray, wanted: set[int]) -> dict[int, Tensor]:
+        inner = bool(wanted - {self.layers})
+        ids_there, mask_there = (torch.from_numpy(values).to(self._device) for values in (ids, mask))
+        output = self._model(input_ids=ids_there, attention_mask=mask_there, output_hidden_states=inner, return_dict=True)
+        chosen = {number: output.last_hidden_state if number == self.layers else output.hidden_states[number] for number in wanted}
+        return {number: state.flatten(0, 1) for number, state in chosen.items()}
+
+    def _padded(self, lengths: np.ndarray) -> np.ndarray:
+        return np.minimum(-(-lengths // _STEP) * _STEP, max(self._longest, int(lengths.max(initial=0))))
+
+
+def _load(folder: EncoderFolder, dtype: torch.dtype) -> Any:
+    from transformers import AutoModel
+
+    try:
+        model = AutoModel.from_pretrained(str(folder.path / folder.transformer), dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        found = " ".join(str(error).split())[:200]
+        raise ModelError(str(folder.path), "a model that transformers loads without code of its own", found, "use another encoder") from None
+    return model.get_encoder() if model.config.is_encoder_decoder else model
