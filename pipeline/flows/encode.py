@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
-_ROW_GROUP = 8_192      # 12 MB of vectors at d = 384
+_READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
 
 
 @dataclass
@@ -53,11 +53,11 @@ class EncodeUnit:
     id_name: str
 
     def start(self) -> Callable[[UnitRecord], tuple[UnitRecord, Spent]]:
-        from pipeline.device import resolve_device
+        from pipeline.device import resolve
         from pipeline.models.encoder import load_encoder
 
         start = time.perf_counter()
-        encoder = load_encoder(self.encoder, self.encode, resolve_device(self.encode.device, gpu_assigned()))
+        encoder = load_encoder(self.encoder, self.encode, resolve(self.encode.device, float(gpu_assigned())))
         if encoder.space_id != self.space_id:
             where, remedy = f"encoder {self.encoder.path} on this worker", "make the same files available on every node"
             raise SpaceMismatch(where, f"space {self.space_id[:16]} as on the driver", f"space {encoder.space_id[:16]}", remedy)
@@ -91,11 +91,11 @@ class EncodeUnit:
         ahead: deque[pa.RecordBatch] = deque()
 
         def texts() -> Iterator[pa.Array]:
-            for batch in source.iter_batches(self.encode.window_rows):
+            for batch in source.iter_batches(_READ_ROWS):
                 ahead.append(batch)
                 yield batch["text"]
 
-        before = encoder.counters.copy()
+        before = asdict(encoder.counters)
         result = _Result(Moments.empty(encoder.dim))
         with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
             for encoded in encoder.encode_stream(texts()):
@@ -103,10 +103,10 @@ class EncodeUnit:
                 good = result.add(encoded, batch)
                 table = _rows(batch.select(names), good, encoded.vectors, schema)
                 start = time.perf_counter()
-                writer.write_table(table, row_group_size=_ROW_GROUP)
+                writer.write_table(table)
                 spent.add("store", time.perf_counter() - start)
-        for name, value in encoder.counters.items():
-            spent.add(name, value - before.get(name, 0))
+        for name, value in asdict(encoder.counters).items():
+            spent.add(name, value - before[name])
         return result
 
     def _stored(self, unit: UnitRecord, file: Path, result: "_Result", numerics_id: str) -> UnitRecord:
@@ -224,6 +224,6 @@ def gpu_assigned() -> bool:
 
 def _waits(spent: Spent) -> str:
     seconds, tokens = spent.seconds, spent.seconds.get("tokens", 0)
-    forward, tokenizer, stored = (seconds.get(name, 0.0) for name in ("forward_s", "tokenizer_wait_s", "store"))
+    forward, tokenizer, stored = (seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
     whole = forward + tokenizer + stored
-    return f"{tokens:,.0f} tokens; of the workers' time tokenizer {tokenizer / whole:.0%}, store {stored / whole:.0%}" if whole else ""
+    return f"{tokens:,.0f} tokens; workers waited {tokenizer / whole:.1%} for the tokenizer, {stored / whole:.1%} for the store" if whole else ""

@@ -1,0 +1,279 @@
+"""Embedding units become one searchable index: sample and train once, fill shards in parallel, merge, measure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config import digest_of
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.index.kinds import IndexPlan, plan_index
+from pipeline.log import Stages
+from pipeline.post.whitening import Whitening
+from pipeline.settings import GateSettings, IndexSettings, Job
+from pipeline.stats.tensors import pack, unpack
+from pipeline.store.schema import checked_space, vector_matrix
+from pipeline.store.store import Store, sha256_of
+from pipeline.store.units import FileRef, Manifest, Stored, UnitRecord
+
+_BATCH = 8_192          # rows added at once: 12 MB of float32 at d = 384
+
+
+class Placed(Stored):
+    """An embedding unit with its place in the chain of releases."""
+
+    ordinal: int
+    unit: UnitRecord
+
+
+class Shard(Stored):
+    """Units that one worker fills into one part, in order."""
+
+    number: int
+    units: tuple[Placed, ...]
+
+
+class ShardRecord(Stored):
+    """What a filled shard leaves: the part, the queries' exact neighbours in it with rows to look up, and the ids of its addresses."""
+
+    part: FileRef
+    truth: FileRef
+    ids: FileRef
+    rows: int
+
+
+class BuiltIndex(Stored):
+    """A built and measured index."""
+
+    kind: str
+    factory: str
+    dim: int
+    parts: int
+    files: tuple[FileRef, ...]
+    ids: tuple[FileRef, ...]
+    rows: int
+    measured: dict[str, Any]
+    """recall, curve, latency ... as pipeline.index.validate found them"""
+    queries: FileRef
+    plan: IndexPlan
+
+
+def placed_rows(placed: Placed) -> np.ndarray:
+    """Addresses (n,) int64 of the unit's vectors, in its order: ordinal << 32 | row of the corpus unit."""
+    dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
+    rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
+    return (np.int64(placed.ordinal) << 32) | rows
+
+
+def batches(store: Store, units: Sequence[Placed], space_id: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(addresses, raw vectors float32) of all units, in order, a block at a time."""
+    for placed in units:
+        addresses, start = placed_rows(placed), 0
+        source = checked_space(pq.ParquetFile(store.open(placed.unit.path)), placed.unit.path, space_id)
+        for batch in source.iter_batches(_BATCH, columns=["vector"]):
+            vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
+            yield addresses[start : start + len(vectors)], vectors
+            start += len(vectors)
+
+
+@dataclass(frozen=True)
+class Build:
+    """What all steps of one build share. work: directory of its parts, named by what is built."""
+
+    store: Store
+    plan: IndexPlan
+    settings: IndexSettings
+    gates: GateSettings
+    transform: Whitening | None
+    space_id: str
+    work: str
+    id_name: str
+
+    def trained(self) -> str:
+        return f"{self.work}/trained.faiss"
+
+    def queries(self) -> str:
+        return f"{self.work}/queries.safetensors"
+
+    def load_queries(self) -> Any:
+        from pipeline.index.truth import Queries
+
+        tensors, _ = unpack(self.store.read(self.queries()), "addresses", "vectors")
+        return Queries(tensors["addresses"], tensors["vectors"])
+
+
+@dataclass(frozen=True)
+class Train:
+    """Sample queries and training rows over all units, and train the empty index."""
+
+    build: Build
+
+    def start(self) -> Callable[[tuple[Placed, ...]], None]:
+        return self._work
+
+    def _work(self, units: tuple[Placed, ...]) -> None:
+        from pipeline.index.build import train, write_index
+
+        build = self.build
+        addresses, vectors = self._sample(units, build.settings.queries, "queries")
+        _, sample = self._sample(units, max(build.plan.train_rows, 1), "train")
+        index = train(build.plan, build.transform, sample, build.settings.seed)
+        with build.store.scratch() as scratch:
+            write_index(index, scratch / "trained.faiss")
+            build.store.put(scratch / "trained.faiss", build.trained())
+        build.store.write(build.queries(), pack({"addresses": addresses, "vectors": vectors}, {}))
+
+    def _sample(self, units: tuple[Placed, ...], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses, raw vectors) of `count` rows, each unit giving its share by hash of id."""
+        from pipeline.index.sample import apportion, sample_rows
+
+        shares = apportion([placed.unit.rows for placed in units], count)
+        taken = []
+        for placed, share in zip(units, shares, strict=True):
+            if share:
+                source = checked_space(pq.ParquetFile(self.build.store.open(placed.unit.path)), placed.unit.path, self.build.space_id)
+                rows = sample_rows(source.read(columns=[self.build.id_name])[self.build.id_name], int(share), salt)
+                taken.append((placed_rows(placed)[rows], _vectors_at(source, rows)))
+        return np.concatenate([rows for rows, _ in taken]), np.concatenate([vectors for _, vectors in taken])
+
+
+def _vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
+    """The vectors (n, d) float32 of those rows (ascending), a row group in memory at a time."""
+    found, start = [], 0
+    for number in range(source.num_row_groups):
+        end = start + source.metadata.row_group(number).num_rows
+        wanted = rows[(rows >= start) & (rows < end)] - start
+        if len(wanted):
+            found.append(vector_matrix(source.read_row_group(number, columns=["vector"])["vector"])[wanted].astype(np.float32, copy=False))
+        start = end
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class FillShard:
+    """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses. A shard with a record is left as it is."""
+
+    build: Build
+
+    def start(self) -> Callable[[Shard], ShardRecord]:
+        return self._work
+
+    def _work(self, shard: Shard) -> ShardRecord:
+        store = self.build.store
+        path = f"{self.build.work}/shard-{shard.number:05d}.json"
+        record = ShardRecord.load(store, path)
+        if record is None or any(store.size(ref.path) != ref.bytes for ref in (record.part, record.truth, record.ids)):
+            record = self._filled(shard)
+            store.write(path, record.to_json())
+        return record
+
+    def _filled(self, shard: Shard) -> ShardRecord:
+        from pipeline.index.build import fill, read_index, threads, write_index
+        from pipeline.index.truth import ExactTopK
+
+        build = self.build
+        index = read_index(build.store.local(build.trained()), mapped=False)
+        with build.store.scratch() as scratch, threads(1):
+            filled = fill(index, batches(build.store, shard.units, build.space_id), ExactTopK(build.load_queries(), build.transform))
+            write_index(index, scratch / "part.faiss")
+            found = filled.neighbours
+            assert found is not None
+            tensors = {"addresses": found.addresses, "scores": found.scores, "probe_addresses": filled.probe_addresses, "probe_vectors": filled.probe_vectors}
+            (scratch / "truth").write_bytes(pack(tensors, {}))
+            self._write_ids(shard, scratch / "ids.arrow")
+            stem = f"{build.work}/shard-{shard.number:05d}"
+            part = put_by_content(build.store, scratch / "part.faiss", stem, ".faiss", filled.rows)
+            truth = put_by_content(build.store, scratch / "truth", stem, ".safetensors", len(found.addresses))
+            ids = put_by_content(build.store, scratch / "ids.arrow", "ids/", ".arrow", filled.rows)
+        return ShardRecord(part=part, truth=truth, ids=ids, rows=filled.rows)
+
+    def _write_ids(self, shard: Shard, file: Path) -> None:
+        """Address, id and kept columns of every row, in address order: Arrow IPC that a searcher maps into memory."""
+        from pipeline.index.search import write_ids
+
+        def tables() -> Iterator[pa.Table]:
+            for placed in shard.units:
+                source = pq.ParquetFile(self.build.store.open(placed.unit.path))
+                names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
+                rows = source.read(columns=names).rename_columns(["id", *names[1:]])
+                yield rows.add_column(0, pa.field("address", pa.int64(), nullable=False), [pa.array(placed_rows(placed))])
+
+        write_ids(file, tables())
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Merge the parts in order, choose the search effort, and measure."""
+
+    build: Build
+
+    def start(self) -> Callable[[tuple[ShardRecord, ...]], BuiltIndex]:
+        return self._work
+
+    def _work(self, shards: tuple[ShardRecord, ...]) -> BuiltIndex:
+        from pipeline.index.finish import finish
+
+        build, store = self.build, self.build.store
+        with store.scratch() as scratch:
+            parts = [store.local(shard.part.path, shard.part.sha256) for shard in shards]
+            truths = [unpack(store.read(shard.truth.path), "addresses", "scores", "probe_addresses", "probe_vectors")[0] for shard in shards]
+            files, measured = finish(build.plan, build.settings, build.gates, build.load_queries(), parts, truths, scratch)
+            refs = tuple(put_by_content(store, file, "indexes/", "".join(file.suffixes), measured["rows"]) for file in files)
+        queries = store.read(build.queries())
+        return BuiltIndex(
+            kind=build.plan.kind, factory=build.plan.factory, dim=build.plan.dim, parts=1, files=refs, ids=tuple(shard.ids for shard in shards), rows=measured["rows"],
+            measured=measured, queries=FileRef(path=build.queries(), sha256="", bytes=len(queries)), plan=build.plan,
+        )
+
+
+def build_index(
+    job: Job, store: Store, vectors: Manifest, ordinals: Sequence[int], transform: Whitening | None, dim: int, cluster: Cluster, stages: Stages
+) -> tuple[BuiltIndex, IndexPlan]:
+    """The index over the manifest's units. What an earlier run finished of the same index is kept."""
+    units = tuple(Placed(ordinal=ordinal, unit=unit) for ordinal, unit in zip(ordinals, vectors.units, strict=True) if unit.rows)
+    plan = plan_index(vectors.rows, transform.k if transform else dim, job.index)
+    space_id = units[0].unit.space_id or ""
+    made_of = [[placed.ordinal, placed.unit.sha256] for placed in units]
+    count = min(job.index.shards or cluster.index_workers(job.cluster, len(units)), len(units)) if plan.shardable else 1
+    what = {"units": made_of, "transform": transform.transform_id if transform else None, "plan": plan.model_dump(mode="json"), "shards": count,
+            "settings": job.index.model_dump(mode="json"), "recall": job.gates.recall_at_10}
+    build = Build(store, plan, job.index, job.gates, transform, space_id, f"indexes/work/{digest_of(what)[:24]}", job.corpus.id)
+    done = f"{build.work}/built.json"
+    if (built := BuiltIndex.load(store, done)) and all(store.size(ref.path) == ref.bytes for ref in (*built.files, *built.ids)):
+        return built, plan
+    with stages("train") as bar:
+        if not (store.exists(build.trained()) and store.exists(build.queries())):
+            run_task(Train(build), units, Pool(1))
+        bar.stage.note = plan.factory
+    shards = [Shard(number=number, units=part) for number, part in enumerate(_contiguous(units, count))]
+    filled: dict[int, ShardRecord] = {}
+    with stages("index", vectors.rows) as bar:
+        for number, record in map_units(FillShard(build), shards, Pool(cluster.index_workers(job.cluster, len(shards)))):
+            filled[number] = record
+            bar.add(record.rows)
+    with stages("merge") as bar:
+        built = run_task(Finish(build), tuple(filled[number] for number in range(len(shards))), Pool(1))
+    store.write(done, built.to_json())
+    return built, plan
+
+
+def _contiguous(units: tuple[Placed, ...], count: int) -> list[tuple[Placed, ...]]:
+    """`count` runs of consecutive units of about equal rows, none empty: merged in order they are the whole in its order."""
+    ends = np.cumsum([placed.unit.rows for placed in units])
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
+    runs = np.split(np.arange(len(units)), np.unique(np.minimum(cuts, len(units))))
+    return [tuple(units[place] for place in run) for run in runs if len(run)]
+
+
+def put_by_content(store: Store, file: Path, stem: str, suffix: str, rows: int) -> FileRef:
+    """The file, stored under its content's name."""
+    digest, size = sha256_of(file), file.stat().st_size
+    separator = "" if stem.endswith("/") else "-"
+    reference = FileRef(path=f"{stem}{separator}{digest[:24]}{suffix}", sha256=digest, rows=rows, bytes=size)
+    store.put(file, reference.path)
+    return reference

@@ -1,0 +1,60 @@
+"""Small questions to the encoder and the corpus, answered on a worker: sampled texts, and the vectors of a few texts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.flows.encode import gpu_assigned
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.stats.sample import sample_by_key
+from pipeline.store.store import Store
+
+_BATCH = 65_536         # rows looked at together
+_SPARE = 4              # candidates drawn for each text wanted, since some turn out too short
+
+
+@dataclass(frozen=True)
+class EncodeTexts:
+    """Vectors (n, dim) of texts, as those of the corpus."""
+
+    encoder: EncoderSettings
+    encode: EncodeSettings
+
+    def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
+        from pipeline.device import resolve
+        from pipeline.models.encoder import load_encoder
+
+        encoder = load_encoder(self.encoder, self.encode, resolve(self.encode.device, float(gpu_assigned())))
+        return lambda texts: np.asarray(encoder.encode(list(texts)))
+
+
+@dataclass(frozen=True)
+class SampleTexts:
+    """Texts of corpus units with at least `characters` of them, drawn by their content key over all units; in key order, `count` or fewer."""
+
+    store: Store
+    count: int
+    characters: int = 1
+
+    def start(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+        return self._sample
+
+    def _sample(self, paths: tuple[str, ...]) -> tuple[str, ...]:
+        best: pa.Table | None = None
+        for path in paths:
+            for batch in pq.ParquetFile(self.store.open(path)).iter_batches(_BATCH, columns=["text", "text_key"]):
+                best = self._best(best, batch)
+        return tuple(best["text"].to_pylist()[: self.count]) if best else ()
+
+    def _best(self, best: pa.Table | None, batch: pa.RecordBatch) -> pa.Table:
+        """The union's rows with the smallest keys; a text that occurs twice counts once."""
+        long = batch.filter(pc.greater_equal(pc.utf8_length(batch["text"]), self.characters))
+        rows = pa.concat_tables([*([best] if best else []), pa.Table.from_batches([long])])
+        chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _SPARE * self.count))
+        keys = chosen["text_key"].to_pylist()
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}
+        return chosen.take([first[key] for key in sorted(first)])
