@@ -105,9 +105,9 @@ def explained(where: str) -> Iterator[None]:
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
-    """OSError, and those of the S3 client where it is loaded: they are no OSErrors."""
+    """Those of the system and of Arrow, and those of the S3 client where it is loaded: they are no OSErrors."""
     module = sys.modules.get("botocore.exceptions")
-    return (OSError, module.BotoCoreError, module.ClientError) if module else (OSError,)
+    return (OSError, pa.ArrowException, *((module.BotoCoreError, module.ClientError) if module else ()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""The types that all files of a corpus agree on, and what to say when one does not."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.settings import CorpusSettings
+from pipeline.store.schema import corpus_schema
+from pipeline.text.sources import SourceFile
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Types of the corpus's id column (string, int64 or uint64) and of its kept columns."""
+
+    id: pa.DataType
+    kept: tuple[pa.Field, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        return corpus_schema(self.id, self.kept)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one file has. types: id and kept columns; null where nothing tells yet. rows: None where only reading tells."""
+
+    file: SourceFile
+    types: dict[str, pa.DataType]
+    rows: int | None = None
+
+
+def id_type(found: pa.DataType) -> pa.DataType | None:
+    """string, int64 or uint64 for a column that can be an id; null for one without values; None for any other."""
+    found = decoded(found)
+    if pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found):
+        return pa.string()
+    if pa.types.is_integer(found):
+        return pa.uint64() if pa.types.is_uint64(found) else pa.int64()
+    return found if pa.types.is_null(found) else None
+
+
+def decoded(found: pa.DataType) -> pa.DataType:
+    """The type of a dictionary's values; any other type as it is."""
+    return found.value_type if pa.types.is_dictionary(found) else found
+
+
+def missing(file: SourceFile, setting: str, column: str, known: Iterable[str]) -> DataError:
+    """The error for a column that a file has not."""
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(column, names, n=1)
+    found = f"the columns {', '.join(names) or '(none)'}"
+    remedy = f"set {setting}: {near[0]}?" if near else f"set {setting} to one of them"
+    return file.error(f"a column {column!r} ({setting})", found, remedy)
+
+
+def mistyped(file: SourceFile, setting: str, column: str, expected: str, found: object) -> DataError:
+    """The error for a column of another type."""
+    remedy = f"name another column in {setting}, mend the file, or leave such files out with corpus.bad_files=skip"
+    return file.error(f"column {column!r} ({setting}) of type {expected}", str(found), remedy)
+
+
+def check_names(corpus: CorpusSettings) -> None:
+    """ConfigError when a kept column has a name that a unit's own columns use."""
+    taken = sorted(set(corpus.keep) & {"id", "text", "text_key", "file", "row"})
+    if taken:
+        raise ConfigError("corpus.keep", "names that a unit does not use itself (id, text, text_key, file, row)", ", ".join(taken), "rename the column")
+
+
+def agree(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[Columns, dict[str, DataError]]:
+    """The corpus's types, and the files that do not fit them by name. The first file decides between string and integer ids; numbers widen."""
+    refused: dict[str, DataError] = {}
+    ids = [(one.file, one.types[corpus.id]) for one in seen if not pa.types.is_null(one.types[corpus.id])]
+    first, chosen = ids[0] if ids else (None, pa.string())
+    for file, found in ids:
+        if first is not None and pa.types.is_string(found) != pa.types.is_string(chosen):
+            refused[file.name] = mistyped(file, "corpus.id", corpus.id, f"{_kind(chosen)}, as in {first.name}", _kind(found))
+        elif found != chosen:
+            chosen = pa.int64()                         # uint64 beside signed ids: those above 2^63 are refused where they are read
+    kept = []
+    for name in corpus.keep:
+        field = pa.field(name, pa.null())
+        for one in seen:
+            try:
+                field = _widest(field, pa.field(name, decoded(one.types[name])))
+            except pa.ArrowTypeError:
+                refused.setdefault(one.file.name, mistyped(one.file, "corpus.keep", name, f"{field.type}, as in earlier files", one.types[name]))
+        kept.append(pa.field(name, pa.string()) if pa.types.is_null(field.type) else field)
+    return Columns(chosen, tuple(kept)), refused
+
+
+def _kind(found: pa.DataType) -> str:
+    return "string" if pa.types.is_string(found) else "integer"
+
+
+def _widest(one: pa.Field, other: pa.Field) -> pa.Field:
+    return pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive").field(0)
+
+
+def cast_column(column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str) -> pa.ChunkedArray:
+    """`column` as the agreed type; DataError when a value does not fit."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise mistyped(file, setting, name, str(kind), f"{column.type} ({error})") from None

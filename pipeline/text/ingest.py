@@ -1,0 +1,318 @@
+"""One pass over a corpus: good rows become units, bad rows a quarantine file, and every good row a line of the key table."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.config import digest_of
+from pipeline.errors import DataError, Defect, TransientError
+from pipeline.settings import CorpusSettings
+from pipeline.store.schema import QUARANTINE, writer_options
+from pipeline.store.store import Store, sha256_of
+from pipeline.store.units import Corpus, FileRef, InputFile, UnitRecord
+from pipeline.text.keys import KeySpill, Losers, keys_schema, losers_of, spilled
+from pipeline.text.normalize import NORMALIZER_VERSION, control_characters, text_keys
+from pipeline.text.reader import Survey, read_batches, survey
+from pipeline.text.rows import Rejected, SourceBatch, quarantine, rechunk
+from pipeline.text.sources import SourceFile, list_files, unchanged
+
+_UNIT_BYTES = 256 << 20         # of text in one unit: a worker holds a few copies of it
+_QUARANTINE_ROWS = 8_192        # of one row group
+
+Progress = Callable[[int, int], None]
+"""called with the rows and the input bytes read so far"""
+
+
+def corpus_digest(corpus: CorpusSettings, unit_rows: int, files: list[SourceFile]) -> str:
+    """sha256 (hex) over all that decides what ingest writes: by it a corpus that did not change is known without being read."""
+    settings = corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"})
+    listing = [[file.name, file.size, file.stamp, file.format] for file in files]
+    return digest_of({"corpus": settings, "unit_rows": unit_rows, "normalizer": NORMALIZER_VERSION, "files": listing})
+
+
+def record_path(digest: str) -> str:
+    """Where the corpus of that digest has its record: what `ingest` writes last."""
+    return f"keys/{digest}/corpus.json"
+
+
+def ingest(corpus: CorpusSettings, unit_rows: int, store: Store, *, on_progress: Progress = lambda rows, size: None) -> Corpus:
+    """The corpus as units in `store`, in (file name, row) order; the same bytes each time. One that is there already is not read again.
+
+    DataError when a file is unusable (unless corpus.bad_files=skip), no good row is left, or more than corpus.max_quarantined were set aside.
+    """
+    files = list_files(corpus)
+    digest = corpus_digest(corpus, unit_rows, files)
+    known = known_corpus(store, digest)
+    if known is None:
+        with store.scratch() as scratch:
+            known = _Pass(corpus, unit_rows, store, scratch, digest, files, on_progress).run()
+    return _accepted(known, corpus, store)
+
+
+def known_corpus(store: Store, digest: str) -> Corpus | None:
+    """The corpus that an earlier run left; None when there is none, or files of it are gone."""
+    try:
+        found = Corpus.load(store, record_path(digest))
+    except DataError:                                   # cut off in the middle by a file system without hard links
+        return None
+    if found is None:
+        return None
+    present = {entry.path for prefix in ("units/corpus", f"keys/{digest}") for entry in store.list(prefix)}
+    return found if {unit.path for unit in found.units} | {bucket.path for bucket in found.keys} <= present else None
+
+
+@dataclass
+class _Pass:
+    """One run over the input."""
+
+    corpus: CorpusSettings
+    unit_rows: int
+    store: Store
+    scratch: Path
+    digest: str
+    files: list[SourceFile]
+    on_progress: Progress
+    counts: dict[str, int] = field(default_factory=dict)
+    inputs: list[InputFile] = field(default_factory=list)
+
+    def run(self) -> Corpus:
+        looked = survey(self.files, self.corpus)
+        self.schema = looked.columns.schema
+        self.keys = KeySpill(self.scratch)
+        self.bad = _QuarantineFile(self.scratch / "quarantine.parquet")
+        starts = [0]
+        for ordinal, table in enumerate(rechunk(self._good(looked), self.unit_rows, _UNIT_BYTES)):
+            pq.write_table(table, self._waiting(ordinal), **writer_options(self.schema))
+            starts.append(starts[-1] + table.num_rows)
+        if not unchanged(self.files, self.corpus):
+            raise TransientError(self.corpus.uri, "files that stay as they are", "files that changed while they were read", "run again")
+        sorted_keys, losers = self._duplicates()
+        units = self._units(starts, losers)
+        keys = self._key_files(sorted_keys, _Addresses(np.array(starts), losers.position, np.array([unit is not None for unit in units])))
+        return self._commit([unit for unit in units if unit is not None], keys)
+
+    def _good(self, looked: Survey) -> Iterator[pa.Table]:
+        """Unit rows in order; on the way the key table, the quarantine, the counts and the files' own counts are filled."""
+        done = 0
+        for number, file in enumerate(self.files):
+            error = looked.refused.get(file.name) or self._unreadable(file, looked)
+            before = InputFile(name=file.name, size=file.size, stamp=file.stamp, rows=0, good=0, quarantined=0)
+            if error:
+                self._count("bad_files", 1)
+                self.bad.add(quarantine(file.name, [Rejected(-1, "bad_file", str(error))]))
+                self.inputs.append(before)
+            else:
+                counts = np.zeros(2, dtype=int)
+                for batch in self._limited(file, looked):
+                    counts += (batch.good.num_rows, batch.bad.num_rows)
+                    yield self._taken(batch, number, file)
+                    self.on_progress(self.counts["rows"], done + batch.position)
+                good, bad = counts.tolist()
+                skipped = max(0, (looked.rows[file.name] or 0) - good - bad) if self._full() else 0
+                self._count("skipped", skipped)
+                self.inputs.append(before.model_copy(update={"rows": good + bad, "good": good, "quarantined": bad, "skipped": skipped}))
+            done += file.size
+        self.bad.flush()
+
+    def _limited(self, file: SourceFile, looked: Survey) -> Iterator[SourceBatch]:
+        if self._full():
+            self._count("skipped_files", 1)
+            return
+        for batch in read_batches(file, self.corpus, looked.columns):
+            room = batch.rows if self.corpus.max_rows is None else self.corpus.max_rows - self.counts.get("rows", 0)
+            yield batch.head(room)
+            if self._full():
+                return
+
+    def _full(self) -> bool:
+        return self.corpus.max_rows is not None and self.counts.get("rows", 0) >= self.corpus.max_rows
+
+    def _unreadable(self, file: SourceFile, looked: Survey) -> DataError | None:
+        """Why a file breaks off in the middle. Under bad_files=skip each is read to its end once before: a unit never holds half a file."""
+        if self.corpus.bad_files == "error" or self._full():
+            return None
+        try:
+            for _ in read_batches(file, self.corpus, looked.columns):
+                pass
+        except DataError as error:
+            return error
+        return None
+
+    def _taken(self, batch: SourceBatch, number: int, file: SourceFile) -> pa.Table:
+        good = batch.good.combine_chunks()
+        keys = pa.chunked_array([text_keys(chunk) for chunk in good["text"].chunks], self.schema.field("text_key").type)
+        self.keys.add(good["id"], keys, number, good["row"])
+        self.bad.add(batch.bad)
+        self._count("rows", batch.rows)
+        self._count("control_characters", sum(control_characters(chunk) for chunk in good["text"].chunks))
+        self._count("surrogates_replaced", len(batch.surrogates))
+        names = pa.chunked_array([pa.repeat(pa.scalar(file.name), good.num_rows)])
+        columns = {**{name: good[name] for name in good.column_names}, "text_key": keys, "file": names}
+        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+
+    def _count(self, name: str, count: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + count
+
+    def _waiting(self, ordinal: int) -> Path:
+        return self.scratch / f"unit-{ordinal}.parquet"
+
+    def _duplicates(self) -> tuple[list[pa.Table], Losers]:
+        """Buckets sorted and on disk, with a column that marks losers, and the losers of all of them by position."""
+        tables, found = [], []
+        for number, bucket in enumerate(self.keys.buckets()):
+            repeats, first = losers_of(bucket)
+            lost = np.zeros(bucket.num_rows, dtype=bool)
+            lost[repeats] = True
+            tables.append(spilled(bucket.append_column("lost", pa.array(lost)), self.scratch / f"bucket-{number}.arrow"))
+            position, files, rows = (bucket[name].to_numpy() for name in ("position", "file", "row"))
+            found.append((position[repeats], files[first], rows[first]))
+        position, files, rows = (np.concatenate(parts) for parts in zip(*found, strict=True)) if found else (np.zeros(0, dtype=np.int64),) * 3
+        order = np.argsort(position)
+        return tables, Losers(position[order], files[order], rows[order])
+
+    def _units(self, starts: list[int], losers: Losers) -> list[UnitRecord | None]:
+        """Records of the published units; None for a unit of which nothing is left."""
+        records: list[UnitRecord | None] = []
+        kept = 0
+        for ordinal, (start, stop) in enumerate(pairwise(starts)):
+            lost = losers.between(start, stop)
+            place = self._waiting(ordinal)
+            if len(lost.position):
+                self._without(place, lost, start)
+            if stop - start == len(lost.position):
+                records.append(None)
+                continue
+            records.append(self._published(place, kept, stop - start - len(lost.position)))
+            kept += 1
+        self.bad.flush()
+        return records
+
+    def _without(self, place: Path, lost: Losers, start: int) -> None:
+        """Writes the unit again without its losers, which go into the quarantine."""
+        table = pq.read_table(place, schema=self.schema)
+        live = np.ones(table.num_rows, dtype=bool)
+        live[lost.position - start] = False
+        pq.write_table(table.filter(pa.array(live)), place, **writer_options(self.schema))
+        gone = table.filter(pa.array(~live))
+        detail = [f"{self.files[file].name} row {row} has it first" for file, row in zip(lost.winner_file, lost.winner_row, strict=True)]
+        reason = pa.repeat(pa.scalar("duplicate_id"), gone.num_rows)
+        shown = pc.utf8_slice_codeunits(gone["text"], 0, 200).cast(pa.string())
+        self.bad.add(pa.table([gone["file"], gone["row"], gone["id"].cast(pa.string()), reason, pa.array(detail), shown], schema=QUARANTINE))
+
+    def _published(self, place: Path, ordinal: int, rows: int) -> UnitRecord:
+        sha256, size = sha256_of(place), place.stat().st_size
+        path = f"units/corpus/{sha256[:24]}.parquet"
+        if not self.store.exists(path):
+            self.store.put(place, path)
+        return UnitRecord(name=f"{ordinal:08d}", path=path, rows=rows, bytes=size, sha256=sha256)
+
+    def _key_files(self, buckets: list[pa.Table], addresses: "_Addresses") -> list[FileRef]:
+        schema = keys_schema(self.schema.field("id").type)
+        names = pa.array([file.name for file in self.files], pa.string())
+        files = []
+        for number, bucket in enumerate(buckets):
+            unit, row = addresses.of(bucket["position"].to_numpy(), bucket["lost"].to_numpy())
+            place = self.scratch / "keys.parquet"
+            table = pa.table([bucket["id"], bucket["text_key"], names.take(bucket["file"].combine_chunks()), bucket["row"], unit, row], schema=schema)
+            pq.write_table(table, place, **writer_options(schema))
+            files.append(self._put(place, f"keys/{self.digest}/{number:05d}.parquet", table.num_rows))
+        return files
+
+    def _put(self, place: Path, path: str, rows: int) -> FileRef:
+        reference = FileRef(path=path, sha256=sha256_of(place), rows=rows, bytes=place.stat().st_size)
+        self.store.put(place, path)
+        return reference
+
+    def _commit(self, units: list[UnitRecord], keys: list[FileRef]) -> Corpus:
+        reasons = self.bad.close()
+        bad = sum(count for reason, count in reasons.items() if reason != "bad_file")
+        counts = {"rows": 0, **self.counts, "good": sum(unit.rows for unit in units), "quarantined": bad}
+        counts |= {f"quarantined_{reason}": count for reason, count in sorted(reasons.items()) if reason != "bad_file"}
+        if counts["rows"] != counts["good"] + bad:
+            raise Defect(self.corpus.uri, f"{counts['rows']} rows read = good + quarantined", f"{counts['good']} + {bad}", "report this with the corpus")
+        listed = self._put(self.bad.place, f"quarantine/{self.digest}.parquet", sum(reasons.values())) if reasons else None
+        made = Corpus(
+            digest=self.digest, units=tuple(units), keys=tuple(keys), quarantine=listed, files=tuple(self.inputs),
+            counts=dict(sorted(counts.items())), id_type=str(self.schema.field("id").type),
+        )
+        _accepted(made, self.corpus, self.store)
+        if not self.store.create(record_path(self.digest), made.to_json()) and known_corpus(self.store, self.digest) is None:
+            self.store.write(record_path(self.digest), made.to_json())
+        return made
+
+
+@dataclass(frozen=True)
+class _Addresses:
+    """Positions to (unit, row). starts: position of each unit's first row, and the end; lost: positions of losers, ascending; kept: which units are left."""
+
+    starts: np.ndarray
+    lost: np.ndarray
+    kept: np.ndarray
+
+    def of(self, position: np.ndarray, lost: np.ndarray) -> tuple[pa.Array, pa.Array]:
+        """Ordinal among the units that are left, and the row in it without losers; null for a loser."""
+        place = np.searchsorted(self.starts, position, side="right") - 1
+        before = np.searchsorted(self.lost, position) - np.searchsorted(self.lost, self.starts[place])
+        unit = np.cumsum(self.kept)[place] - 1
+        row = position - self.starts[place] - before
+        return pa.array(unit.astype(np.int32), mask=lost), pa.array(row.astype(np.int32), mask=lost)
+
+
+class _QuarantineFile:
+    """Bad rows in a scratch file, in row groups of fixed length, so that equal rows give equal bytes."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._reasons: dict[str, int] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        for reason in rows["reason"].value_counts().to_pylist():
+            self._reasons[reason["values"]] = self._reasons.get(reason["values"], 0) + reason["counts"]
+        self._waiting.append(rows)
+        while sum(len(table) for table in self._waiting) >= _QUARANTINE_ROWS:
+            held = pa.concat_tables(self._waiting)
+            self._write(held.slice(0, _QUARANTINE_ROWS))
+            self._waiting = [held.slice(_QUARANTINE_ROWS)]
+
+    def flush(self) -> None:
+        """Ends a row group."""
+        if sum(len(table) for table in self._waiting):
+            self._write(pa.concat_tables(self._waiting))
+        self._waiting = []
+
+    def close(self) -> dict[str, int]:
+        """Rows by reason; without any there is no file."""
+        self.flush()
+        if self._writer:
+            self._writer.close()
+        return self._reasons
+
+    def _write(self, rows: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.place, QUARANTINE, **writer_options(QUARANTINE))
+        self._writer.write_table(rows.combine_chunks())
+
+
+def _accepted(made: Corpus, corpus: CorpusSettings, store: Store) -> Corpus:
+    """`made` itself, when enough of its rows are good."""
+    rows, good, bad = (made.counts[name] for name in ("rows", "good", "quarantined"))
+    listed = f"see {store.uri_of(made.quarantine.path)}" if made.quarantine else "check corpus.uri"
+    reasons = ", ".join(f"{name.removeprefix('quarantined_')} {count}" for name, count in made.counts.items() if name.startswith("quarantined_"))
+    skipped = f", {made.counts['bad_files']} unusable files" if "bad_files" in made.counts else ""
+    if not good:
+        raise DataError(corpus.uri, "at least one row with an id and a text", f"{rows} rows{f' ({reasons})' if reasons else ''}{skipped}", listed)
+    if bad > corpus.max_quarantined * rows:
+        found = f"{bad} of {rows} rows ({reasons})"
+        allowed = f"at most {corpus.max_quarantined:.0%} bad rows (corpus.max_quarantined)"
+        raise DataError(corpus.uri, allowed, found, f"{listed}, then mend the corpus or raise the share")
+    return made

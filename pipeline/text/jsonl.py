@@ -1,0 +1,262 @@
+"""Rows of JSON lines, plain or gzip, streamed block by block: Arrow's parser where a block is in order, line by line where it is not."""
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from pipeline.settings import CorpusSettings
+from pipeline.text.columns import Columns, Seen, missing, mistyped
+from pipeline.text.normalize import has_surrogates, replace_surrogates
+from pipeline.text.rows import RawBatch, Rejected
+from pipeline.text.sources import SourceFile, explained, open_file
+
+_BLOCK = 1 << 20                # bytes parsed at once: small, since one odd line sends its block down the slow road
+_LONGEST_LINE = 256 << 20       # bytes: a longer one means that the file is not JSON lines
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Whole lines. first: number of the first one in the file, from 0; position: bytes of the file read so far."""
+
+    lines: bytes
+    first: int
+    position: int
+
+
+def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
+    """Types by the first block; DataError when the file is an array, or no object in that block has a column, or one of the right type."""
+    block = next(_blocks(file), _Block(b"", 0, 0))
+    if block.lines.lstrip().startswith(b"["):
+        raise file.error("JSON lines (one object per line)", "a JSON array", "write one object per line, for instance with jq -c '.[]'")
+    parsed = (_parse(line)[0] for line in block.lines.split(b"\n") if line.strip())
+    objects = [one for one in parsed if one is not None]
+    types = {corpus.id: pa.null()} | {name: pa.null() for name in corpus.keep}
+    if not objects:
+        return Seen(file, types)
+    values = {setting: [one[name] for one in objects if one.get(name) is not None] for setting, name in _columns(corpus) if _present(objects, setting, name, file)}
+    if values["corpus.text"] and not any(isinstance(value, str) for value in values["corpus.text"]):
+        raise mistyped(file, "corpus.text", corpus.text, "string", type(values["corpus.text"][0]).__name__)
+    for value in values["corpus.id"]:
+        types[corpus.id] = _agreed_id(types[corpus.id], value, file, corpus)
+    for name in corpus.keep:
+        types[name] = pa.string() if name in file.partitions else _inferred(values[f"corpus.keep {name}"])
+    return Seen(file, types)
+
+
+def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
+    """All lines in order but blank ones, which are no rows; a row's number is its line's, from 0."""
+    schema = pa.schema([("id", columns.id), ("text", pa.string()), *((field.name, field.type) for field in columns.kept)])
+    for block in _blocks(file):
+        table = _parsed_by_arrow(block, schema, file, corpus)
+        if table is not None:
+            yield RawBatch(table, block.position)
+        else:
+            lines = _Lines(file, corpus, schema)
+            for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
+                if line.strip():
+                    lines.add(number, line)
+            yield RawBatch(lines.table(), block.position, tuple(lines.rejected), tuple(lines.surrogates))
+
+
+def _columns(corpus: CorpusSettings) -> list[tuple[str, str]]:
+    return [("corpus.id", corpus.id), ("corpus.text", corpus.text), *((f"corpus.keep {name}", name) for name in corpus.keep)]
+
+
+def _blocks(file: SourceFile) -> Iterator[_Block]:
+    """The file's lines in blocks of about _BLOCK bytes."""
+    held, lines = b"", 0
+    with explained(file.uri), open_file(file) as stream:
+        source: Any = gzip.GzipFile(fileobj=stream) if file.name.lower().endswith(".gz") else stream
+        while piece := _next(source, file):
+            held = held + piece if held or lines else piece.removeprefix(_BOM)
+            end = held.rfind(b"\n") + 1
+            if end:
+                yield _Block(held[:end], lines, stream.tell())
+                lines, held = lines + held.count(b"\n", 0, end), held[end:]
+            elif len(held) > _LONGEST_LINE:
+                raise file.error(f"lines of at most {_LONGEST_LINE >> 20} MiB", "a longer one", "the file is probably not JSON lines: set corpus.format, or remove it")
+        if held:
+            yield _Block(held, lines, file.size)
+
+
+def _next(source: Any, file: SourceFile) -> bytes:
+    try:
+        return bytes(source.read(_BLOCK))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise file.error("a whole gzip file", f"{type(error).__name__}: {error}", "it is damaged or cut short: write it again") from None
+
+
+def _parsed_by_arrow(block: _Block, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> pa.Table | None:
+    """The block's rows; None when not every line is plainly one object that fits, or not all is UTF-8."""
+    rows = _plain_lines(block.lines)
+    if rows is None:
+        return None
+    sources = _sources(schema, corpus)
+    wanted = {name: schema.field(column).type for column, name in sources.items()}
+    if len(wanted) < len(sources):                      # one key for two columns
+        return None
+    parse = pj.ParseOptions(explicit_schema=pa.schema(list(wanted.items())), unexpected_field_behavior="ignore")
+    try:
+        table = pj.read_json(pa.BufferReader(block.lines), pj.ReadOptions(use_threads=False, block_size=len(block.lines) + 1), parse)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    if table.num_rows != rows:
+        return None
+    columns = {column: table[name] for column, name in sources.items()}
+    for name, value in file.partitions.items():
+        columns |= {column: _constant(value, rows) for column, source in sources.items() if source == name and table[name].null_count == rows}
+    number = pa.array(np.arange(block.first, block.first + rows, dtype=np.int64))
+    return pa.table({**columns, "row": number}).combine_chunks()
+
+
+def _plain_lines(lines: bytes) -> int | None:
+    """How many lines there are, when each begins with { and ends with } and all is UTF-8: then Arrow's rows are the lines."""
+    try:
+        lines.decode()
+    except UnicodeDecodeError:
+        return None
+    content = np.frombuffer(lines, dtype=np.uint8)
+    ends = np.flatnonzero(content == ord("\n"))
+    ends = ends if lines.endswith(b"\n") else np.append(ends, len(lines))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    if (ends - starts < 2).any() or (content[starts] != ord("{")).any() or (content[ends - 1] != ord("}")).any():
+        return None
+    return len(ends)
+
+
+def _sources(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
+    """Column of the batch -> key of the object."""
+    return {"id": corpus.id, "text": corpus.text} | {name: name for name in schema.names[2:]}
+
+
+def _constant(value: str | None, count: int) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.repeat(pa.scalar(value, pa.string()), count)])
+
+
+def _parse(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
+    """(object, "", "") or (None, reason, detail)."""
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return None, "invalid_utf8", f"byte {error.start} of the line"
+    except (ValueError, RecursionError) as error:
+        return None, "invalid_json", str(error)
+    if not isinstance(value, dict):
+        return None, "invalid_json", f"{type(value).__name__}, not an object"
+    return value, "", ""
+
+
+@dataclass
+class _Lines:
+    """Takes a block line by line and finds a place for each: a row, or what is wrong with it."""
+
+    file: SourceFile
+    corpus: CorpusSettings
+    schema: pa.Schema
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    surrogates: list[int] = field(default_factory=list)
+
+    def add(self, number: int, line: bytes) -> None:
+        value, reason, detail = _parse(line)
+        if value is None:
+            self.rejected.append(Rejected(number, reason, detail, text=line.decode(errors="replace")))
+            return
+        value = {**self.file.partitions, **value}
+        row_id = self._id(value.get(self.corpus.id))
+        text = value.get(self.corpus.text)
+        kept = [_fitted(value.get(name), self.schema.field(name).type) for name in self.corpus.keep]
+        wrong = [name for name, (_, fits) in zip(self.corpus.keep, kept, strict=True) if not fits]
+        if not isinstance(text, str | None):
+            wrong.append(self.corpus.text)
+        if isinstance(row_id, int) and not _in_range(row_id, self.schema.field("id").type):
+            wrong.append(self.corpus.id)
+        if wrong:
+            detail = ", ".join(f"{name} is {json.dumps(value.get(name))[:60]}" for name in wrong)
+            self.rejected.append(Rejected(number, "wrong_type", detail, None if row_id is None else str(row_id), text if isinstance(text, str) else None))
+            return
+        if isinstance(text, str) and has_surrogates(text):
+            self.surrogates.append(number)
+            text = replace_surrogates(text)
+        self.rows.append((row_id, text, *(one for one, _ in kept), number))
+
+    def table(self) -> pa.Table:
+        schema = self.schema.append(pa.field("row", pa.int64()))
+        columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
+        return pa.table([pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)], schema=schema)
+
+    def _id(self, value: Any) -> int | str | None:
+        found = _agreed_id(self.schema.field("id").type, value, self.file, self.corpus)
+        assert found == self.schema.field("id").type
+        return replace_surrogates(value) if isinstance(value, str) else value
+
+
+def _agreed_id(agreed: pa.DataType, value: Any, file: SourceFile, corpus: CorpusSettings) -> pa.DataType:
+    """`agreed` itself, or what the first value says. DataError when `value` is of another type than the ids before it."""
+    if value is None:
+        return agreed
+    found = pa.string() if isinstance(value, str) else pa.int64() if isinstance(value, int) and not isinstance(value, bool) else None
+    if found is None:
+        raise mistyped(file, "corpus.id", corpus.id, "string or integer", f"{json.dumps(value)[:60]} ({type(value).__name__})")
+    if not pa.types.is_null(agreed) and pa.types.is_string(found) != pa.types.is_string(agreed):
+        kinds = ("string", "integer") if pa.types.is_string(agreed) else ("integer", "string")
+        raise mistyped(file, "corpus.id", corpus.id, f"{kinds[0]}, as before", f"{json.dumps(value)[:60]} ({kinds[1]})")
+    return found if pa.types.is_null(agreed) else agreed
+
+
+def _in_range(value: int, kind: pa.DataType) -> bool:
+    return 0 <= value < 2**64 if pa.types.is_uint64(kind) else -(2**63) <= value < 2**63
+
+
+def _fitted(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
+    """(the value as that type holds it, whether it does), by the same rules as Arrow's parser: 3 is a double, 3.0 is no integer, true is neither."""
+    types, number = pa.types, isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None:
+        return None, True
+    if types.is_string(kind) or types.is_large_string(kind):
+        return (replace_surrogates(value), True) if isinstance(value, str) else (None, False)
+    if types.is_boolean(kind):
+        return value, isinstance(value, bool)
+    if types.is_floating(kind) and number:
+        return _converted(float, value)
+    if types.is_integer(kind) and number and isinstance(value, int):
+        return _converted(lambda: pa.scalar(value, kind).as_py())
+    return _converted(lambda: _by_arrow(value, kind))
+
+
+def _converted(convert: Callable[..., Any], *values: Any) -> tuple[Any, bool]:
+    try:
+        return convert(*values), True
+    except (pa.ArrowException, OverflowError):
+        return None, False
+
+
+def _by_arrow(value: Any, kind: pa.DataType) -> Any:
+    """A nested value or a date: the one block of this one value is Arrow's to read."""
+    parse = pj.ParseOptions(explicit_schema=pa.schema([("value", kind)]), unexpected_field_behavior="ignore")
+    content = json.dumps({"value": value}).encode()
+    return pj.read_json(pa.BufferReader(content), pj.ReadOptions(use_threads=False, block_size=len(content) + 1), parse)["value"][0].as_py()
+
+
+def _present(objects: list[dict[str, Any]], setting: str, name: str, file: SourceFile) -> bool:
+    """True; DataError when no object has the key."""
+    if name not in file.partitions and not any(name in one for one in objects):
+        raise missing(file, setting.split()[0], name, [*file.partitions, *objects[0]])
+    return True
+
+
+def _inferred(values: list[Any]) -> pa.DataType:
+    """The type of a kept column: one that holds the values seen, else that of the first."""
+    for sample in (values, values[:1]):
+        with contextlib.suppress(pa.ArrowException, OverflowError):
+            return pa.infer_type(sample)
+    return pa.string()

@@ -1,0 +1,55 @@
+"""Files of either format as batches of sifted rows."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+
+from pipeline.errors import DataError
+from pipeline.settings import CorpusSettings
+from pipeline.text import jsonl, parquet
+from pipeline.text.columns import Columns, Seen, agree, check_names
+from pipeline.text.rows import SourceBatch, sift
+from pipeline.text.sources import Format, SourceFile
+
+_FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
+_INSPECTORS = 16        # files opened at once: over a network each waits for two answers
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a look at every file gave. rows: by file name, where known without reading; refused: why a file cannot be used, by its name."""
+
+    columns: Columns
+    rows: dict[str, int | None]
+    refused: dict[str, DataError]
+
+
+def survey(files: Sequence[SourceFile], corpus: CorpusSettings) -> Survey:
+    """Types that the files agree on, from Parquet footers and the first lines of JSON: an unusable file shows before the first row is read.
+
+    With `corpus.bad_files: error` the first such file's DataError is raised.
+    """
+    check_names(corpus)
+    with ThreadPoolExecutor(_INSPECTORS) as pool:
+        looks = list(pool.map(lambda file: _inspect(file, corpus), files))
+    seen = [look for look in looks if isinstance(look, Seen)]
+    columns, misfits = agree(seen, corpus)
+    refused = {file.name: look for file, look in zip(files, looks, strict=True) if isinstance(look, DataError)} | misfits
+    if refused and corpus.bad_files == "error":
+        raise next(refused[file.name] for file in files if file.name in refused)
+    return Survey(columns, {one.file.name: one.rows for one in seen if one.file.name not in refused}, refused)
+
+
+def read_batches(file: SourceFile, corpus: CorpusSettings, columns: Columns | None = None) -> Iterator[SourceBatch]:
+    """All rows of one file in order, good or set aside. columns: those of the survey; None takes this file's own."""
+    agreed = columns or survey([file], corpus).columns
+    for raw in _FORMATS[file.format].read(file, corpus, agreed):
+        yield sift(raw, file)
+
+
+def _inspect(file: SourceFile, corpus: CorpusSettings) -> Seen | DataError:
+    try:
+        return _FORMATS[file.format].inspect(file, corpus)
+    except DataError as error:
+        return error
