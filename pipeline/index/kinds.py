@@ -88,21 +88,21 @@ def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per
     train_rows = _train_rows(rows, nlist, settings) if nlist else 0
     if kind == "opq_ivf_pq" and train_rows < CODEWORDS:
         raise _too_few("index.kind: opq_ivf_pq", CODEWORDS, train_rows)
-    parts = max(1, round(dim / per_code))
+    parts = math.ceil(dim / per_code)
     size = _size(kind, dim, nlist, parts)
     on_disk = _on_disk(size.memory(rows), settings, ivf=nlist > 0, where=f"index.kind: {kind}")
     return IndexPlan(
-        kind=kind,  # type: ignore[arg-type]
-        factory=_factory(kind, dim, nlist, parts),
+        kind=kind,
+        factory=_factory(kind, nlist, parts, per_code),
         dim=dim, nlist=nlist, train_rows=train_rows,
         file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
         on_disk=on_disk, shardable=kind != "hnsw", why=why,
     )  # fmt: skip
 
 
-def _factory(kind: str, dim: int, nlist: int, parts: int) -> str:
+def _factory(kind: str, nlist: int, parts: int, per_code: int) -> str:
     coarse = f"IVF{nlist}" + (f"_HNSW{HNSW_LINKS}" if nlist >= LARGE_NLIST else "")
-    rotated = parts * math.ceil(dim / parts)        # a product quantizer wants equal parts; the rotation pads
+    rotated = parts * per_code                      # a product quantizer wants equal parts; the rotation pads
     # np: no polysemous ordering of the codes, which nothing here uses and which takes longer than all other training
     return {
         "flat": "Flat",
@@ -149,7 +149,7 @@ def _on_disk(memory_bytes: int, settings: IndexSettings, *, ivf: bool, where: st
 
 
 def _factory_plan(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
-    from pipeline.index.factory import inspect_factory      # the one plan that needs faiss
+    from pipeline.index.structure import inspect_factory  # the one plan that needs faiss
 
     found = inspect_factory(settings.kind, dim)
     least = max(found.nlist, found.codewords)
