@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import textwrap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,9 +47,21 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
         raise _explain(error, kind, str(file or "command line")) from None
 
 
-def to_yaml(settings: Settings) -> str:
-    """The resolved settings, every key written out."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+def to_yaml(settings: Settings, indent: str = "") -> str:
+    """The resolved settings, every key below its comment."""
+    lines = []
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        section = isinstance(value, Settings)
+        comment = type(value).__doc__ if section else field.description
+        lines += [f"{indent}# {line}" for line in textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))]
+        lines += [f"{indent}{name}:", to_yaml(value, indent + "  ")] if section else [f"{indent}{name}: {_yaml_value(settings, name)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml_value(settings: Settings, name: str) -> str:
+    value = settings.model_dump(mode="json", include={name})[name]
+    return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000).removesuffix("...\n").strip()
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The tree of errors. Each says where, what was expected, what was found and what to do, and carries the exit code of the command that meets it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 
@@ -11,7 +11,8 @@ class PipelineError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`, which dataclasses leave empty."""
-        return _rebuild, (type(self), {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}, self.args)
+        values = {field.name: getattr(self, field.name) for field in fields(self)} if is_dataclass(self) else {}
+        return _rebuild, (type(self), values, self.args)
 
 
 def _rebuild(kind: type[PipelineError], values: dict[str, Any], arguments: tuple[Any, ...]) -> PipelineError:

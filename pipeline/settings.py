@@ -140,7 +140,9 @@ class ClusterSettings(Settings):
     workers: Annotated[int, Field(ge=1)] | None = None
     """encode workers; null: one per CPU (or per GPU) of the cluster, never more than units"""
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
+    """CPUs that Ray sets aside for an encode worker; encode.threads is what it uses"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of an encode worker: 1, or a share such as 0.5; 0 encodes on the CPU"""
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
 

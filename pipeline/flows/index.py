@@ -57,6 +57,8 @@ class BuiltIndex(Stored):
     files: tuple[FileRef, ...]
     ids: tuple[FileRef, ...]
     rows: int
+    settings: dict[str, Any]
+    """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
     measured: dict[str, Any]
     """recall, curve, latency ... as pipeline.index.validate found them"""
     queries: FileRef
@@ -233,7 +235,7 @@ class Finish:
 
 def build_index(
     job: Job, store: Store, vectors: Manifest, ordinals: Sequence[int], transform: Whitening | None, dim: int, cluster: Cluster, stages: Stages
-) -> tuple[BuiltIndex, IndexPlan]:
+) -> BuiltIndex:
     """The index over the manifest's units. What an earlier run finished of the same index is kept."""
     units = tuple(Placed(ordinal=ordinal, unit=unit) for ordinal, unit in zip(ordinals, vectors.units, strict=True) if unit.rows)
     plan = plan_index(vectors.rows, transform.k if transform else dim, job.index)
@@ -245,7 +247,7 @@ def build_index(
     build = Build(store, plan, job.index, job.gates, transform, space_id, f"indexes/work/{digest_of(what)[:24]}", job.corpus.id)
     done = f"{build.work}/built.json"
     if (built := BuiltIndex.load(store, done)) and all(store.size(ref.path) == ref.bytes for ref in (*built.files, *built.ids)):
-        return built, plan
+        return built
     with stages("train") as bar:
         if not (store.exists(build.trained()) and store.exists(build.queries())):
             run_task(Train(build), units, Pool(1))
@@ -259,7 +261,7 @@ def build_index(
     with stages("merge") as bar:
         built = run_task(Finish(build), tuple(filled[number] for number in range(len(shards))), Pool(1))
     store.write(done, built.to_json())
-    return built, plan
+    return built
 
 
 def _contiguous(units: tuple[Placed, ...], count: int) -> list[tuple[Placed, ...]]:

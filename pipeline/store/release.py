@@ -30,6 +30,8 @@ class ReleaseUnit(Stored):
     moments: FileRef | None = None
     record: str
     """path of the unit's record"""
+    quarantine: FileRef | None = None
+    """rows whose vector was unusable"""
 
 
 class IndexFiles(Stored):
@@ -90,7 +92,8 @@ class ReleaseManifest(Stored):
     def paths(self) -> set[str]:
         """Every file that this release needs, its own manifest and the corpus record's files excepted."""
         single = [ref.path for ref in (self.transform, self.moments, self.tombstones, self.corpus) if ref]
-        units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path, unit.moments.path if unit.moments else None) if path]
+        units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path)]
+        units += [ref.path for unit in self.units for ref in (unit.moments, unit.quarantine) if ref]
         groups = [ref.path for ref in (*self.index.files, *self.ids)]
         return {*single, *units, *groups, *(f"{self.encoder.path}/{ref.path}" for ref in self.encoder.files)}
 

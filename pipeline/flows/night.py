@@ -1,0 +1,199 @@
+"""The stages of a night up to a candidate, each resumable by what it left in the store."""
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import DataError
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.encode import Spent, encode
+from pipeline.flows.index import BuiltIndex, build_index
+from pipeline.flows.whiten import Decision, whiten
+from pipeline.log import Stages, say
+from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.settings import Job
+from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit
+from pipeline.store.store import Store, open_store
+from pipeline.store.units import Corpus, FileRef, Manifest
+from pipeline.text.docstrings import harvest_docstrings
+from pipeline.text.ingest import corpus_digest, ingest, record_path
+from pipeline.text.sources import list_files
+
+PACKAGES = ("manta-embeddings", "ray", "torch", "transformers", "tokenizers", "pyarrow", "faiss-cpu", "faiss-gpu", "numpy", "fsspec", "s3fs")
+
+
+def open_releases(job: Job) -> Releases:
+    """The releases below release.root, with their commits where release.commits_root says."""
+    return Releases(open_store(job.release.root), open_store(job.release.commits_root) if job.release.commits_root else None)
+
+
+def read_corpus(job: Job, store: Store, stages: Stages) -> Corpus:
+    """The corpus as units: harvested first where the job says so, then read, sifted and keyed."""
+    fill_corpus(job, stages)
+    with stages("ingest") as bar:
+        before = 0
+
+        def progress(rows: int, _: int) -> None:
+            nonlocal before
+            bar.add(rows - before)
+            before = rows
+
+        corpus = ingest(job.corpus, job.encode.unit_rows, store, on_progress=progress)
+        bar.stage.note = f"{corpus.rows:,} good rows in {len(corpus.units)} units, {corpus.counts['quarantined']:,} quarantined"
+    return corpus
+
+
+def fill_corpus(job: Job, stages: Stages) -> None:
+    """Write the harvested corpus to corpus.uri; unchanged content is not written again."""
+    if job.corpus.harvest == "docstrings":
+        with stages("harvest") as bar:
+            bar.add(harvest_docstrings(job.corpus.uri, job.corpus.max_rows))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a night built, before the gates: the manifest and what the report tells beside it."""
+
+    manifest: ReleaseManifest
+    corpus: Corpus
+    vectors: Manifest
+    spent: Spent
+    decision: Decision
+    built: BuiltIndex
+    folder: EncoderFolder
+
+
+def unchanged(job: Job, before: ReleaseManifest | None) -> bool:
+    """Whether the published release is what the job would make: same files, same space, same settings. Imports neither torch nor Ray."""
+    if before is None:
+        return False
+    digest = corpus_digest(job.corpus, job.encode.unit_rows, list_files(job.corpus))
+    return before.corpus.path == record_path(digest) and before.space_id == open_folder(job.encoder).space_id and _shaping(job) == _shaping_of(before)
+
+
+def _shaping(job: Job) -> dict[str, object]:
+    """Settings that change what is published."""
+    settings = job.model_dump(mode="json")
+    return {"whiten": settings["whiten"], "index": settings["index"], "vectors": settings["encode"]["vectors"], "nprobe for": settings["gates"]["recall_at_10"]}
+
+
+def _shaping_of(before: ReleaseManifest) -> dict[str, object]:
+    try:
+        return _shaping(Job.model_validate(before.settings))
+    except ValueError:                                  # written by a version with other settings: build anew
+        return {}
+
+
+def build_candidate(job: Job, store: Store, before: ReleaseManifest | None, corpus: Corpus, cluster: Cluster, stages: Stages) -> Candidate:
+    """Encode, whiten and index the corpus; what an earlier run finished is kept."""
+    folder = open_folder(job.encoder)
+    if before is not None and before.space_id != folder.space_id:
+        say(f"the encoder's space {folder.space_id[:16]} is not that of release {before.release} ({before.space_id[:16]}): all texts are encoded anew")
+    vectors, spent = encode(corpus, job, store, cluster, stages)
+    decision = whiten(job, store, corpus, vectors, cluster, stages)
+    ordinals, following = number_units(corpus, before)
+    built = build_index(job, store, vectors, ordinals, decision.transform, folder.dim, cluster, stages)
+    if built.rows != vectors.rows:
+        raise DataError("index", f"{vectors.rows:,} rows, as encoded", f"{built.rows:,}", "remove indexes/work below the root and run again")
+    encoder = keep_encoder(folder, store)
+    manifest = _manifest(job, before, corpus, vectors, decision, built, encoder, (ordinals, following), folder)
+    return Candidate(manifest, corpus, vectors, spent, decision, built, folder)
+
+
+def number_units(corpus: Corpus, before: ReleaseManifest | None) -> tuple[list[int], int]:
+    """An ordinal for each unit: the one it had in the release before, else the next free one. Ordinals are never used again for other texts."""
+    known = {unit.corpus.sha256: unit.ordinal for unit in before.units} if before else {}
+    following = before.next_ordinal if before else 0
+    ordinals = []
+    for unit in corpus.units:
+        if unit.sha256 in known:
+            ordinals.append(known.pop(unit.sha256))
+        else:
+            ordinals.append(following)
+            following += 1
+    return ordinals, following
+
+
+def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
+    """The release's own copy of the encoder's files, stored once."""
+    top = f"encoders/{folder.space_id[:24]}"
+    references = []
+    for name, sha256 in sorted(folder.files.items()):
+        file = folder.file(name)
+        if store.size(f"{top}/{name}") != file.stat().st_size:
+            store.write(f"{top}/{name}", file.read_bytes())
+        references.append(FileRef(path=name, sha256=sha256, bytes=file.stat().st_size))
+    return EncoderFiles(path=top, files=tuple(references))
+
+
+def _manifest(
+    job: Job, before: ReleaseManifest | None, corpus: Corpus, vectors: Manifest, decision: Decision, built: BuiltIndex, encoder: EncoderFiles,
+    numbering: tuple[Sequence[int], int], folder: EncoderFolder,
+) -> ReleaseManifest:
+    content = corpus.to_json()
+    numerics: dict[str, int] = {}
+    for record in vectors.units:
+        numerics[record.numerics_id or ""] = numerics.get(record.numerics_id or "", 0) + record.rows
+    return ReleaseManifest(
+        parent=before.release if before else None,
+        space_id=folder.space_id,
+        transform_id=decision.transform.transform_id if decision.transform else None,
+        transform=decision.ref if decision.used else None,
+        moments=decision.moments_ref,
+        numerics=numerics,
+        rows=vectors.rows,
+        units=_units(corpus, vectors, numbering[0], job),
+        next_ordinal=numbering[1],
+        index=IndexFiles(kind=built.kind, factory=built.factory, dim=built.dim, parts=built.parts, files=built.files, settings=built.settings),
+        ids=built.ids,
+        encoder=encoder,
+        corpus=FileRef(path=record_path(corpus.digest), sha256=sha256_hex(content), rows=corpus.rows, bytes=len(content)),
+        counts=counts(corpus, vectors, before),
+        settings=job.model_dump(mode="json"),
+        packages=packages(),
+    )
+
+
+def _units(corpus: Corpus, vectors: Manifest, ordinals: Sequence[int], job: Job) -> tuple[ReleaseUnit, ...]:
+    from pipeline.flows.encode import record_path as vectors_record
+
+    return tuple(
+        ReleaseUnit(
+            ordinal=ordinal, path=unit.path, rows=unit.rows, sha256=unit.sha256, space_id=unit.space_id or "", numerics_id=unit.numerics_id or "",
+            corpus=FileRef(path=text.path, sha256=text.sha256, rows=text.rows, bytes=text.bytes), dropped=unit.dropped, moments=unit.moments,
+            record=vectors_record(unit.space_id or "", text, job.encode), quarantine=unit.quarantine,
+        )
+        for ordinal, unit, text in zip(ordinals, vectors.units, corpus.units, strict=True)
+    )
+
+
+def counts(corpus: Corpus, vectors: Manifest, before: ReleaseManifest | None) -> dict[str, int]:
+    """Rows of the night: total = rows + quarantined. new, changed and deleted compare units with the release before; reused units were not encoded again."""
+    encoded = vectors.counts()
+    known = {unit.corpus.sha256 for unit in before.units} if before and before.space_id == vectors.units[0].space_id else set()
+    reused = sum(unit.rows for unit in corpus.units if unit.sha256 in known)
+    found = {
+        "total": corpus.counts["rows"], "new": corpus.rows - reused, "changed": 0, "deleted": 0, "reused": reused, "encoded": vectors.rows - reused,
+        "quarantined": corpus.counts["quarantined"] + encoded.get("quarantined", 0), "skipped": corpus.counts.get("skipped", 0),
+        "truncated": encoded.get("truncated", 0), "tokens": encoded.get("tokens", 0), "unusable_vector": encoded.get("quarantined", 0),
+    }
+    kept = ("control_characters", "surrogates_replaced", "bad_files", "skipped_files")
+    reasons = {name: count for name, count in corpus.counts.items() if name.startswith("quarantined_") or name in kept}
+    return found | reasons
+
+
+def packages() -> dict[str, str]:
+    """Versions of the packages that matter, as installed here."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def sha256_hex(content: bytes) -> str:
+    from hashlib import sha256
+
+    return sha256(content).hexdigest()

@@ -1,0 +1,44 @@
+"""Throttling in anybody's words is tried again; a missing file is not."""
+
+import botocore.exceptions
+import pytest
+
+from pipeline.errors import TransientError
+from pipeline.store.retry import is_transient, retrying
+
+SLOW = botocore.exceptions.ClientError({"Error": {"Code": "SlowDown", "Message": "Please reduce your request rate."}}, "PutObject")
+DENIED = botocore.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
+
+
+@pytest.mark.parametrize("error", [
+    SLOW, OSError("When reading information for key 'x': AWS Error SLOW_DOWN during HeadObject operation"), ConnectionResetError(), TimeoutError(),
+    botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), OSError(16, "Please reduce your request rate."),
+])
+def test_what_may_pass_is_transient(error: Exception):
+    assert is_transient(error)
+
+
+@pytest.mark.parametrize("error", [DENIED, FileNotFoundError("timeout.parquet"), PermissionError("503"), KeyError("x"), OSError(28, "No space left on device")])
+def test_what_will_not_pass_is_final(error: Exception):
+    assert not is_transient(error)
+
+
+def test_a_call_is_repeated_until_it_answers():
+    answers = iter([SLOW, ConnectionResetError(), "there"])
+
+    def call() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert retrying(call, "s3://bucket/x") == "there"
+
+
+def test_past_the_deadline_the_store_and_the_last_error_are_named():
+    def call() -> None:
+        raise SLOW
+
+    with pytest.raises(TransientError, match=r"s3://bucket/x.*SlowDown") as caught:
+        retrying(call, "s3://bucket/x", deadline_s=0.3)
+    assert caught.value.exit_code == 75

@@ -1,0 +1,81 @@
+"""Settings equal their YAML, travel, and refuse what they do not know with a hint."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import load_settings, to_yaml
+from pipeline.errors import ConfigError, DataError, GatesRefused, PipelineError, PublishConflict
+from pipeline.settings import Job
+
+CONFIGS = Path(__file__).parent.parent / "jobs" / "configs"
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_settings_equal_their_yaml(tmp_path: Path):
+    job = load_settings(Job, None, ("encode.unit_rows=5", "corpus.keep=[lang, url]"))
+    assert load_settings(Job, write(tmp_path, to_yaml(job))) == job
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_overrides_go_before_the_file(tmp_path: Path):
+    file = write(tmp_path, "corpus: {uri: data, id: key}\nindex: {kind: flat}\n")
+    job = load_settings(Job, file, ("corpus.uri=s3://bucket/*.parquet", "index.nlist=64", "whiten.k="))
+    assert (job.corpus.uri, job.corpus.id, job.index.kind, job.index.nlist, job.whiten.k) == ("s3://bucket/*.parquet", "key", "flat", 64, None)
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("encode.unt_rows=5", "encode.unt_rows.*did you mean 'unit_rows'"),
+    ("corpsu.uri=x", "did you mean 'corpus'"),
+    ("encode.unit_rows=0", "encode.unit_rows.*greater than or equal to 1, found 0"),
+    ("encode.unit_rows=many", "encode.unit_rows.*integer.*'many'"),
+    ("whiten.mode=maybe", "whiten.mode.*'auto', 'on' or 'off'"),
+    ("corpus.keep=[a, a]", "each column once"),
+    ("corpus.keep=[vector]", "vector"),
+    ("just words", "key.path=value"),
+    ("a..b=1", "key.path=value"),
+])
+def test_what_is_wrong_is_named_with_its_place(override: str, words: str):
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_settings(Job, None, (override,))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "words"), [("corpus: [", "readable YAML"), ("- a\n- b\n", "a mapping of sections"), ("corpus: 3", "corpus")])
+def test_a_file_that_is_no_job_is_named(tmp_path: Path, text: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        load_settings(Job, write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no such file"):
+        load_settings(Job, tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+def test_every_shipped_config_loads(file: Path):
+    load_settings(Job, file)
+
+
+def test_the_reference_config_holds_every_key_with_its_default_and_a_comment():
+    file = CONFIGS / "nightly.yaml"
+    assert load_settings(Job, file) == Job()
+    assert file.read_text() == to_yaml(Job()), "manta nightly --print-config > jobs/configs/nightly.yaml writes it"
+    lines = file.read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line and not line.lstrip().startswith("#")]
+    assert all(lines[number - 1].lstrip().startswith("#") for number in keys), "each key stands below its comment"
+
+
+@pytest.mark.parametrize("error", [
+    DataError("file", "a column 'id'", "the columns a, b", "set corpus.id"),
+    GatesRefused("candidates/abc", ("recall_at_10 0.81 < 0.95",)), PublishConflict(3, "abc"), PipelineError("words"),
+])
+def test_errors_cross_a_process_border_whole(error: PipelineError):
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.exit_code) == (type(error), str(error), error.exit_code)

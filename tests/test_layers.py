@@ -1,0 +1,59 @@
+"""Each part of the pipeline imports only parts before it; only one place knows faiss, and one Ray; importing is light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ORDER = (
+    "errors", "registry", "config", "settings", "log", "device", "store", "text", "stats", "models", "losses", "objectives", "augment", "post", "index", "evaluate", "train",
+    "report", "flows",
+)
+MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
+
+
+def part(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+def imports(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if node.module == "pipeline"}
+    return names
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_a_module_imports_only_parts_before_its_own(file: Path):
+    own = file.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for name in imports(file):
+        top = name.split(".")[0]
+        assert top != "jobs", f"{file} imports {name}: nothing imports jobs"
+        assert top != "faiss" or own == "index", f"{file} imports faiss: only index/ does"
+        assert top != "ray" or own == "flows", f"{file} imports ray: only flows/ does"
+        if top == "pipeline" and part(name) in ORDER:
+            assert ORDER.index(part(name)) <= ORDER.index(own), f"{file} imports {name}, which comes later"
+
+
+@pytest.mark.parametrize("statement", [
+    "import jobs.cli", "import pipeline", "import pipeline.settings", "import pipeline.store.release, pipeline.text.ingest, pipeline.models.folder, pipeline.flows.night",
+])
+def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss(statement: str):
+    heavy = ("torch", "ray", "faiss", "transformers", "matplotlib", "sklearn")
+    program = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
+
+
+def test_every_module_imports_without_a_gpu_and_without_a_network():
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in MODULES]
+    program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    subprocess.run([sys.executable, "-c", program, *names], check=True, cwd=ROOT, timeout=120)
