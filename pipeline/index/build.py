@@ -1,7 +1,7 @@
 """An index trained once and filled in parts. The published index takes the encoder's raw output: whitening and normalisation stand inside it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.kinds import IndexPlan
-from pipeline.index.library import faiss
+from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import chain_of, ivf_of, make_ann, unwrap
 from pipeline.index.truth import Affine, Batches, ExactTopK, Neighbours
 
@@ -96,7 +96,8 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
     if on_disk:
         flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
     try:
-        return faiss.read_index(str(path), flags)
+        with prints_to_stderr() if on_disk else nullcontext():
+            return faiss.read_index(str(path), flags)
     except RuntimeError as error:
         raise DataError(str(path), "a faiss index", " ".join(str(error).split())[-200:], "build or fetch it again") from None
 

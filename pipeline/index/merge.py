@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.index.build import read_index
-from pipeline.index.library import faiss
+from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import addresses_of, fingerprint, ivf_of, unwrap
 from pipeline.store.store import sha256_of
 
@@ -57,7 +57,8 @@ def merge_on_disk(parts: Sequence[Part], folder: Path) -> tuple[Any, Path]:
     sources = faiss.InvertedListsPtrVector()
     for part in mapped:
         sources.push_back(unwrap(part).invlists)
-    rows = lists.merge_from_multiple(sources.data(), sources.size(), False, False)
+    with prints_to_stderr():
+        rows = lists.merge_from_multiple(sources.data(), sources.size(), False, False)
     _adopt(index, lists, rows)
     named = growing.rename(folder / f"{sha256_of(growing)[:24]}.ivfdata")
     lists.filename = named.name
@@ -177,4 +178,5 @@ def _check_found(index: Any, part: Part) -> None:
         ivf.nprobe = before
     share = float((found == part.probe_addresses[:, None]).any(axis=1).mean())
     if share < _FOUND_SHARE:
-        raise DataError("merged index", f"the rows of {part.path.name} to find themselves", f"{share:.0%} that do", "fill that part again with the trained index of the others")
+        remedy = "fill that part again with the trained index of the others"
+        raise DataError("merged index", f"the rows of {part.path.name} to find themselves", f"{share:.0%} that do", remedy)
