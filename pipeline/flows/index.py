@@ -219,11 +219,17 @@ class Finish:
 
     def _work(self, shards: tuple[ShardRecord, ...]) -> BuiltIndex:
         from pipeline.index.finish import finish
+        from pipeline.index.merge import Part
+        from pipeline.index.truth import Neighbours
 
         build, store = self.build, self.build.store
         with store.scratch() as scratch:
-            parts = [store.local(shard.part.path, shard.part.sha256) for shard in shards]
-            truths = [unpack(store.read(shard.truth.path), "addresses", "scores", "probe_addresses", "probe_vectors")[0] for shard in shards]
+            found = [unpack(store.read(shard.truth.path), "addresses", "scores", "probe_addresses", "probe_vectors")[0] for shard in shards]
+            truths = [Neighbours(each["addresses"], each["scores"]) for each in found]
+            parts = [
+                Part(store.local(shard.part.path, shard.part.sha256), shard.rows, each["probe_addresses"], each["probe_vectors"])
+                for shard, each in zip(shards, found, strict=True)
+            ]
             files, measured = finish(build.plan, build.settings, build.gates, build.load_queries(), parts, truths, scratch)
             refs = tuple(put_by_content(store, file, "indexes/", "".join(file.suffixes), measured["rows"]) for file in files)
         queries = store.read(build.queries())

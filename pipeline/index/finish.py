@@ -1,0 +1,59 @@
+"""The last step of a build: parts are merged, the search effort is chosen, the index is measured and written."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.index.build import write_index
+from pipeline.index.kinds import IndexPlan
+from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
+from pipeline.index.structure import addresses_of, fingerprint, imbalance, ivf_of
+from pipeline.index.truth import ExactTopK, Neighbours, Queries
+from pipeline.index.validate import Measured, choose_nprobe, effort_name, get_effort, latency, recall, set_effort
+from pipeline.settings import GateSettings, IndexSettings
+
+_TARGET = 0.95              # recall@10 that nprobe is chosen for when the gate is off
+
+
+def finish(
+    plan: IndexPlan, settings: IndexSettings, gates: GateSettings, queries: Queries, parts: Sequence[Part], truths: Sequence[Neighbours], folder: Path
+) -> tuple[tuple[Path, ...], dict[str, Any]]:
+    """The published files, written into `folder`, and what was measured (`Measured` as a dict).
+
+    truths: the queries' exact neighbours in each part. The second file, if the plan keeps lists on disk, has a name that the first refers to: store it
+    under that name, beside the first.
+    """
+    lists: tuple[Path, ...] = ()
+    if plan.on_disk:
+        index, on_disk = merge_on_disk(parts, folder)
+        lists = (on_disk,)
+    else:
+        index = merge(parts)
+    truth = functools.reduce(ExactTopK(queries).merge, truths)
+    file = folder / "index.faiss"
+    measured = measure(index, queries, truth, settings, gates.recall_at_10)
+    write_index(index, file)
+    files = (file, *lists)
+    return files, measured.model_copy(update={"file_bytes": sum(each.stat().st_size for each in files)}).model_dump(mode="json")
+
+
+def measure(index: Any, queries: Queries, truth: Neighbours, settings: IndexSettings, target: float | None) -> Measured:
+    """Search effort chosen on the even queries (or as set) and put into `index`; recall and latency on the odd ones."""
+    chosen, curve = choose_nprobe(index, queries[0::2], truth[0::2], _TARGET if target is None else target)
+    if settings.nprobe is not None and chosen is not None:
+        set_effort(index, settings.nprobe)
+    odd = slice(1, None, 2) if len(queries) > 1 else slice(None)
+    return Measured(
+        rows=index.ntotal,
+        recall={str(k): share for k, share in recall(index, queries[odd], truth[odd]).items()},
+        effort=get_effort(index), effort_name=effort_name(index), curve=curve,
+        latency=latency(index, queries[odd]), queries=len(queries[odd].addresses),
+        duplicate_addresses=duplicates(addresses_of(index)).count,
+        file_bytes=0, nlist=_nlist(index), imbalance=imbalance(index), fingerprint=fingerprint(index),
+    )  # fmt: skip
+
+
+def _nlist(index: Any) -> int:
+    ivf = ivf_of(index)
+    return 0 if ivf is None else int(ivf.nlist)

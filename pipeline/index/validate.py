@@ -1,0 +1,246 @@
+"""Is the index good enough: recall against exact search, the least search effort that reaches it, latency, and gates as values."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.config import Settings
+from pipeline.index.build import threads
+from pipeline.index.kinds import GIB
+from pipeline.index.structure import ivf_of, unwrap
+from pipeline.index.truth import NOBODY, Neighbours, Queries
+from pipeline.settings import Dtype, GateSettings
+from pipeline.store.release import Gate
+
+RANKS = (1, 10, 100)
+_SAME_SCORE = 1e-6          # float32 cosines of equal texts differ by 2e-7 at most between two matrix products
+_Z = 1.959964               # standard normal quantile of a two-sided 95 % interval
+_BEYOND_TARGET = 2          # points of the curve after the chosen one: it shows what more effort would buy
+_FLAT_POINTS, _FLAT_GAIN = 4, 5e-4      # four points are a factor of four in effort
+_EXACT_CODES = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat", "IndexHNSWFlat")
+_CANARY = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
+
+
+class Share(Settings):
+    """hits of trials, with the 95 % interval of Wilson (1927), which is sound at 0 and 1 and for few trials. Nothing to find counts as found."""
+
+    hits: int
+    trials: int
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, hits: int, trials: int) -> "Share":
+        if not trials:
+            return cls(hits=0, trials=0, value=1.0, low=0.0, high=1.0)
+        value, z2 = hits / trials, _Z**2 / trials
+        centre = (value + z2 / 2) / (1 + z2)
+        half = _Z * math.sqrt(value * (1 - value) / trials + z2 / (4 * trials)) / (1 + z2)
+        return cls(hits=hits, trials=trials, value=value, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
+class CurvePoint(Settings):
+    """Recall at one search effort, on the queries that choose it; query_ms: mean of one query in a batch on one thread."""
+
+    effort: int
+    recall_at_10: float
+    query_ms: float
+
+
+class Latency(Settings):
+    """Milliseconds of one query searched by itself on one thread, k = 10."""
+
+    queries: int
+    p50_ms: float
+    p99_ms: float
+
+
+class Measured(Settings):
+    """What was measured on a built index; what gates judge and the report shows."""
+
+    rows: int
+    recall: dict[str, Share]
+    """at rank 1, 10 and 100, on the half of the queries that did not choose the effort"""
+    effort: int | None
+    """nprobe, or efSearch of HNSW; null for exhaustive search"""
+    effort_name: str | None
+    curve: tuple[CurvePoint, ...]
+    latency: Latency
+    queries: int
+    duplicate_addresses: int
+    file_bytes: int
+    nlist: int
+    imbalance: float
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Rows of a night: read (or reused) = vectors + quarantined + skipped. bad_vectors: non-finite or zero ones in the units; duplicate_ids: of the user."""
+
+    read: int
+    vectors: int
+    quarantined: int
+    skipped: int = 0
+    bad_vectors: int = 0
+    duplicate_ids: int = 0
+
+
+def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ...] = RANKS) -> dict[int, Share]:
+    """Share of the exact k nearest that the index returns, at the effort set in it, for each k of `ranks`. A query's own address is no answer.
+
+    Captions and the like hold many equal texts, so the k-th place is often shared: an answer is right if its exact score is at least the k-th exact score
+    less 1e-6. Exact scores are known for the answers listed in `truth` (which goes beyond k) and for indexes that store vectors whole; an answer beyond
+    the list of a compressing index counts as wrong. Where there are fewer than k other rows, all of them are asked for.
+    """
+    found, scores = _answers(index, queries, max(ranks))
+    exact_scores = type(unwrap(index)).__name__ in _EXACT_CODES
+    shares = {}
+    for k in ranks:
+        wanted = (truth.addresses[:, :k] != NOBODY).sum(axis=1)
+        last = np.where(wanted > 0, np.take_along_axis(truth.scores, np.maximum(wanted - 1, 0)[:, None], axis=1)[:, 0], np.inf) - _SAME_SCORE
+        hits = 0
+        for row, limit in enumerate(last):
+            right = np.isin(found[row, :k], truth.addresses[row][truth.scores[row] >= limit])
+            right |= exact_scores & (scores[row, :k] >= limit)
+            hits += min(int((right & (found[row, :k] != NOBODY)).sum()), int(wanted[row]))
+        shares[k] = Share.of(hits, int(wanted.sum()))
+    return shares
+
+
+def _answers(index: Any, queries: Queries, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Addresses and scores (q, k) with each query's own address left out: k + 1 are asked for, and the own or else the last one goes."""
+    scores, found = index.search(np.ascontiguousarray(queries.vectors, dtype=np.float32), k + 1)
+    own = found == queries.addresses[:, None]
+    own[~own.any(axis=1), -1] = True
+    kept = np.argsort(own, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(found, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
+
+
+def effort_name(index: Any) -> str | None:
+    """nprobe, efSearch, or None for a kind that always searches everything."""
+    if ivf_of(index) is not None:
+        return "nprobe"
+    return "efSearch" if hasattr(unwrap(index), "hnsw") else None
+
+
+def get_effort(index: Any) -> int | None:
+    """The search effort set in the index."""
+    name, ann = effort_name(index), unwrap(index)
+    return None if name is None else int(ann.nprobe if name == "nprobe" else ann.hnsw.efSearch)
+
+
+def set_effort(index: Any, effort: int) -> None:
+    """Set nprobe (at most nlist) or efSearch; a file written afterwards keeps it, so that plain faiss searches with it too."""
+    name, ann = effort_name(index), unwrap(index)
+    if name == "nprobe":
+        ann.nprobe = max(1, min(effort, ann.nlist))
+    elif name == "efSearch":
+        ann.hnsw.efSearch = max(1, effort)
+
+
+def choose_nprobe(index: Any, queries: Queries, truth: Neighbours, target: float) -> tuple[int | None, tuple[CurvePoint, ...]]:
+    """The least effort whose recall@10 reaches `target`, else the best one; it is set in `index`. With it, the measured curve. (None, ()) for exhaustive kinds.
+
+    nprobe runs over 1, 2, 3, 4, 6, 8, 12 ... nlist, efSearch over 16, 24, 32 ... 1,024.
+    """
+    if effort_name(index) is None:
+        return None, ()
+    curve: list[CurvePoint] = []
+    for effort in _efforts(index):
+        curve.append(_point(index, queries, truth, effort))
+        if sum(point.recall_at_10 >= target for point in curve) > _BEYOND_TARGET or _is_flat(curve):
+            break
+    enough = [point for point in curve if point.recall_at_10 >= target]
+    chosen = enough[0] if enough else max(curve, key=lambda point: (point.recall_at_10, -point.effort))
+    set_effort(index, chosen.effort)
+    return chosen.effort, tuple(curve)
+
+
+def _is_flat(curve: list[CurvePoint]) -> bool:
+    """Whether more effort has stopped to help: what is missing is lost to compression."""
+    return len(curve) > _FLAT_POINTS and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
+
+
+def _point(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
+    set_effort(index, effort)
+    with threads(1):
+        began = time.perf_counter()
+        share = recall(index, queries, truth, (10,))[10]
+        spent = time.perf_counter() - began
+    return CurvePoint(effort=effort, recall_at_10=share.value, query_ms=1e3 * spent / max(1, len(queries)))
+
+
+def _efforts(index: Any) -> Iterator[int]:
+    most, effort = (unwrap(index).nlist, 1) if effort_name(index) == "nprobe" else (1024, 16)
+    while effort < most:
+        yield effort
+        if effort > 1 and effort * 3 // 2 < most:
+            yield effort * 3 // 2
+        effort *= 2
+    yield most
+
+
+def latency(index: Any, queries: Queries, most: int = 500) -> Latency:
+    """Time of single queries, at most `most` of them, on one thread, after one to warm up."""
+    vectors = np.ascontiguousarray(queries.vectors[:most], dtype=np.float32)
+    with threads(1):
+        index.search(vectors[:1], 10)
+        spent = [_seconds(lambda row=row: index.search(vectors[row : row + 1], 10)) for row in range(len(vectors))]  # type: ignore[misc]
+    return Latency(queries=len(spent), p50_ms=1e3 * float(np.quantile(spent, 0.5)), p99_ms=1e3 * float(np.quantile(spent, 0.99)))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
+    """Lowest cosine of row i of `before` with row i of `now`, both (n, d): how far a changed arithmetic moved the canary texts."""
+    left, right = before.astype(np.float64), now.astype(np.float64)
+    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    return float(np.min(np.einsum("nd,nd->n", left, right) / np.maximum(lengths, 1e-300)))
+
+
+def judge(measured: Measured, counted: Counted, settings: GateSettings, *, canary: float | None = None, dtype: Dtype = "float32") -> dict[str, Gate]:
+    """Every gate that is asked for, by name. A release is published only if all of them passed. canary: `lowest_cosine` with the previous release, if any."""
+    accounted = counted.vectors + counted.quarantined + counted.skipped
+    repeated = counted.duplicate_ids + measured.duplicate_addresses
+    gates = {
+        "row_conservation": _equal(accounted, counted.read, "rows read are vectors, quarantined or skipped"),
+        "indexed_rows": _equal(measured.rows, counted.vectors, "vectors are in the index"),
+        "finite_vectors": _equal(counted.bad_vectors, 0, "vectors are non-finite or zero"),
+        "unique_ids": _equal(repeated, 0, "ids or addresses repeat"),
+    }
+    if settings.recall_at_10 is not None:
+        gates["recall_at_10"] = _recall_gate(measured.recall["10"], settings.recall_at_10)
+    if settings.max_size_gib is not None:
+        gates["size_gib"] = _at_most(measured.file_bytes / GIB, settings.max_size_gib, "GiB of index files")
+    if settings.p99_ms is not None:
+        gates["p99_ms"] = _at_most(measured.latency.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {measured.latency.queries} single queries")
+    if canary is not None:
+        gates["canary_cosine"] = _canary_gate(canary, settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype])
+    return gates
+
+
+def _equal(value: int, expected: int, what: str) -> Gate:
+    return Gate(value=value, threshold=expected, passed=value == expected, sentence=f"{value:,} {what}, {expected:,} expected")
+
+
+def _at_most(value: float, limit: float, what: str) -> Gate:
+    return Gate(value=value, threshold=limit, passed=value <= limit, sentence=f"{value:.4g} {what}, {limit:g} at most")
+
+
+def _recall_gate(share: Share, target: float) -> Gate:
+    sentence = f"recall@10 is {share.value:.4f} (95 % interval {share.low:.4f} to {share.high:.4f}), {target:g} at least within it"
+    return Gate(value=share.value, threshold=target, passed=share.high >= target, sentence=sentence)
+
+
+def _canary_gate(value: float, least: float) -> Gate:
+    return Gate(value=value, threshold=least, passed=value >= least, sentence=f"canary texts keep a cosine of {value:.6f} with the previous release, {least:g} at least")
