@@ -44,7 +44,7 @@ class EncoderSettings(Settings):
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
-    """text put before every query; null: the same as `prompt`"""
+    """text put before every query; null: the folder's query prompt where it has one, else the same as `prompt`"""
     max_length: Annotated[int, Field(ge=4)] | None = None
     """tokens of one text, special tokens included; what is longer is cut at the end and counted"""
     normalize: bool | None = None
@@ -63,7 +63,7 @@ class EncodeSettings(Settings):
     dtype: Dtype = "float32"
     """arithmetic of the forward pass; pooling and normalisation stay float32"""
     compile: bool = True
-    """compile the elementwise blocks where a C++ compiler (CPU) or Triton (GPU) is at hand; else run eager and say so once"""
+    """on a GPU: compile normalisation and residual sum into one kernel where Triton is at hand, else say so once. A CPU needs no compiler: oneDNN fuses"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
     threads: Annotated[int, Field(ge=1)] = 1

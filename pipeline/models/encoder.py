@@ -10,12 +10,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from pipeline.config import digest_of
 from pipeline.device import Device, resolve
-from pipeline.errors import ConfigError, ModelError
+from pipeline.errors import ModelError
 from pipeline.models.ahead import ahead
+from pipeline.models.arithmetic import Arithmetic, arithmetic_of
 from pipeline.models.folder import EncoderFolder, open_folder
-from pipeline.models.linear import is_onednn
 from pipeline.models.packed import PackedModel
 from pipeline.models.padded import PaddedModel
 from pipeline.models.pooling import Segments, layers_of, pool
@@ -25,11 +24,11 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.budget import distinct
 from pipeline.text.tokens import Tokenizer, Tokens, load_tokenizer
 
-_ARITHMETIC = "packed-1"        # changes with any change of this code that changes bits
-_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}
 _FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
 _SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
 _PENDING = 4                    # copies from the GPU under way
+
+Module = Callable[[Tensor], Tensor]
 
 
 class Model(Protocol):
@@ -76,26 +75,27 @@ class Encoder:
     """An encoder folder on a device."""
 
     def __init__(self, folder: EncoderFolder, encode: EncodeSettings, device: Device) -> None:
-        self.folder, self.device = folder, device
+        self.folder = folder
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
         self.counters = Counters()
-        self._settings = encode
-        self._torch_device = device.torch()
-        self.max_tokens = _budget(encode.max_tokens, folder.max_length, device)
+        self.arithmetic = arithmetic_of(encode, device, folder.max_length)
+        self._window_rows = encode.window_rows
         if device.kind == "cpu":
             torch.set_num_threads(encode.threads)
-        self._model, self._tail, self._mlp = _load(folder, encode, self._torch_device, self.max_tokens)
+        self._model, self._mlp = _load(folder, self.arithmetic)
+        self._tail = load_tail(folder, self.arithmetic.place)
         self._tokenizer = load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
     @property
     def numerics_id(self) -> str:
         """sha256 of whatever can change the bits of a vector; under one numerics_id a text has one vector."""
-        onednn = is_onednn(self._torch_device)
-        return digest_of({
-            "arithmetic": _ARITHMETIC, "model": type(self._model).__name__, "dtype": self._settings.dtype, "max_tokens": self.max_tokens,
-            "device": self.device.kind, "instructions": self.device.instruction_set(), "torch": torch.__version__, "onednn": onednn,
-        })
+        return self.arithmetic.numerics_id(type(self._model).__name__)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of one packed buffer."""
+        return self.arithmetic.max_tokens
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray:
         """(n, dim) float32 in input order. `query` puts the query prompt before the texts and uses buffers as small as they are: equal to 1e-5, not to the bit."""
@@ -103,7 +103,7 @@ class Encoder:
 
     def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
         """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows."""
-        windows = ahead(self._tokenized(window) for window in _windows(batches, self._settings.window_rows))
+        windows = ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))
         while True:
             began = time.perf_counter()
             window = next(windows, None)
@@ -148,9 +148,9 @@ class Encoder:
     def _halve(self, max_tokens: int) -> int:
         if max_tokens // 2 < self.max_length:
             found = f"out of memory even with encode.max_tokens={max_tokens}"
-            raise ModelError(str(self.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device") from None
+            raise ModelError(str(self.arithmetic.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device") from None
         torch.cuda.empty_cache()
-        self.max_tokens = min(self.max_tokens, max_tokens // 2)
+        self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
         return max_tokens // 2
 
     def _run(self, tokens: Tokens, max_tokens: int, skip: int) -> np.ndarray:
@@ -212,27 +212,11 @@ def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator
         yield window
 
 
-def _budget(wanted: int | None, max_length: int, device: Device) -> int:
-    """T: as set, else by device; never below the longest text."""
-    if wanted is None:
-        return max(_MAX_TOKENS[device.kind], -(-max_length // 64) * 64)
-    if wanted < max_length:
-        raise ConfigError("encode.max_tokens", f"at least the encoder's max_length of {max_length} tokens", str(wanted), "raise it, or lower encoder.max_length")
-    return wanted
-
-
-def _load(
-    folder: EncoderFolder, encode: EncodeSettings, device: torch.device, max_tokens: int
-) -> tuple[Model, list[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor] | None]:
-    """(backbone, modules after the pooling, the layer of cls_mlp where asked for)."""
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[encode.dtype]
+def _load(folder: EncoderFolder, arithmetic: Arithmetic) -> tuple[Model, Module | None]:
+    """(backbone, the layer of cls_mlp where asked for)."""
     checkpoint = open_checkpoint(folder)
-    model: Model
-    if folder.family == "other":
-        model = PaddedModel(folder, device, dtype)
-    else:
-        model = PackedModel(folder, checkpoint, device, dtype, max_tokens)
-    return model, load_tail(folder, device), load_mlp(checkpoint, model.width, device) if "cls_mlp" in folder.pooling else None
+    model: Model = PaddedModel(folder, arithmetic) if folder.family == "other" else PackedModel(folder, checkpoint, arithmetic)
+    return model, load_mlp(checkpoint, model.width, arithmetic.place) if "cls_mlp" in folder.pooling else None
 
 
 def _host_copy(vectors: Tensor) -> Callable[[], np.ndarray]:

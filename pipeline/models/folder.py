@@ -1,16 +1,14 @@
 """What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
 
-import functools
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
-from pipeline.models.locate import locate
+from pipeline.models.locate import digest_of_file, locate
 from pipeline.settings import EncoderSettings
 
 POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last")
@@ -246,16 +244,14 @@ def _joined(folder: str, name: str) -> str:
 
 def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
     """The folder with files, dimension and space_id filled in."""
-    from dataclasses import replace
-
     dense = [module for module in folder.tail if isinstance(module, Dense)]
     width = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0) * len(folder.pooling)
     for layer in dense:
         if layer.in_features != width:
             raise ModelError(str(folder.file(layer.weights)), f"in_features {width}, as the module before gives", str(layer.in_features), "restore the folder")
         width = layer.out_features
-    files = {name: _sha256(folder.file(name)) for name in _needed(folder, modules)}
-    return replace(folder, files=files, dim=width, space_id=_space_id(replace(folder, files=files, dim=width)))
+    whole = replace(folder, files={name: digest_of_file(folder.file(name)) for name in _needed(folder, modules)}, dim=width)
+    return replace(whole, space_id=_space_id(whole))
 
 
 def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
@@ -281,14 +277,3 @@ def _space_id(folder: EncoderFolder) -> str:
         "pooling": [*folder.pooling, folder.include_prompt], "tail": tail, "prompt": folder.prompt, "lower": folder.lower,
         "max_length": folder.max_length, "truncation": "end", "normalizer": NORMALIZER_VERSION, "dim": folder.dim,
     })
-
-
-def _sha256(file: Path) -> str:
-    status = file.stat()
-    return _sha256_of(file, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=256)
-def _sha256_of(file: Path, size: int, modified_ns: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

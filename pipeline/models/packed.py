@@ -1,6 +1,6 @@
 """The unpadded forward pass of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet: every layer sees the same flat (T, d) tokens, whatever the texts are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.models.arithmetic import Arithmetic
 from pipeline.models.attention import Group, attend_groups, attend_varlen, relative_bias
 from pipeline.models.folder import EncoderFolder
 from pipeline.models.linear import Linear
@@ -66,13 +67,21 @@ class Buffer:
 
 
 class Norm:
-    """Layer normalisation over the last dimension."""
+    """Layer normalisation over the last dimension, of x or of a residual sum."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, epsilon: float) -> None:
-        self._weight, self._bias, self._epsilon = weight, bias, epsilon
+    def __init__(self, weight: Tensor, bias: Tensor, epsilon: float, fused: Callable[..., Tensor] | None = None) -> None:
+        self._weight, self._bias, self._epsilon, self._fused = weight, bias, epsilon, fused
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
+
+    def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
+        """Of update + x; `update` is used up."""
+        return self(update.add_(x)) if self._fused is None else self._fused(update, x, self._weight, self._bias, self._epsilon)
+
+
+def _norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    return F.layer_norm(update + x, weight.shape, weight, bias, epsilon)
 
 
 @dataclass(frozen=True)
@@ -88,17 +97,18 @@ class Layer:
 
 
 class PackedModel:
-    """Weights on a device, ready for buffers of `max_tokens` tokens."""
+    """Weights on a device, ready for buffers of T tokens."""
 
-    def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, max_tokens: int) -> None:
+    def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
-        self._device, self._dtype, self._rows, self._longest = device, dtype, max_tokens, folder.max_length
+        self._device, self._dtype, self._rows, self._longest = arithmetic.place, arithmetic.torch_dtype, arithmetic.max_tokens, folder.max_length
+        self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
         self._tables = self._embeddings(checkpoint)
         self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")
         self._stack = [self._layer(checkpoint, NAMES[folder.family], number) for number in range(self.layers)]
         self._bias = self._relative_bias(checkpoint, folder) if folder.family == "mpnet" else None
-        self._varlen = device.type == "cuda" and dtype != torch.float32 and self._bias is None
+        self._varlen = self._device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Rows of each forward pass."""
@@ -114,8 +124,8 @@ class PackedModel:
         x = self._norm(x)
         states = {0: x}
         for number, layer in enumerate(self._stack[: max(wanted)], start=1):
-            x = layer.output_norm(layer.output(self._attend(layer.qkv(x), buffer)).add_(x))
-            x = layer.down_norm(layer.down(layer.up(x)).add_(x))
+            x = layer.output_norm.of_sum(layer.output(self._attend(layer.qkv(x), buffer)), x)
+            x = layer.down_norm.of_sum(layer.down(layer.up(x)), x)
             states[number] = x
             if number - 1 not in wanted:
                 del states[number - 1]
@@ -175,7 +185,7 @@ class PackedModel:
 
     def _layer_norm(self, checkpoint: Checkpoint, name: str) -> Norm:
         weight, bias = (checkpoint.tensor(f"{name}.{part}", (self.width,)) for part in ("weight", "bias"))
-        return Norm(self._on_device(weight), self._on_device(bias), self.shape.epsilon)
+        return Norm(self._on_device(weight), self._on_device(bias), self.shape.epsilon, self._fused)
 
     def _relative_bias(self, checkpoint: Checkpoint, folder: EncoderFolder) -> Tensor:
         buckets = int(folder.config.get("relative_attention_num_buckets", 32))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models.arithmetic import Arithmetic
 from pipeline.models.folder import EncoderFolder
 from pipeline.models.pooling import Segments, segments
 from pipeline.text.budget import longest_first
@@ -22,11 +23,11 @@ class PaddedModel:
     meets the same shapes whatever its neighbours.
     """
 
-    def __init__(self, folder: EncoderFolder, device: torch.device, dtype: torch.dtype) -> None:
-        self._model = _load(folder, dtype).to(device).eval()
+    def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
+        self._model = _load(folder, arithmetic.torch_dtype).to(arithmetic.place).eval()
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
-        self._device, self._longest = device, folder.max_length
+        self._device, self._longest = arithmetic.place, folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
