@@ -18,7 +18,7 @@ from pipeline.log import Stages
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.stats.moments import Moments
-from pipeline.store.schema import QUARANTINE, vector_column, vectors_schema, writer_options
+from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record
 
@@ -86,7 +86,7 @@ class EncodeUnit:
         """Vectors of the unit in `file`, in row order; the encoder tokenizes one batch ahead."""
         source = pq.ParquetFile(self.store.open(unit.path))
         names = [name for name in source.schema_arrow.names if name not in ("text", "file", "row")]
-        kept = [source.schema_arrow.field(name) for name in names if name not in ("id", "text_key")]
+        kept = [source.schema_arrow.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")]
         schema = vectors_schema(self.id_name, source.schema_arrow.field("id").type, kept, encoder.dim, self.space_id, self.encode.vectors)
         ahead: deque[pa.RecordBatch] = deque()
 
@@ -168,8 +168,8 @@ class _Result:
 def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: pa.Schema) -> pa.Table:
     if not good.all():
         batch, vectors = batch.filter(pa.array(good)), vectors[good]
-    columns = [vector_column(vectors, field) if field.name == "vector" else batch[0 if number == 0 else field.name] for number, field in enumerate(schema)]
-    return pa.Table.from_arrays(columns, schema=schema)
+    row_id, text_key, *kept = batch.columns
+    return pa.Table.from_arrays([row_id, text_key, vector_column(vectors, schema.field("vector")), *kept], schema=schema)
 
 
 def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages) -> tuple[Manifest, Spent]:

@@ -10,6 +10,7 @@ from pipeline.errors import DataError
 
 SPACE_ID, DIM = b"manta.space_id", b"manta.dim"
 KEY = pa.binary(16)
+_OWN, _CARRIED = {"id", "text", "text_key", "file", "row"}, "kept."
 
 QUARANTINE = pa.schema([
     pa.field("file", pa.string(), nullable=False),
@@ -21,11 +22,21 @@ QUARANTINE = pa.schema([
 ])
 
 
+def carried_name(kept: str) -> str:
+    """Column of a corpus unit that carries a kept column: its own name, or kept.<name> where the unit has a use of its own for that."""
+    return f"{_CARRIED}{kept}" if kept in _OWN or kept.startswith(_CARRIED) else kept
+
+
+def kept_name(carried: str) -> str:
+    """The kept column's name back from `carried_name`."""
+    return carried.removeprefix(_CARRIED)
+
+
 def corpus_schema(id_type: pa.DataType, kept: Sequence[pa.Field] = ()) -> pa.Schema:
-    """Rows of a corpus unit: id, text as the tokenizer gets it, its content key, kept columns, and where the row came from."""
+    """Rows of a corpus unit: id, text as the tokenizer gets it, its content key, kept columns (`carried_name`), and where the row came from."""
     return pa.schema([
         pa.field("id", id_type, nullable=False), pa.field("text", pa.large_string(), nullable=False), pa.field("text_key", KEY, nullable=False),
-        *kept, pa.field("file", pa.string(), nullable=False), pa.field("row", pa.int64(), nullable=False),
+        *(field.with_name(carried_name(field.name)) for field in kept), pa.field("file", pa.string(), nullable=False), pa.field("row", pa.int64(), nullable=False),
     ])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.schema import corpus_schema
 from pipeline.text.sources import SourceFile
@@ -61,13 +61,6 @@ def mistyped(file: SourceFile, setting: str, column: str, expected: str, found: 
     """The error for a column of another type."""
     remedy = f"name another column in {setting}, mend the file, or leave such files out with corpus.bad_files=skip"
     return file.error(f"column {column!r} ({setting}) of type {expected}", str(found), remedy)
-
-
-def check_names(corpus: CorpusSettings) -> None:
-    """ConfigError when a kept column has a name that a unit's own columns use."""
-    taken = sorted(set(corpus.keep) & {"id", "text", "text_key", "file", "row"})
-    if taken:
-        raise ConfigError("corpus.keep", "names that a unit does not use itself (id, text, text_key, file, row)", ", ".join(taken), "rename the column")
 
 
 def agree(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[Columns, dict[str, DataError]]:

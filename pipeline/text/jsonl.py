@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from pipeline.settings import CorpusSettings
+from pipeline.store.schema import carried_name
 from pipeline.text.columns import Columns, Seen, missing, mistyped
 from pipeline.text.normalize import has_surrogates, replace_surrogates
 from pipeline.text.rows import RawBatch, Rejected
@@ -54,7 +55,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
 
 def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
     """All lines in order but blank ones, which are no rows; a row's number is its line's, from 0."""
-    schema = pa.schema([("id", columns.id), ("text", pa.string()), *((field.name, field.type) for field in columns.kept)])
+    schema = pa.schema([("id", columns.id), ("text", pa.string()), *((carried_name(field.name), field.type) for field in columns.kept)])
     for block in _blocks(file):
         table = _parsed_by_arrow(block, schema, file, corpus)
         if table is not None:
@@ -102,8 +103,8 @@ def _parsed_by_arrow(block: _Block, schema: pa.Schema, file: SourceFile, corpus:
         return None
     sources = _sources(schema, corpus)
     wanted = {name: schema.field(column).type for column, name in sources.items()}
-    if len(wanted) < len(sources):                      # one key for two columns
-        return None
+    if any(schema.field(column).type != wanted[name] for column, name in sources.items()):
+        return None                                     # one key for two columns of different types
     parse = pj.ParseOptions(explicit_schema=pa.schema(list(wanted.items())), unexpected_field_behavior="ignore")
     try:
         table = pj.read_json(pa.BufferReader(block.lines), pj.ReadOptions(use_threads=False, block_size=len(block.lines) + 1), parse)
@@ -135,7 +136,7 @@ def _plain_lines(lines: bytes) -> int | None:
 
 def _sources(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
     """Column of the batch -> key of the object."""
-    return {"id": corpus.id, "text": corpus.text} | {name: name for name in schema.names[2:]}
+    return dict(zip(schema.names, (corpus.id, corpus.text, *corpus.keep), strict=True))
 
 
 def _constant(value: str | None, count: int) -> pa.ChunkedArray:
@@ -174,7 +175,7 @@ class _Lines:
         value = {**self.file.partitions, **value}
         row_id = self._id(value.get(self.corpus.id))
         text = value.get(self.corpus.text)
-        kept = [_fitted(value.get(name), self.schema.field(name).type) for name in self.corpus.keep]
+        kept = [_fitted(value.get(name), kind) for name, kind in zip(self.corpus.keep, self.schema.types[2:], strict=True)]
         wrong = [name for name, (_, fits) in zip(self.corpus.keep, kept, strict=True) if not fits]
         if not isinstance(text, str | None):
             wrong.append(self.corpus.text)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
+from pipeline.store.schema import carried_name
 from pipeline.text.columns import Columns, Seen, cast_column, decoded, id_type, missing, mistyped
 from pipeline.text.rows import RawBatch
 from pipeline.text.sources import SourceFile, explained, open_file
@@ -57,7 +58,7 @@ def _raw(table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, 
             return found.cast(found.type.value_type) if pa.types.is_dictionary(found.type) else found
         return pa.chunked_array([pa.repeat(pa.scalar(file.partitions[name], pa.string()), count)])
 
-    kept = {field.name: cast_column(column(field.name), field.type, file, "corpus.keep", field.name) for field in columns.kept}
+    kept = {carried_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name) for field in columns.kept}
     ids = cast_column(column(corpus.id), columns.id, file, "corpus.id", corpus.id)
     return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": pa.array(np.arange(start, start + count, dtype=np.int64))})
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.text import jsonl, parquet
-from pipeline.text.columns import Columns, Seen, agree, check_names
+from pipeline.text.columns import Columns, Seen, agree
 from pipeline.text.rows import SourceBatch, sift
 from pipeline.text.sources import Format, SourceFile
 
@@ -30,7 +30,6 @@ def survey(files: Sequence[SourceFile], corpus: CorpusSettings) -> Survey:
 
     With `corpus.bad_files: error` the first such file's DataError is raised.
     """
-    check_names(corpus)
     with ThreadPoolExecutor(_INSPECTORS) as pool:
         looks = list(pool.map(lambda file: _inspect(file, corpus), files))
     seen = [look for look in looks if isinstance(look, Seen)]
