@@ -1,0 +1,251 @@
+"""The release report: one HTML file for people, with everything inside; no network, no script."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline import charts
+from pipeline.stats.sample import Histogram
+
+EXCERPT = 240           # characters of a text that are shown
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows: read = live + sum of quarantined (by reason) + skipped; live = encoded + reused. The others are counted besides."""
+
+    read: int
+    live: int
+    encoded: int
+    reused: int = 0
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    new: int = 0
+    changed: int = 0
+    deleted: int = 0
+    truncated: int = 0
+    duplicate_texts: int = 0
+    """live rows whose text equals that of another row: encoded once"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the night and its wall time."""
+
+    name: str
+    seconds: float
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Of encoding: rates, and the share of the time that workers waited for tokenizer, device, store ... (0 to 1)."""
+
+    rows_per_s: float
+    tokens_per_s: float
+    waiting: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The published index. files and ids: paths relative to the root. curve: (nprobe, recall@10), nprobe rising; empty for indexes without lists."""
+
+    kind: str
+    factory: str
+    bytes: int
+    files: tuple[str, ...]
+    ids: tuple[str, ...] = ()
+    nprobe: int | None = None
+    curve: tuple[tuple[int, float], ...] = ()
+    target: float | None = None
+    recall_at_10: Interval | None = None
+    recall: Mapping[str, float] = field(default_factory=dict)
+    """further figures: {"recall@1": 0.99, "recall@100": 0.97}"""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Raw vectors and, where a transform was fitted, whitened ones: singular spectrum (shares of the largest), cosines of random pairs."""
+
+    spectrum: tuple[float, ...] | None = None
+    spectrum_whitened: tuple[float, ...] | None = None
+    cosines: Histogram | None = None
+    cosines_whitened: Histogram | None = None
+    notes: tuple[str, ...] = ()
+    """sentences below the charts: rank, condition, sample sizes"""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    id: str
+    score: float
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query and its nearest neighbours, best first."""
+
+    query: str
+    neighbours: tuple[Neighbour, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition for publishing; value None: could not be measured; threshold None: only reported."""
+
+    name: str
+    value: float | None
+    threshold: float | None
+    passed: bool
+    relation: Literal["at least", "at most", "exactly"] = "at least"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the report shows; whatever is None or empty is left out of the page."""
+
+    root: str
+    status: Literal["published", "refused"]
+    number: int | None
+    """of the release; None for a refused candidate"""
+    candidate: str
+    """id of the manifest"""
+    parent: int | None = None
+    created: str | None = None
+    """when, as it is to be read"""
+    encoder: str
+    dim: int
+    """of the raw vectors"""
+    space_id: str
+    transform_id: str | None = None
+    components: int | None = None
+    """kept by the transform"""
+    index: Index
+    counts: Counts
+    decisions: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    throughput: Throughput | None = None
+    lengths: Histogram | None = None
+    max_length: int | None = None
+    geometry: Geometry = Geometry()
+    examples: tuple[Example, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    settings: str = ""
+    """YAML"""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> tuple[Gate, ...]:
+        return tuple(gate for gate in self.gates if not gate.passed)
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+
+def render(report: Report) -> str:
+    """The page, complete in itself (UTF-8). Every text from the corpus is escaped."""
+    import jinja2  # here: commands that draw nothing need not load it
+
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.undefined = jinja2.StrictUndefined
+    pages.filters |= {"count": _count, "size": _size, "duration": _duration, "percent": charts.percent, "plain": _plain, "excerpt": _excerpt, "cosine": _cosine}
+    pages.filters |= {"interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr}
+    page = pages.get_template("report.html.j2").render(report=report, charts=_charts(report), flow=_flow(report.counts))
+    return page.encode("utf-8", "replace").decode()         # file names may hold lone surrogates
+
+
+def _charts(report: Report) -> dict[str, Any]:
+    """The charts for which there are values, by name."""
+    vectors, index = report.geometry, report.index
+    drawn = {
+        "spectrum": vectors.spectrum and partial(charts.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
+        "cosines": vectors.cosines and partial(charts.cosine_chart, vectors.cosines, vectors.cosines_whitened),
+        "lengths": report.lengths and report.lengths.total and partial(charts.length_chart, report.lengths, report.max_length or 0),
+        "recall": index.curve and partial(charts.recall_chart, index.curve, index.nprobe, index.target),
+    }
+    return {name: draw() for name, draw in drawn.items() if draw}
+
+
+def _flow(counts: Counts) -> list[tuple[str, str, int]]:
+    """(css class, words, rows): where the rows that were read went; parts without rows are left out."""
+    parts = [
+        ("encoded", "encoded", counts.encoded),
+        ("reused", "vector taken over", counts.reused),
+        ("bad", "quarantined", sum(counts.quarantined.values())),
+        ("skipped", "skipped", counts.skipped),
+    ]
+    return [part for part in parts if part[2]]
+
+
+def _count(number: float) -> str:
+    """1234567 -> 1,234,567; a value below 100 keeps three digits."""
+    if number == int(number):
+        return f"{int(number):,}"
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def _plain(value: float | None) -> str:
+    """A gate's figure: whole numbers as such, others with four decimals at most."""
+    if value is None:
+        return "not measured"
+    if value == int(value):
+        return f"{int(value):,}"
+    digits = 4 if abs(1 - value) > 1e-3 else 7      # a canary's cosine of 0.9999998 is not 1
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
+
+
+def _cosine(value: float) -> str:
+    """Three decimals and a true minus sign, but no minus before zero."""
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\u2212")
+
+
+def _gate_name(name: str) -> str:
+    """recall_at_10 -> recall@10, index_size_gib -> index size, GiB."""
+    for key, words in {"recall_at_": "recall@", "_gib": ", GiB", "_ms": ", ms", "_": " "}.items():
+        name = name.replace(key, words)
+    return name
+
+
+def _interval(share: Interval) -> str:
+    """95.1 to 96.2 %."""
+    return f"{charts.percent(share.low).removesuffix(' %')} to {charts.percent(share.high)}"
+
+
+def _size(number: int) -> str:
+    """Bytes as MB, GB ... (powers of 1,000)."""
+    value, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1_000 or unit == "TB":
+            break
+        value /= 1_000
+    return f"{value:.3g} {unit}" if value < 1_000 else f"{value:,.0f} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    """0.42 s, 12 s, 3 min 4 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3_600 else f"{whole // 3_600} h {whole % 3_600 // 60} min"
+
+
+def _excerpt(text: str) -> str:
+    """One line, at most 240 characters; control characters would break the page and become U+FFFD."""
+    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text[: 4 * EXCERPT].split()))
+    return line if len(line) <= EXCERPT else line[: EXCERPT - 1].rstrip() + "…"

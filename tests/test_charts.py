@@ -1,0 +1,91 @@
+"""Charts are well-formed, stay inside their frame whatever the values, and put values where they belong."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.charts import HEIGHT, WIDTH, Frame, compact, cosine_chart, length_chart, percent, recall_chart, spectrum_chart, ticks
+from pipeline.stats.sample import Histogram, cosine_histogram, length_histogram
+
+
+def inside(svg: str) -> ElementTree.Element:
+    """The parsed chart, after checking that every place in it lies within the view box."""
+    chart = ElementTree.fromstring(svg)
+    for element in chart.iter():
+        places = [(float(element.get(x, 0)), float(element.get(y, 0))) for x, y in (("x", "y"), ("x1", "y1"), ("x2", "y2"), ("cx", "cy"))]
+        if path := element.get("d"):
+            numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
+            places += zip(numbers[::2], numbers[1::2], strict=True)
+        if element.tag == "rect":
+            places.append((float(element.attrib["x"]) + float(element.attrib["width"]), float(element.attrib["y"]) + float(element.attrib["height"])))
+            assert float(element.attrib["height"]) >= 0
+        assert all(-0.1 <= x <= WIDTH + 0.1 and -0.1 <= y <= HEIGHT + 0.1 for x, y in places), ElementTree.tostring(element)
+    return chart
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=60), st.sampled_from([1, 10, 128, 256, 300, 8_192]))
+def test_lengths_of_any_kind_fit_and_none_is_lost(lengths: list[int], limit: int) -> None:
+    chart = inside(length_chart(length_histogram(np.array(lengths), limit), limit))
+    titles = [title.text or "" for title in chart.iter("title")]
+    assert sum(int(title.split(": ")[1].split(" ")[0].replace(",", "")) for title in titles) == len(lengths)
+    cut = sum(length > limit for length in lengths)
+    assert [title for title in titles if title.startswith("cut")] == ([f"cut: {cut} texts"] if cut else [])
+
+
+@pytest.mark.parametrize("x", [np.eye(3), np.ones((5, 3)), np.array([[1.0, 0], [-1, 0]]), np.random.default_rng(0).normal(size=(99, 4))])
+def test_cosines_of_any_kind_fit(x: np.ndarray) -> None:
+    inside(cosine_chart(cosine_histogram(x), None))
+    chart = inside(cosine_chart(cosine_histogram(x), cosine_histogram(x - 0.5)))
+    assert [path.get("class") for path in chart.iter("path")] == ["area raw", "area whitened"]
+
+
+@pytest.mark.parametrize("values", [(1.0,), (1.0, 0.5), tuple(np.linspace(1, 0, 4_096)), (1.0, 0.0, 0.0)])
+def test_spectra_of_any_length_fit(values: tuple[float, ...]) -> None:
+    inside(spectrum_chart(values, None))
+    assert len(spectrum_chart(values, (1.0, 1.0))) < 12_000
+
+
+@pytest.mark.parametrize(
+    ("points", "chosen", "target"),
+    [
+        (((1, 0.5), (2, 0.8), (4, 0.96)), 4, 0.95),
+        (((1, 1.0),), 1, 0.95),
+        (((1, 0.0), (1024, 0.01)), 1024, 1.0),
+        (tuple((1 << place, 1 - 0.5**place) for place in range(14)), None, None),
+    ],
+)
+def test_recall_marks_the_chosen_point_and_the_target(points: tuple[tuple[int, float], ...], chosen: int | None, target: float | None) -> None:
+    chart = inside(recall_chart(points, chosen, target))
+    assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == (chosen is not None)
+    assert any("target" in (text.text or "") for text in chart.iter("text")) == (target is not None)
+    heights = [float(circle.attrib["cy"]) for circle in chart.iter("circle")]
+    assert heights == sorted(heights, reverse=True)                     # recall rises, so places go up the page
+
+
+def test_a_logarithmic_axis_spaces_doublings_alike() -> None:
+    frame = Frame((1, 16), (0, 1), log_x=True)
+    steps = np.diff([frame.px(value) for value in (1, 2, 4, 8, 16)])
+    assert np.ptp(steps) <= 0.11                                        # places are rounded to a tenth
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
+def test_ticks_are_inside_evenly_spaced_and_few(low: float, span: float, count: int) -> None:
+    at = ticks(low, low + span, count)
+    assert all(low - span * 1e-3 <= tick <= low + span * 1.001 for tick in at)
+    assert len(at) <= count + 1
+    if len(at) > 2:
+        np.testing.assert_allclose(np.diff(at), at[1] - at[0], rtol=1e-3, atol=1e-8)
+
+
+def test_numbers_on_axes_are_short() -> None:
+    assert [compact(number) for number in (0, 0.5, 950, 12_000, 1_500_000, 2e9)] == ["0", "0.5", "950", "12k", "1.5M", "2G"]
+    assert [percent(share) for share in (0, 0.5, 0.957, 1)] == ["0 %", "50 %", "95.7 %", "100 %"]
+
+
+def test_an_empty_histogram_is_no_division_by_zero() -> None:
+    inside(cosine_chart(Histogram((-1.0, 0.0, 1.0), (0, 3), 0.5), None))

@@ -1,0 +1,181 @@
+"""The report is one well-formed page that needs nothing else, escapes the corpus, does without missing pieces, and prints lines that run."""
+
+import contextlib
+import html
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput, render
+from pipeline.stats.sample import cosine_histogram, length_histogram
+
+VOID = {"meta", "br", "img", "link", "hr"}
+X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))
+
+SMALLEST = Report(
+    root="/srv/manta",
+    status="published",
+    number=1,
+    candidate="c0ffee" * 6,
+    encoder="tiny",
+    dim=16,
+    space_id="5face" * 8,
+    index=Index("flat", "Flat", 32_500_000, ("indexes/a.faiss",)),
+    counts=Counts(read=300, live=300, encoded=300),
+)
+FULL = replace(
+    SMALLEST,
+    number=42,
+    parent=41,
+    created="2025-11-03 03:12 UTC",
+    transform_id="7a57e" * 8,
+    components=15,
+    index=replace(
+        SMALLEST.index, kind="ivf_flat", factory="IVF64,Flat", ids=("ids/a.arrow",), nprobe=4, curve=((1, 0.6), (2, 0.8), (4, 0.96)), target=0.95,
+        recall_at_10=Interval(0.957, 0.951, 0.962), recall={"recall@1": 0.99},
+    ),
+    counts=Counts(read=20_000, live=19_048, encoded=1_204, reused=17_844, quarantined={"empty": 820, "duplicate_id": 7}, skipped=125, truncated=212),
+    decisions=("Whitening is used: MRR 0.6124 raw, 0.6371 whitened.",),
+    stages=(Stage("ingest", 2.1), Stage("encode", 181.0, 1_204), Stage("publish", 0.0)),
+    throughput=Throughput(512.3, 9_120.8, {"tokenizer": 0.012, "store": 0.034}),
+    lengths=length_histogram(np.array([3, 5, 9, 300]), 256),
+    max_length=256,
+    geometry=Geometry((1.0, 0.5), (1.0, 0.9), cosine_histogram(X), cosine_histogram(X - 0.3), ("15 of 16 components are kept.",)),
+    examples=(Example("join two paths", (Neighbour("posixpath.join", 0.8123, "Join two or more pathname components."), Neighbour("7", -0.1))),),
+    gates=(Gate("recall_at_10", 0.957, 0.95, True), Gate("canary_cosine", 0.9999998, 0.9999, True), Gate("p99_ms", None, None, True, "at most")),
+    settings="corpus:\n  uri: a<b\n",
+    packages={"torch": "2.13.0"},
+)  # fmt: skip
+REFUSED = replace(FULL, status="refused", number=None, gates=(Gate("recall_at_10", 0.91, 0.95, False), Gate("canary_cosine", None, 0.9999, False)))
+
+
+class Page(HTMLParser):
+    """Checks that elements close in order; gathers the words and every attribute."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.links: list[str] = []
+        self.words = ""
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words += data
+
+
+def words(report: Report) -> str:
+    return " ".join(Page(render(report)).words.split())
+
+
+@pytest.mark.parametrize("report", [SMALLEST, FULL, REFUSED], ids=["smallest", "full", "refused"])
+def test_one_page_needs_nothing_else(report: Report) -> None:
+    page = render(report)
+    parsed = Page(page)
+    assert not parsed.links
+    assert "script" not in parsed.names
+    assert not re.search(r"https?:|@import|url\(", page)
+    assert len(page.encode()) < 200_000
+    assert page == render(report)
+
+
+@pytest.mark.parametrize("name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length"])
+def test_it_does_without_what_is_none(name: str) -> None:
+    Page(render(replace(FULL, **{name: None})))
+
+
+@pytest.mark.parametrize("name", ["decisions", "stages", "examples", "gates"])
+def test_it_does_without_what_is_empty(name: str) -> None:
+    Page(render(replace(FULL, **{name: ()})))
+
+
+@pytest.mark.parametrize("name", ["spectrum", "spectrum_whitened", "cosines", "cosines_whitened"])
+def test_it_does_without_one_half_of_the_geometry(name: str) -> None:
+    Page(render(replace(FULL, geometry=replace(FULL.geometry, **{name: None}))))
+
+
+def test_the_figures_are_there() -> None:
+    shown = words(FULL)
+    expected = ["Release 42", "19,048", "95.7 %", "95.1 to 96.2 %", "32.5 MB", "nprobe 4", "3 min 3 s", "MRR 0.6124 raw", "17,844", "duplicate id", "512 rows/s"]
+    expected += ["0.9999998", "at least 0.9999", "recall@10", "p99, ms", "not measured", "0.812", "−0.100", "posixpath.join", "after release 41", "tokens"]
+    assert [figure for figure in expected if figure not in shown] == []
+    assert render(FULL).count("<svg") == 1 + 4
+
+
+def test_a_refused_candidate_says_so_first() -> None:
+    shown = words(REFUSED)
+    assert "refused, not published" in shown
+    assert "recall@10 is 0.91; at least 0.95 is asked for" in shown
+    assert "canary cosine not measured; at least 0.9999 is asked for" in shown
+    assert "Release 41 still serves" in shown
+    assert "manta search" not in shown
+
+
+def test_a_transform_that_was_not_chosen_is_marked() -> None:
+    assert "(not used)" in words(replace(FULL, transform_id=None))
+    assert "(not used)" not in words(FULL)
+
+
+def test_text_from_outside_cannot_become_markup() -> None:
+    evil = "<script>alert('x')</script>\x00\u202e\ud800 & \"q\" $(rm -rf ~)"
+    hits = (Example(evil, (Neighbour(evil, 0.5, evil),)),)
+    report = replace(FULL, root=f"/srv/{evil}", encoder=evil, decisions=(evil,), examples=hits, settings=evil, packages={evil: evil})
+    page = render(report)
+    assert "script" not in Page(page).names
+    page.encode("utf-8")                                # no lone surrogate is left
+    assert "\u202e" not in page.split("What it finds")[1].split("How to search it")[0]
+    command = html.unescape(re.search(r"<pre>(manta search .*?)</pre>", page, re.DOTALL)[1])  # type: ignore[index]
+    assert "'\"'\"'" in command                          # quoted for a shell: the dollar sign stays a dollar sign
+
+
+def test_long_texts_are_cut() -> None:
+    page = render(replace(FULL, examples=(Example("q", (Neighbour("i", 0.5, "word " * 300_000),)),)))
+    assert len(page) < 60_000
+    assert "word…" in page
+
+
+def test_the_lines_for_plain_faiss_run(tmp_path: Path) -> None:
+    """The page is printed for a small index on disk; its last block of code then finds each vector itself."""
+    vectors = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
+    index = faiss.index_factory(16, "L2norm,IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    addresses = (np.arange(200) % 2 << 32) | np.arange(200)
+    index.add_with_ids(vectors, addresses)
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+    order = np.argsort(addresses)
+    table = pa.table({"address": addresses[order], "id": [f"text {place}" for place in order]})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=50)
+    stored = replace(FULL, root=str(tmp_path), index=replace(FULL.index, files=("a.faiss",), ids=("a.arrow",)))
+    code = html.unescape(re.findall(r"<pre>(import faiss.*?)</pre>", render(stored), re.DOTALL)[0])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"vectors": vectors[17:18]})
+    assert '"text 17"' in printed.getvalue().split("id:")[-1].split(",")[0]
+
+
+def test_a_remote_root_is_not_handed_to_faiss() -> None:
+    shown = html.unescape(render(replace(FULL, root="s3://bucket/manta")))
+    assert "manta search s3://bucket/manta " in shown
+    assert "faiss.read_index('indexes/a.faiss')" in shown
