@@ -230,11 +230,11 @@ def judge(measured: Measured, counted: Counted, settings: GateSettings, *, canar
 
 
 def _equal(value: int, expected: int, what: str) -> Gate:
-    return Gate(value=value, threshold=expected, passed=value == expected, sentence=f"{value:,} {what}, {expected:,} expected")
+    return Gate(value=value, threshold=expected, passed=value == expected, relation="exactly", sentence=f"{value:,} {what}, {expected:,} expected")
 
 
 def _at_most(value: float, limit: float, what: str) -> Gate:
-    return Gate(value=value, threshold=limit, passed=value <= limit, sentence=f"{value:.4g} {what}, {limit:g} at most")
+    return Gate(value=value, threshold=limit, passed=value <= limit, relation="at most", sentence=f"{value:.4g} {what}, {limit:g} at most")
 
 
 def _recall_gate(share: Share, target: float) -> Gate:

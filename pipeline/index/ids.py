@@ -1,0 +1,100 @@
+"""From addresses back to the user's ids: Arrow IPC files sorted by address, mapped into memory, searched by bisection."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import DataError
+
+
+def write_ids(file: Path, tables: Iterable[pa.Table]) -> int:
+    """Tables of (address int64, id, kept columns), addresses ascending across all of them, as one uncompressed Arrow IPC file; rows written.
+
+    Each table becomes one record batch, so a unit each is right. DataError where addresses do not ascend or columns differ.
+    """
+    rows, last = 0, -1
+    tables = iter(tables)
+    first = next(tables, None)
+    if first is None:
+        raise DataError(str(file), "ids of at least one unit", "none", "build the index from at least one unit")
+    with pa.ipc.new_file(str(file), first.schema.remove_metadata()) as writer:
+        for table in _with_first(first, tables):
+            addresses = table["address"].to_numpy()
+            _check_table(file, table, first, np.concatenate([[last], addresses]))
+            for batch in table.replace_schema_metadata(None).combine_chunks().to_batches():
+                writer.write_batch(batch)
+            rows, last = rows + len(addresses), int(addresses[-1]) if len(addresses) else last
+    return rows
+
+
+def _with_first(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    yield first
+    yield from rest
+
+
+def _check_table(file: Path, table: pa.Table, first: pa.Table, addresses: np.ndarray) -> None:
+    if not table.schema.equals(first.schema):
+        found, expected = (", ".join(f"{field.name} {field.type}" for field in each.schema) for each in (table, first))
+        raise DataError(str(file), f"in every unit the columns {expected}", found, "write units of one corpus together")
+    if len(wrong := np.flatnonzero(np.diff(addresses) <= 0)):
+        before, after = addresses[wrong[0]], addresses[wrong[0] + 1]
+        raise DataError(str(file), "addresses that ascend", f"{after} after {before}", "write units in the order of their ordinals")
+
+
+class Ids:
+    """The rows behind addresses: a column id, then the kept ones. Opens in the time it takes to read the files' footers; safe to share between threads."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        filled = sorted((batch for batch in batches if batch.num_rows), key=lambda batch: batch["address"][0].as_py())
+        self._schema = batches[0].schema if batches else pa.schema([("address", pa.int64()), ("id", pa.string())])
+        self._batches = [batch.drop_columns(["address"]) for batch in filled]
+        self._addresses = [batch["address"].to_numpy(zero_copy_only=True) for batch in filled]
+        self._firsts = np.array([addresses[0] for addresses in self._addresses], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return sum(len(addresses) for addresses in self._addresses)
+
+    def take(self, addresses: np.ndarray) -> pa.Table:
+        """The rows of `addresses` (n,) in their order; DataError for an address that no file holds."""
+        places = np.searchsorted(self._firsts, addresses, side="right") - 1
+        taken, wanted = [], []
+        for place in np.unique(places):
+            asked = np.flatnonzero(places == place)
+            taken.append(self._rows(int(place), addresses[asked]))
+            wanted.append(asked)
+        if not taken:
+            return pa.Table.from_batches([], schema=self._schema).drop_columns(["address"])
+        order = np.argsort(np.concatenate(wanted), kind="stable")
+        return pa.concat_tables([pa.Table.from_batches([batch]) for batch in taken], promote_options="default").combine_chunks().take(order)
+
+    def _rows(self, place: int, wanted: np.ndarray) -> pa.RecordBatch:
+        known = self._addresses[place] if place >= 0 else np.zeros(0, dtype=np.int64)
+        rows = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
+        if not len(known) or (known[rows] != wanted).any():
+            missing = int(wanted[0] if not len(known) else wanted[known[rows] != wanted][0])
+            unit, row = divmod(missing, 1 << 32)
+            raise DataError("ids", f"the id of unit {unit}, row {row}", "none", "index and ids are not of one release: restore them, or roll back")
+        return self._batches[place].take(pa.array(rows))
+
+
+def open_ids(files: Sequence[Path]) -> Ids:
+    """The ids in those files, mapped, not read. DataError for a file that is no Arrow IPC file with a column address."""
+    batches: list[pa.RecordBatch] = []
+    for file in files:
+        with _readable(file):
+            reader = pa.ipc.open_file(pa.memory_map(str(file)))
+            if reader.schema.names[:2] != ["address", "id"] or reader.schema.field("address").type != pa.int64():
+                raise DataError(str(file), "columns address (int64) and id first", ", ".join(reader.schema.names), "build the index again")
+            batches += [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    return Ids(batches)
+
+
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(str(file), "an Arrow IPC file", " ".join(str(error).split()), "restore it, or build the index again") from None

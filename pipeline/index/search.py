@@ -1,0 +1,209 @@
+"""A published release, opened for searching: checked, mapped, encoding queries with its own encoder, and swapped for a newer one on request."""
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from pipeline.errors import ConfigError, DataError, SpaceMismatch
+from pipeline.index.build import read_index
+from pipeline.index.ids import open_ids
+from pipeline.index.truth import NOBODY
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.store import Store, checked, open_store
+from pipeline.store.units import FileRef
+from pipeline.text.normalize import normalize
+
+if TYPE_CHECKING:
+    from pipeline.models.encoder import Encoder
+
+_LISTS = ".ivfdata"         # lists on disk, beside the index file that refers to them
+
+
+def open_release(
+    uri: str | Path, number: int | None = None, *, verify: bool = True, device: str = "cpu", commits: str | Path | None = None
+) -> "OpenRelease":
+    """The current release below the root `uri`, or release `number`, ready to search.
+
+    verify: compare every file with its sha256 first (reads them once; remote files are always checked when they are fetched). device: where queries are
+    encoded. commits: the root of the commits where that is another store. DataError when there is no release, or a file was changed.
+    """
+    store = open_store(uri)
+    releases = Releases(store, open_store(commits) if commits is not None else None)
+    manifest = releases.current() if number is None else releases.get(number)
+    if manifest is None:
+        raise DataError(store.uri, "a published release", "none", "run manta nightly first, or check the root")
+    return OpenRelease(releases, _Opened(store, manifest, verify, device), follows=number is None)
+
+
+class OpenRelease:
+    """What `open_release` gives. Threads may share it: a swap replaces the whole release at once, and a search under way keeps the one it began with."""
+
+    def __init__(self, releases: Releases, opened: "_Opened", follows: bool) -> None:
+        self._releases, self._opened, self._follows = releases, opened, follows
+
+    @property
+    def number(self) -> int:
+        return self._opened.manifest.release
+
+    @property
+    def space_id(self) -> str:
+        return self._opened.manifest.space_id
+
+    @property
+    def manifest(self) -> ReleaseManifest:
+        return self._opened.manifest
+
+    def __len__(self) -> int:
+        """Live rows."""
+        return self._opened.manifest.rows
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, d) float32: the texts as queries, by the release's own encoder. Loaded at the first call; SpaceMismatch if it is not the one that the rows have."""
+        return self._opened.encode(texts)
+
+    def search(self, queries: str | Sequence[str] | np.ndarray, k: int = 10, *, space_id: str | None = None) -> pa.Table:
+        """The k nearest rows of each query, best first: query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and the kept columns.
+
+        queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of another space are refused. Fewer than k rows
+        come back where there are fewer. DataError for vectors of another dimension, non-finite or zero ones.
+        """
+        if k < 1:
+            raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
+        opened = self._opened
+        if space_id is not None and space_id != opened.manifest.space_id:
+            raise SpaceMismatch("search", f"vectors of space {opened.manifest.space_id}", f"space {space_id}", "encode the queries with the release's encoder")
+        if not isinstance(queries, np.ndarray):
+            queries = opened.encode([queries] if isinstance(queries, str) else queries)
+        return opened.search(queries, k)
+
+    def refresh(self, *, verify: bool = True) -> bool:
+        """Swap to the release that is current now; whether there was another. One that was opened by number stays."""
+        if not self._follows:
+            return False
+        manifest = self._releases.current()
+        if manifest is None or manifest.id == self._opened.manifest.id:
+            return False
+        self._opened = self._opened.successor(manifest, verify)
+        return True
+
+
+class _Opened:
+    """One release's files, open."""
+
+    def __init__(self, store: Store, manifest: ReleaseManifest, verify: bool, device: str) -> None:
+        self.manifest, self._store, self._device = manifest, store, device
+        local = functools.partial(_local, store, verify=verify)
+        self._parts = _open_parts(manifest.index.files, local)
+        self._ids = open_ids([local(reference) for reference in manifest.ids])
+        self._tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else np.zeros(0, dtype=np.int64)
+        if (found := sum(part.ntotal for part in self._parts) - len(self._tombstones)) != manifest.rows:
+            raise DataError(store.uri_of(manifest.index.files[0].path), f"{manifest.rows:,} live rows", f"{found:,}", "restore the index, or roll back")
+
+    def successor(self, manifest: ReleaseManifest, verify: bool) -> "_Opened":
+        """The newer release, with this one's encoder where it is the same."""
+        opened = _Opened(self._store, manifest, verify, self._device)
+        if manifest.space_id == self.manifest.space_id and manifest.encoder == self.manifest.encoder and "encoder" in self.__dict__:
+            opened.__dict__["encoder"] = self.encoder
+        return opened
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        return self.encoder.encode(normalize(list(texts)).to_pylist(), query=True)
+
+    @functools.cached_property
+    def encoder(self) -> "Encoder":
+        from pipeline.models.encoder import load_encoder
+
+        with _folder([(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]) as folder:
+            # not compiled: that would cost the first query seconds
+            encoder = load_encoder(self._encoder_settings(folder), EncodeSettings(compile=False), self._device)
+        if encoder.space_id != self.manifest.space_id:
+            where = self._store.uri_of(self.manifest.encoder.path)
+            raise SpaceMismatch(where, f"space {self.manifest.space_id}", f"space {encoder.space_id}", "the encoder folder is not that of the release: restore it")
+        return encoder
+
+    def _encoder_file(self, reference: FileRef) -> Path:
+        return self._store.local(f"{self.manifest.encoder.path}/{checked(reference.path)}", reference.sha256)
+
+    def _encoder_settings(self, folder: Path) -> EncoderSettings:
+        try:
+            return EncoderSettings.model_validate({**self.manifest.settings.get("encoder", {}), "path": str(folder)})
+        except ValidationError as error:
+            where = f"release {self.manifest.release}: settings.encoder"
+            raise DataError(where, "settings that this version knows", str(error.errors()[0]["loc"]), "open it with the version that wrote it") from None
+
+    def search(self, vectors: np.ndarray, k: int) -> pa.Table:
+        scores, addresses = self._nearest(self._checked(vectors), k)
+        query, rank = np.nonzero(addresses != NOBODY)
+        rows = self._ids.take(addresses[query, rank])
+        columns = {"query": pa.array(query, pa.int32()), "rank": pa.array(rank + 1, pa.int32()), "id": rows["id"], "score": pa.array(scores[query, rank], pa.float32())}
+        kept = {name: rows[name] for name in rows.column_names if name not in columns}
+        return pa.table({**columns, **kept})
+
+    def _nearest(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and addresses (q, k) over all parts, dead addresses left out; NOBODY behind the last."""
+        asked = k
+        while True:
+            scores, addresses = _search_all(self._parts, vectors, asked)
+            dead = np.isin(addresses, self._tombstones) | (addresses == NOBODY)
+            if not len(self._tombstones) or asked >= max(part.ntotal for part in self._parts) or ((~dead).sum(axis=1) >= k).all():
+                break
+            asked *= 2          # so many of the nearest were dead that too few are left
+        order = np.lexsort((addresses, np.where(dead, np.inf, -scores)), axis=1)[:, :k]
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(np.where(dead, NOBODY, addresses), order, axis=1)
+
+    def _checked(self, vectors: np.ndarray) -> np.ndarray:
+        dim = self._parts[0].d
+        if vectors.ndim != 2 or vectors.shape[1] != dim:
+            raise DataError("search", f"vectors of shape (q, {dim})", f"{vectors.shape}", "give raw vectors of the release's encoder, one row a query")
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
+            raise DataError("search", "finite vectors, none of them zero", f"query {bad[0]} is not so", "encode the query again")
+        return vectors
+
+
+def _search_all(parts: Sequence[Any], vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    found = [part.search(vectors, min(k, max(1, part.ntotal))) for part in parts]
+    return np.concatenate([scores for scores, _ in found], axis=1), np.concatenate([addresses for _, addresses in found], axis=1)
+
+
+def _local(store: Store, reference: FileRef, verify: bool) -> Path:
+    try:
+        return store.local(reference.path, reference.sha256 if verify else None)
+    except FileNotFoundError:
+        raise DataError(store.uri_of(reference.path), "a file of the release", "no such file", "restore it, or roll back to a whole release") from None
+
+
+def _open_parts(files: Sequence[FileRef], local: Any) -> list[Any]:
+    """An index per part. Files of lists are put beside them under the names by which they are referred to."""
+    places = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
+    if not any(name.endswith(_LISTS) for name, _ in places):
+        return [read_index(place) for _, place in places]
+    with _folder(places) as folder:
+        return [read_index(folder / name, on_disk=True) for name, _ in places if not name.endswith(_LISTS)]
+
+
+@contextlib.contextmanager
+def _folder(places: Sequence[tuple[str, Path]]) -> Iterator[Path]:
+    """A folder in which the files have the given names, wherever they lie. What was mapped from it stays mapped when it is gone."""
+    with tempfile.TemporaryDirectory(prefix="manta-") as directory:
+        for name, place in places:
+            link = Path(directory, checked(name))
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(place.resolve())
+        yield Path(directory)
+
+
+def _read_addresses(file: Path) -> np.ndarray:
+    try:
+        return np.sort(pq.read_table(file, columns=["address"])["address"].to_numpy())
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise DataError(str(file), "a Parquet file with a column address", " ".join(str(error).split()), "restore it, or roll back") from None
