@@ -39,6 +39,7 @@ class Answer:
 
     facts: dict[str, Any]
     text: str
+    exit_code: int = 0
 
 
 def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[str] | None, print_config: bool, as_json: bool, verbose: bool) -> None:
@@ -51,6 +52,8 @@ def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[
             return
         answer = work(Run(job, verbose))
         print(json.dumps(answer.facts, default=str) if as_json else answer.text)
+        if answer.exit_code:
+            raise typer.Exit(answer.exit_code)
 
     guarded(whole, as_json=as_json, verbose=verbose)
 
@@ -59,6 +62,8 @@ def guarded(work: Callable[[], None], *, as_json: bool, verbose: bool) -> None:
     """The job boundary: an error ends the process with its exit code and a sentence."""
     try:
         work()
+    except typer.Exit:
+        raise
     except PipelineError as error:
         if verbose:
             traceback.print_exc()

@@ -18,7 +18,15 @@ def encode(config: Config = None, overrides: Overrides = None, print_config: Pri
 
 
 def _encode(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.night import through_encoding
+
+    store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
+    facts = {
+        "status": "done", "root": store.uri, "rows": vectors.rows, "counts": {**corpus.counts, **vectors.counts()}, "space_id": vectors.units[0].space_id,
+        "units": [store.uri_of(unit.path) for unit in vectors.units], "quarantine": store.uri_of(corpus.quarantine.path) if corpus.quarantine else None,
+    }
+    text = f"{vectors.rows:,} vectors in {len(vectors.units)} units below {store.uri_of('units/vectors')}, {corpus.counts['quarantined']:,} rows quarantined"
+    return Answer(facts, text + (f" in {facts['quarantine']}" if facts["quarantine"] else ""))
 
 
 if __name__ == "__main__":

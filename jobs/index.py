@@ -7,6 +7,7 @@
 import typer
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from pipeline.log import size
 
 
 def index(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -19,7 +20,14 @@ def index(config: Config = None, overrides: Overrides = None, print_config: Prin
 
 
 def _index(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.night import through_index
+
+    store, built = through_index(run.job, run.stages, verbose=run.verbose)
+    at_10 = built.measured["recall"]["10"]
+    facts = {"status": "done", "root": store.uri, "files": [store.uri_of(ref.path) for ref in built.files], "ids": [store.uri_of(ref.path) for ref in built.ids]}
+    total = size(sum(ref.bytes for ref in built.files))
+    text = f"{built.kind} ({built.factory}), {built.rows:,} rows, {total}, recall@10 {at_10['value']:.4f} [{at_10['low']:.4f}, {at_10['high']:.4f}]"
+    return Answer(facts | built.model_dump(mode="json", include={"kind", "factory", "rows", "measured"}), "\n".join([text, *(f"  {uri}" for uri in facts["files"])]))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@
     python -m jobs.nightly --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
+import shlex
+
 import typer
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from pipeline.log import duration
 
 
 def nightly(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -19,7 +22,22 @@ def nightly(config: Config = None, overrides: Overrides = None, print_config: Pr
 
 
 def _nightly(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.nightly import nightly as night
+
+    outcome = night(run.job, run.stages, verbose=run.verbose)
+    first = {
+        "published": f"published release {outcome.release}: {outcome.rows:,} rows",
+        "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",
+        "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
+    }[outcome.status]
+    seconds = sum(stage.seconds for stage in run.stages.finished)
+    facts = outcome.facts | {"seconds": {stage.name: round(stage.seconds, 3) for stage in run.stages.finished}}
+    ask = f"manta search {shlex.quote(run.job.release.root)} {shlex.quote(_example(run))}"
+    return Answer(facts, f"{first}, {duration(seconds)}\n  root    {outcome.root}\n  report  {outcome.report}\n  search  {ask}")
+
+
+def _example(run: Run) -> str:
+    return "join two paths" if run.job.corpus.harvest == "docstrings" else "your query"
 
 
 if __name__ == "__main__":

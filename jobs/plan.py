@@ -7,6 +7,7 @@
 import typer
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from pipeline.log import duration, size
 
 
 def plan(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -19,7 +20,20 @@ def plan(config: Config = None, overrides: Overrides = None, print_config: Print
 
 
 def _plan(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.plan import plan as estimate
+
+    made = estimate(run.job, run.stages)
+    index = made.index
+    lines = [
+        ("rows", f"{made.rows:,} in {made.files} files" + ("" if made.exact else " (estimated from the sample)")),
+        ("tokens", f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, {made.truncated_share:.1%} of them cut"),
+        ("units", f"{made.units:,} of up to {run.job.encode.unit_rows:,} rows, on {made.workers} workers"),
+        ("encode", f"about {duration(made.encode_s)}: one worker does {made.rows_per_s:,.0f} rows/s on this machine"),
+        ("vectors", size(made.vector_bytes)),
+        ("index", f"{index.kind} ({index.factory}), {size(index.file_bytes)}: {index.why}"),
+        ("memory", f"about {size(made.worker_bytes)} a worker, {size(index.memory_bytes)} a searcher"),
+    ]
+    return Answer(made.facts(), "\n".join(f"{name:<8} {value}" for name, value in lines))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,13 @@ def preflight(config: Config = None, overrides: Overrides = None, print_config: 
 
 
 def _preflight(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.preflight import preflight as checks
+
+    made = checks(run.job, run.stages, verbose=run.verbose)
+    problems = [check for check in made if check.problem]
+    lines = [f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}" for check in made]
+    facts = {"status": "problems" if problems else "done", "checks": [vars(check) for check in made]}
+    return Answer(facts, "\n".join(lines), exit_code=2 if problems else 0)
 
 
 if __name__ == "__main__":

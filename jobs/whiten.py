@@ -19,7 +19,19 @@ def whiten(config: Config = None, overrides: Overrides = None, print_config: Pri
 
 
 def _whiten(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.night import through_whitening
+
+    store, decision, written = through_whitening(run.job, run.stages, verbose=run.verbose)
+    comparison = decision.comparison
+    facts = {
+        "status": "done", "root": store.uri, "used": decision.used, "sentence": decision.sentence,
+        "transform_id": decision.fitted.transform_id if decision.fitted else None,
+        "transform": store.uri_of(decision.ref.path) if decision.ref else None, "raw": comparison.raw if comparison else None,
+        "whitened": comparison.whitened if comparison else None, "metric": comparison.metric if comparison else None,
+        "units": [store.uri_of(unit.path) for unit in written.units] if written else [],
+    }
+    lines = [decision.sentence, *([f"transform {facts['transform']}"] if decision.ref else []), *([f"{len(written.units)} units of whitened vectors"] if written else [])]
+    return Answer(facts, "\n".join(lines))
 
 
 if __name__ == "__main__":

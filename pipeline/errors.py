@@ -11,7 +11,7 @@ class PipelineError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`, which dataclasses leave empty."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)} if is_dataclass(self) else {}
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)} if is_dataclass(self) else {}
         return _rebuild, (type(self), values, self.args)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ORDER = (
-    "errors", "registry", "config", "settings", "log", "device", "store", "text", "stats", "models", "losses", "objectives", "augment", "post", "index", "evaluate", "train",
-    "report", "flows",
+    "errors", "registry", "config", "settings", "log", "device", "store", "text", "stats", "models", "losses", "objectives", "augment", "post", "index", "evaluate",
+    "train", "charts", "report", "flows",
 )
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
+from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
@@ -38,14 +39,15 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connect(settings: ClusterSettings, *, verbose: bool = False) -> Iterator[Cluster]:
+def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False) -> Iterator[Cluster]:
     """The cluster, connected; disconnected at the end, and stopped where it was started here. An already connected Ray is used as it is."""
-    quiet(verbose)
-    import ray
+    with stages("cluster"):
+        quiet(verbose)
+        import ray
 
-    mine = not ray.is_initialized()
-    if mine:
-        _start(settings, verbose)
+        mine = not ray.is_initialized()
+        if mine:
+            _start(settings, verbose)
     try:
         total = ray.cluster_resources()
         yield Cluster(cpus=max(1, int(total.get("CPU", 1))), gpus=int(total.get("GPU", 0)))

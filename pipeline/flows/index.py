@@ -22,6 +22,7 @@ from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import FileRef, Manifest, Stored, UnitRecord
 
 _BATCH = 8_192          # rows added at once: 12 MB of float32 at d = 384
+_EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
 
 
 class Placed(Stored):
@@ -47,6 +48,13 @@ class ShardRecord(Stored):
     rows: int
 
 
+class Example(Stored):
+    """A row asked as a query, and its nearest others (address, score), best first."""
+
+    query: int
+    neighbours: tuple[tuple[int, float], ...]
+
+
 class BuiltIndex(Stored):
     """A built and measured index."""
 
@@ -61,6 +69,7 @@ class BuiltIndex(Stored):
     """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
     measured: dict[str, Any]
     """recall, curve, latency ... as pipeline.index.validate found them"""
+    examples: tuple[Example, ...]
     queries: FileRef
     plan: IndexPlan
 
@@ -196,7 +205,7 @@ class FillShard:
 
     def _write_ids(self, shard: Shard, file: Path) -> None:
         """Address, id and kept columns of every row, in address order: Arrow IPC that a searcher maps into memory."""
-        from pipeline.index.search import write_ids
+        from pipeline.index.ids import write_ids
 
         def tables() -> Iterator[pa.Table]:
             for placed in shard.units:
@@ -230,13 +239,30 @@ class Finish:
                 Part(store.local(shard.part.path, shard.part.sha256), shard.rows, each["probe_addresses"], each["probe_vectors"])
                 for shard, each in zip(shards, found, strict=True)
             ]
-            files, measured = finish(build.plan, build.settings, build.gates, build.load_queries(), parts, truths, scratch)
-            refs = tuple(put_by_content(store, file, "indexes/", "".join(file.suffixes), measured["rows"]) for file in files)
-        queries = store.read(build.queries())
+            queries = build.load_queries()
+            files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truths, scratch)
+            examples = _examples(files[0], queries, build.plan.on_disk)
+            refs = tuple(put_by_content(store, file, "indexes/", file.suffix, measured["rows"]) for file in files)
+        settings = {name: measured[name] for name in ("effort_name", "effort", "nlist", "fingerprint")}
+        size = store.size(build.queries()) or 0
         return BuiltIndex(
             kind=build.plan.kind, factory=build.plan.factory, dim=build.plan.dim, parts=1, files=refs, ids=tuple(shard.ids for shard in shards), rows=measured["rows"],
-            measured=measured, queries=FileRef(path=build.queries(), sha256="", bytes=len(queries)), plan=build.plan,
+            settings=settings, measured=measured, examples=examples, queries=FileRef(path=build.queries(), sha256="", bytes=size), plan=build.plan,
         )
+
+
+def _examples(file: Path, queries: Any, on_disk: bool) -> tuple[Example, ...]:
+    """A few queries with what the index answers, their own address left out."""
+    from pipeline.index.build import read_index
+
+    index = read_index(file, on_disk=on_disk)
+    asked = queries[:_EXAMPLES]
+    scores, found = index.search(asked.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
+    answers = []
+    for query, addresses, values in zip(asked.addresses.tolist(), found.tolist(), scores.tolist(), strict=True):
+        others = [(address, score) for address, score in zip(addresses, values, strict=True) if address not in (query, -1)]
+        answers.append(Example(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
+    return tuple(answers)
 
 
 def build_index(
@@ -265,9 +291,20 @@ def build_index(
             filled[number] = record
             bar.add(record.rows)
     with stages("merge") as bar:
-        built = run_task(Finish(build), tuple(filled[number] for number in range(len(shards))), Pool(1))
+        built = _finished(build, tuple(filled[number] for number in range(len(shards))), done)
     store.write(done, built.to_json())
+    for record in filled.values():
+        store.delete(record.part.path)                  # as large as the index itself, and in it now
     return built
+
+
+def _finished(build: Build, shards: tuple[ShardRecord, ...], done: str) -> BuiltIndex:
+    try:
+        return run_task(Finish(build), shards, Pool(1))
+    except FileNotFoundError:                           # a second run beside this one finished the same index and removed its parts
+        if built := BuiltIndex.load(build.store, done):
+            return built
+        raise
 
 
 def _contiguous(units: tuple[Placed, ...], count: int) -> list[tuple[Placed, ...]]:

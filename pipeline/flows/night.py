@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
-from pipeline.flows.cluster import Cluster
+from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.encode import Spent, encode
 from pipeline.flows.index import BuiltIndex, build_index
-from pipeline.flows.whiten import Decision, whiten
+from pipeline.flows.whiten import Decision, whiten, write_whitened
 from pipeline.log import Stages, say
 from pipeline.models.folder import EncoderFolder, open_folder
 from pipeline.settings import Job
@@ -27,9 +27,15 @@ def open_releases(job: Job) -> Releases:
     return Releases(open_store(job.release.root), open_store(job.release.commits_root) if job.release.commits_root else None)
 
 
-def read_corpus(job: Job, store: Store, stages: Stages) -> Corpus:
-    """The corpus as units: harvested first where the job says so, then read, sifted and keyed."""
-    fill_corpus(job, stages)
+def fill_corpus(job: Job, stages: Stages) -> None:
+    """Write the harvested corpus to corpus.uri, where the job asks for one; equal content is not written again."""
+    if job.corpus.harvest == "docstrings":
+        with stages("harvest") as bar:
+            bar.add(harvest_docstrings(job.corpus.uri, job.corpus.max_rows))
+
+
+def ingest_corpus(job: Job, store: Store, stages: Stages) -> Corpus:
+    """The corpus as units: read, sifted and keyed."""
     with stages("ingest") as bar:
         before = 0
 
@@ -39,15 +45,8 @@ def read_corpus(job: Job, store: Store, stages: Stages) -> Corpus:
             before = rows
 
         corpus = ingest(job.corpus, job.encode.unit_rows, store, on_progress=progress)
-        bar.stage.note = f"{corpus.rows:,} good rows in {len(corpus.units)} units, {corpus.counts['quarantined']:,} quarantined"
+        bar.stage.note = f"{corpus.rows:,} good in {len(corpus.units)} units, {corpus.counts['quarantined']:,} quarantined"
     return corpus
-
-
-def fill_corpus(job: Job, stages: Stages) -> None:
-    """Write the harvested corpus to corpus.uri; unchanged content is not written again."""
-    if job.corpus.harvest == "docstrings":
-        with stages("harvest") as bar:
-            bar.add(harvest_docstrings(job.corpus.uri, job.corpus.max_rows))
 
 
 @dataclass(frozen=True)
@@ -197,3 +196,35 @@ def sha256_hex(content: bytes) -> str:
     from hashlib import sha256
 
     return sha256(content).hexdigest()
+
+
+def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Corpus, Manifest]:
+    """The corpus's embedding units, alone."""
+    store, corpus = _opened(job, stages)
+    with connect(job.cluster, stages, verbose=verbose) as cluster:
+        vectors, _ = encode(corpus, job, store, cluster, stages)
+    return store, corpus, vectors
+
+
+def through_whitening(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Decision, Manifest | None]:
+    """The decision about whitening, and with whiten.write_vectors the units of whitened vectors."""
+    store, corpus = _opened(job, stages)
+    with connect(job.cluster, stages, verbose=verbose) as cluster:
+        vectors, _ = encode(corpus, job, store, cluster, stages)
+        decision = whiten(job, store, corpus, vectors, cluster, stages)
+        written = write_whitened(store, vectors, decision.fitted, cluster, job, stages) if job.whiten.write_vectors and decision.fitted else None
+    return store, decision, written
+
+
+def through_index(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, BuiltIndex]:
+    """The index that a night would publish, built and measured."""
+    store, corpus = _opened(job, stages)
+    with connect(job.cluster, stages, verbose=verbose) as cluster:
+        built = build_candidate(job, store, open_releases(job).current(), corpus, cluster, stages).built
+    return store, built
+
+
+def _opened(job: Job, stages: Stages) -> tuple[Store, Corpus]:
+    store = open_store(job.release.root)
+    fill_corpus(job, stages)
+    return store, ingest_corpus(job, store, stages)

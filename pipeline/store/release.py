@@ -49,6 +49,7 @@ class Gate(Stored):
     value: float | int | None
     threshold: float | int | None
     passed: bool
+    relation: Literal["at least", "at most", "exactly"] = "at least"
     sentence: str = ""
 
 
@@ -70,6 +71,8 @@ class ReleaseManifest(Stored):
     transform_id: str | None = None
     transform: FileRef | None = None
     moments: FileRef | None = None
+    canary: FileRef | None = None
+    """vectors of the canary texts"""
     numerics: dict[str, int]
     rows: int
     units: tuple[ReleaseUnit, ...]
@@ -91,7 +94,7 @@ class ReleaseManifest(Stored):
 
     def paths(self) -> set[str]:
         """Every file that this release needs, its own manifest and the corpus record's files excepted."""
-        single = [ref.path for ref in (self.transform, self.moments, self.tombstones, self.corpus) if ref]
+        single = [ref.path for ref in (self.transform, self.moments, self.canary, self.tombstones, self.corpus) if ref]
         units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path)]
         units += [ref.path for unit in self.units for ref in (unit.moments, unit.quarantine) if ref]
         groups = [ref.path for ref in (*self.index.files, *self.ids)]

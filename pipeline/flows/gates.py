@@ -1,0 +1,69 @@
+"""The questions that a candidate must answer before it is published."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.flows.night import Candidate
+from pipeline.flows.probe import EncodeTexts
+from pipeline.flows.units import Pool, run_task
+from pipeline.settings import Job
+from pipeline.stats.tensors import pack, unpack
+from pipeline.store.release import Gate, ReleaseManifest
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus, FileRef
+
+# never changed: their vectors are compared with those of the release before, whatever its age
+CANARIES = (
+    "A", "Yes.", "42", "hello world", "The cat sat on the mat.", "How do I join two paths in Python?", "Two dogs are running across a snowy field.",
+    "Quarterly revenue rose 12% to $4.1bn, beating forecasts.", "ERROR 503: upstream connect error or disconnect/reset before headers", "def add(a, b): return a + b",
+    "Die Katze schläft auf dem Sofa.", "Où est la bibliothèque ?", "¿Cuánto cuesta este libro?", "今日はとても天気が良いです。", "Привет, как дела?", "مرحبا بالعالم",
+    "A man in a blue shirt is standing on a ladder cleaning a window.", "Photosynthesis converts light energy into chemical energy stored in glucose.",
+    "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows of outrageous fortune.",
+    "The committee, having considered the evidence submitted by all parties and the recommendations of the expert panel, decided to postpone the final vote until the "
+    "environmental impact assessment, which had been delayed twice already, was completed and published for comment by the residents of the affected districts.",
+)
+
+
+@dataclass(frozen=True)
+class RepeatedIds:
+    """How many live ids stand more than once in a corpus's key table, a bucket in memory at a time."""
+
+    store: Store
+
+    def start(self) -> Callable[[Corpus], int]:
+        return lambda corpus: sum(self._repeated(reference) for reference in corpus.keys)
+
+    def _repeated(self, bucket: FileRef) -> int:
+        table = pq.read_table(self.store.open(bucket.path), columns=["id", "unit"])
+        live = table.filter(table["unit"].is_valid())
+        return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
+
+
+def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate) -> tuple[dict[str, Gate], FileRef]:
+    """Every gate with its value, and the canary texts' vectors, stored for the night after."""
+    from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
+
+    counts = candidate.manifest.counts
+    counted = Counted(
+        read=counts["total"], vectors=candidate.vectors.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
+        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
+    )
+    vectors = run_task(EncodeTexts(job.encoder, job.encode), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
+    canary = None
+    if before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
+        canary = lowest_cosine(unpack(store.read(before.canary.path), "vectors")[0]["vectors"], vectors)
+    gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
+    return gates, _keep(store, vectors)
+
+
+def _keep(store: Store, vectors: np.ndarray) -> FileRef:
+    content = pack({"vectors": vectors}, {"texts": len(vectors)})
+    digest = sha256(content).hexdigest()
+    reference = FileRef(path=f"moments/canary-{digest[:24]}.safetensors", sha256=digest, rows=len(vectors), bytes=len(content))
+    store.write(reference.path, content)
+    return reference

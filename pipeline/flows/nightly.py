@@ -1,0 +1,78 @@
+"""The night: read, encode, whiten, index, check, publish. What did not change is not touched, what is refused is not published."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from pipeline.errors import GatesRefused, PublishConflict
+from pipeline.flows.night import Candidate, build_candidate, fill_corpus, ingest_corpus, open_releases, unchanged
+from pipeline.log import Stages, say
+from pipeline.settings import Job
+from pipeline.store.release import ReleaseManifest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a night ended. release: the one that is current now."""
+
+    status: Literal["published", "unchanged", "overtaken"]
+    release: int
+    root: str
+    report: str
+    rows: int
+    facts: dict[str, Any]
+
+
+def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
+    """Make and publish tonight's release. GatesRefused keeps the candidate for inspection; a night that another one overtook changes nothing."""
+    releases = open_releases(job)
+    store, before = releases.store, releases.current()
+    fill_corpus(job, stages)
+    if before is not None and unchanged(job, before):
+        say(f"nothing changed since release {before.release}")
+        return _outcome("unchanged", before, store.uri)
+    corpus = ingest_corpus(job, store, stages)
+    candidate = _candidate(job, before, corpus, releases.store, stages, verbose)
+    page = _page(candidate, store.uri, stages)
+    if refusals := tuple(gate.sentence for gate in candidate.manifest.gates.values() if not gate.passed):
+        folder = f"candidates/{candidate.manifest.id[:24]}"
+        store.write(f"{folder}/manifest.json", candidate.manifest.to_json())
+        store.write(f"{folder}/report.html", page(None).encode())
+        raise GatesRefused(candidate=store.uri_of(folder), refusals=refusals)
+    try:
+        published = releases.publish(candidate.manifest, page)
+    except PublishConflict as conflict:
+        say(str(conflict))
+        return _outcome("overtaken", releases.get(conflict.number), store.uri)
+    return _outcome("published", published, store.uri)
+
+
+def _candidate(job: Job, before: ReleaseManifest | None, corpus: Any, store: Any, stages: Stages, verbose: bool) -> Candidate:
+    from pipeline.flows.cluster import connect
+    from pipeline.flows.gates import run_gates
+
+    with connect(job.cluster, stages, verbose=verbose) as cluster:
+        candidate = build_candidate(job, store, before, corpus, cluster, stages)
+        with stages("gates"):
+            gates, canary = run_gates(job, store, before, candidate)
+    return replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary}))
+
+
+def _page(candidate: Candidate, root: str, stages: Stages) -> Callable[[int | None], str]:
+    """The report's HTML for a release number; None for a refused candidate."""
+    from pipeline.flows.summary import summarize
+    from pipeline.report import render
+
+    summary = summarize(candidate, root, stages, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+    return lambda number: render(replace(summary, number=number, status="refused" if number is None else "published"))
+
+
+def _outcome(status: Literal["published", "unchanged", "overtaken"], release: ReleaseManifest, root: str) -> Outcome:
+    report = f"{root}/releases/{release.release:08d}/report.html"
+    gates = {name: gate.model_dump(mode="json") for name, gate in release.gates.items()}
+    facts = {
+        "status": status, "release": release.release, "root": root, "report": report, "rows": release.rows, "counts": release.counts, "space_id": release.space_id,
+        "transform_id": release.transform_id, "index": release.index.model_dump(mode="json"), "gates": gates,
+    }
+    return Outcome(status, release.release, root, report, release.rows, facts)

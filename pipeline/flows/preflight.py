@@ -1,0 +1,154 @@
+"""Can a night run? Every check says what it found and, where that will not do, the remedy."""
+
+import importlib.metadata
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import pyarrow.compute as pc
+
+from pipeline.config import Settings
+from pipeline.device import resolve
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.log import Stages, size
+from pipeline.models.folder import open_folder
+from pipeline.settings import Job
+from pipeline.store.store import Store, open_store
+from pipeline.text.reader import read_batches, survey
+from pipeline.text.sources import list_files
+
+_SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
+_ROOM = 2.5             # times the vectors' bytes: the vectors, an index as large, and texts, keys and parts beside them
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer. problem: None when all is well."""
+
+    name: str
+    found: str
+    problem: str | None = None
+
+
+def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:
+    """All checks, in an order in which the first problem is likely the cause of later ones."""
+    made: list[Check] = []
+    for name, look in _checks(job, stages, verbose):
+        try:
+            made += [Check(name, found) for found in look()]
+        except PipelineError as error:
+            made.append(Check(name, "", str(error)))
+    return made
+
+
+def _checks(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
+    yield "versions", _versions
+    yield "store", lambda: _store(open_store(job.release.root), needs_create=job.release.commits_root is None)
+    if job.release.commits_root is not None:
+        yield "commits", lambda: _store(open_store(job.release.commits_root or ""), needs_create=True)
+    yield "encoder", lambda: _encoder(job)
+    if job.corpus.harvest is None:
+        yield "corpus", lambda: _corpus(job)
+        yield "space", lambda: _space(job)
+    yield "cluster", lambda: _cluster(job, stages, verbose)
+
+
+def _versions() -> Iterator[str]:
+    both = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
+    if len(both) != 1:
+        remedy = "pip uninstall both, then install one of the extras cpu, gpu or local"
+        raise ConfigError("packages", "faiss-cpu or faiss-gpu, one of them", " and ".join(both) or "neither", remedy)
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield f"Python {python}, " + ", ".join(f"{name} {_version(name)}" for name in ("ray", "torch", "pyarrow", both[0]))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+class Probe(Settings):
+    """What a store can do."""
+
+    writes: bool
+    creates_once: bool
+    deletes: bool
+
+
+def probe(store: Store) -> Probe:
+    """Try it out on a file of our own: write and read back, create twice, delete."""
+    path = f"candidates/preflight-{uuid.uuid4().hex}"
+    store.write(path, b"written")
+    writes = store.read(path) == b"written"
+    store.delete(path)
+    creates = store.create(path, b"first") and not store.create(path, b"second") and store.read(path) == b"first"
+    store.delete(path)
+    return Probe(writes=writes, creates_once=creates, deletes=not store.exists(path))
+
+
+def _store(store: Store, *, needs_create: bool) -> Iterator[str]:
+    try:
+        able = probe(store)
+    except OSError as error:
+        raise ConfigError(store.uri, "a place where files can be written", f"{type(error).__name__}: {error}", "check the path and the permissions") from error
+    if not (able.writes and able.deletes):
+        raise ConfigError(store.uri, "files to be read back as written, and deleted", "otherwise", "check the store")
+    if needs_create and not able.creates_once:
+        remedy = "set release.commits_root to a store that has create-once: a shared directory, or another bucket"
+        raise ConfigError(store.uri, "a file to be created only once", "a second creation that replaced the first", remedy)
+    yield f"{store.uri}: write, create once, delete"
+
+
+def _encoder(job: Job) -> Iterator[str]:
+    from pipeline.models.encoder import load_encoder
+
+    encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device))
+    vectors = encoder.encode(["A sentence to try the encoder with.", "Another one."])
+    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+        raise ConfigError(job.encoder.path, "finite vectors", "others", "check the weights and encode.dtype")
+    yield f"{encoder.folder.path}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
+
+
+def _corpus(job: Job) -> Iterator[str]:
+    files = list_files(job.corpus)
+    looked = survey(files, job.corpus)
+    usable = [file for file in files if file.name not in looked.refused]
+    rows = good = distinct = 0
+    for file in usable[:: max(1, len(usable) // _SAMPLED_FILES)][:_SAMPLED_FILES]:
+        for batch in islice(read_batches(file, job.corpus, looked.columns), _SAMPLED_BATCHES):
+            rows += batch.rows
+            good += batch.good.num_rows
+            distinct += pc.count_distinct(batch.good["id"]).as_py()
+    if not good:
+        raise ConfigError(job.corpus.uri, "rows with an id and a text", f"none among the first {rows}", "check corpus.id and corpus.text")
+    repeated = f", {good - distinct:,} repeated ids (the first of each is kept)" if good > distinct else ", ids unique"
+    refused = f", {len(looked.refused)} unusable files" if looked.refused else ""
+    yield f"{len(files)} files{refused}; of {rows:,} sampled rows {rows - good:,} would be quarantined{repeated}"
+
+
+def _space(job: Job) -> Iterator[str]:
+    """Room for the vectors and what comes with them."""
+    free = open_store(job.release.root).free_bytes()
+    if free is None:
+        yield "an object store: no limit known"
+        return
+    files = list_files(job.corpus)
+    counts = survey(files, job.corpus).rows
+    rows = sum(counts.get(file.name) or file.size // 100 for file in files)      # JSON lines: about 100 bytes a row
+    needed = int(_ROOM * rows * open_folder(job.encoder).dim * 4)
+    if free < needed:
+        raise ConfigError(job.release.root, f"about {size(needed)} free", size(free), "make room (manta releases prune), or choose another release.root")
+    yield f"{size(free)} free, about {size(needed)} needed"
+
+
+def _cluster(job: Job, stages: Stages, verbose: bool) -> Iterator[str]:
+    from pipeline.flows.cluster import connect
+
+    with connect(job.cluster, stages, verbose=verbose) as cluster:
+        workers = cluster.workers(job.cluster, 1_000_000)
+        yield f"{cluster.cpus} CPUs, {cluster.gpus} GPUs: {workers} encode workers"

@@ -1,0 +1,144 @@
+"""What a night did, as the value that the report shows."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config import to_yaml
+from pipeline.flows.encode import LENGTH_BIN, Spent
+from pipeline.flows.night import Candidate
+from pipeline.log import Stages
+from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
+from pipeline.settings import Job
+from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
+from pipeline.stats.tensors import unpack
+from pipeline.store.store import Store, open_store
+
+
+def summarize(candidate: Candidate, root: str, stages: Stages, created: str) -> Report:
+    """The report of a candidate; its release number and status are filled in when they are known."""
+    manifest, decision = candidate.manifest, candidate.decision
+    store = open_store(root)
+    fitted = decision.fitted
+    return Report(
+        root=root, status="published", number=None, candidate=manifest.id, parent=manifest.parent, created=created,
+        encoder=str(manifest.settings["encoder"]["path"]), dim=candidate.folder.dim, space_id=manifest.space_id, transform_id=manifest.transform_id,
+        components=fitted.k if fitted and decision.used else None,
+        index=_index(candidate), counts=_counts(candidate), decisions=_decisions(candidate),
+        stages=tuple(Stage(stage.name, stage.seconds, stage.done or None) for stage in stages.finished),
+        throughput=_throughput(candidate.spent, stages), lengths=_lengths(candidate), max_length=candidate.folder.max_length,
+        geometry=_geometry(candidate, store), examples=tuple(_examples(store, candidate)),
+        gates=tuple(Gate(name, gate.value, gate.threshold, gate.passed, gate.relation) for name, gate in manifest.gates.items()),
+        settings=to_yaml(Job.model_validate(manifest.settings)), packages=manifest.packages,
+    )
+
+
+def _index(candidate: Candidate) -> Index:
+    built, measured = candidate.built, candidate.built.measured
+    at_10 = measured["recall"]["10"]
+    return Index(
+        kind=built.kind, factory=built.factory, bytes=sum(ref.bytes for ref in built.files),
+        files=tuple(ref.path for ref in built.files), ids=tuple(ref.path for ref in built.ids), nprobe=measured["effort"],
+        curve=tuple((point["effort"], point["recall_at_10"]) for point in measured["curve"]), target=candidate.manifest.settings["gates"]["recall_at_10"],
+        recall_at_10=Interval(at_10["value"], at_10["low"], at_10["high"]),
+        recall={f"recall@{k}": value["value"] for k, value in measured["recall"].items() if k != "10"},
+    )
+
+
+def _counts(candidate: Candidate) -> Counts:
+    counts = candidate.manifest.counts
+    reasons = {name.removeprefix("quarantined_"): count for name, count in counts.items() if name.startswith("quarantined_")}
+    if counts["unusable_vector"]:
+        reasons["unusable_vector"] = counts["unusable_vector"]
+    # files that hold rows beyond corpus.max_rows are skipped, their rows never read: they are no part of the total
+    return Counts(
+        read=counts["total"], live=candidate.manifest.rows, encoded=counts["encoded"], reused=counts["reused"], quarantined=reasons,
+        new=counts["new"], changed=counts["changed"], deleted=counts["deleted"], truncated=counts["truncated"],
+        duplicate_texts=int(candidate.spent.seconds.get("repeats", 0)),
+    )
+
+
+def _decisions(candidate: Candidate) -> tuple[str, ...]:
+    plan, measured = candidate.built.plan, candidate.built.measured
+    first = f"Index {plan.kind} ({plan.factory}): {plan.why}."
+    return (first, candidate.decision.sentence, *_effort(measured, candidate.manifest.settings["gates"]["recall_at_10"]))
+
+
+def _effort(measured: dict[str, Any], target: float | None) -> tuple[str, ...]:
+    if measured["effort"] is None:
+        return ()
+    name, effort, latency = measured["effort_name"], measured["effort"], measured["latency"]
+    reached = max((point["recall_at_10"] for point in measured["curve"] if point["effort"] == effort), default=None)
+    meets = reached is not None and target is not None and reached >= target
+    chosen = f"the least whose recall@10 on one half of the queries ({reached:.4f}) meets {target:g}" if meets else "as set, or the best there is"
+    return (f"{name} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one thread (p50), {latency['p99_ms']:.2f} ms (p99).",)
+
+
+def _throughput(spent: Spent, stages: Stages) -> Throughput | None:
+    encoding = next((stage for stage in stages.finished if stage.name == "encode" and stage.done), None)
+    if encoding is None or not spent.seconds:
+        return None
+    seconds = spent.seconds
+    whole = sum(seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
+    waiting = {"tokenizer": seconds.get("waiting_s", 0.0) / whole, "store": seconds.get("store", 0.0) / whole} if whole else {}
+    return Throughput(encoding.done / encoding.seconds, seconds.get("tokens", 0) / encoding.seconds, waiting)
+
+
+def _lengths(candidate: Candidate) -> Histogram | None:
+    """Tokens of a text; texts that were cut stand beyond the limit."""
+    counts = candidate.vectors.counts()
+    bins = {int(name.removeprefix("length_")): count for name, count in counts.items() if name.startswith("length_")}
+    if not bins:
+        return None
+    limit, cut = candidate.folder.max_length, counts.get("truncated", 0)
+    edges = [*range(0, limit, LENGTH_BIN), limit + 1, limit + 1 + LENGTH_BIN]
+    heights = [0] * (len(edges) - 1)
+    for start, count in bins.items():
+        heights[min(start // LENGTH_BIN, len(heights) - 2)] += count
+    heights[-2] -= cut
+    heights[-1] = cut
+    return Histogram(tuple(map(float, edges)), tuple(heights), counts["tokens"] / max(counts["rows"], 1))
+
+
+def _geometry(candidate: Candidate, store: Store) -> Geometry:
+    sample = unpack(store.read(candidate.built.queries.path), "addresses", "vectors")[0]["vectors"]
+    if len(sample) < 2:
+        return Geometry()
+    fitted = candidate.decision.fitted
+    moved = fitted(sample) if fitted else None
+    notes = [f"From {len(sample):,} rows sampled by hash; {PAIRS:,} random pairs."]
+    if fitted:
+        used = "" if candidate.decision.used else " The whitening shown was fitted and compared, and is not used."
+        notes.append(f"Rank {fitted.rank} of {len(fitted.eigenvalues)}, effective rank {fitted.effective_rank:.0f}, condition {fitted.condition:.2g}.{used}")
+    return Geometry(
+        spectrum=_values(singular_spectrum(sample)), spectrum_whitened=_values(singular_spectrum(moved)) if moved is not None else None,
+        cosines=cosine_histogram(sample), cosines_whitened=cosine_histogram(moved) if moved is not None else None, notes=tuple(notes),
+    )
+
+
+def _values(spectrum: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(value) for value in spectrum)
+
+
+def _examples(store: Store, candidate: Candidate) -> list[Example]:
+    """Queries with their neighbours, as texts."""
+    found = candidate.built.examples
+    wanted = {address for example in found for address in (example.query, *(address for address, _ in example.neighbours))}
+    rows = _rows_at(store, candidate, sorted(wanted))
+    return [
+        Example(rows[example.query][1], tuple(Neighbour(rows[address][0], score, rows[address][1]) for address, score in example.neighbours)) for example in found
+    ]
+
+
+def _rows_at(store: Store, candidate: Candidate, addresses: list[int]) -> dict[int, tuple[str, str]]:
+    """(id, text) of the rows at those addresses."""
+    found: dict[int, tuple[str, str]] = {}
+    for unit in candidate.manifest.units:
+        rows = [address for address in addresses if address >> 32 == unit.ordinal]
+        if rows:
+            places = pa.array([address & 0xFFFFFFFF for address in rows])
+            table = pq.read_table(store.open(unit.corpus.path), columns=["id", "text"]).take(places)
+            found |= dict(zip(rows, zip(map(str, table["id"].to_pylist()), table["text"].to_pylist(), strict=True), strict=True))
+    return found
