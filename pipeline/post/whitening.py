@@ -15,6 +15,7 @@ from pipeline.stats.spectrum import Spectrum, spectrum_of
 from pipeline.stats.tensors import pack, unpack
 
 ROWS_PER_COMPONENT = 5      # with n rows and n - 1 components every pair has the same cosine, -1/(n - 1); at 5 rows each that has worn off
+FACTS = ("rank", "condition", "effective_rank", "fitted_rows", "requested", "space_id")      # of the file's header
 
 
 @TRANSFORMS.register("whitening")
@@ -75,18 +76,17 @@ class Whitening:
 
     def to_bytes(self) -> bytes:
         """A safetensors file; equal fits give equal bytes."""
-        names = ("rank", "condition", "effective_rank", "fitted_rows", "requested", "space_id", "transform_id", "kind")
         tensors = {"matrix": self.matrix, "bias": self.bias, "eigenvalues": self.eigenvalues}
-        return pack(tensors, {name: getattr(self, name) for name in names})
+        return pack(tensors, {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Whitening":
         """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
         tensors, header = unpack(content, "matrix", "bias", "eigenvalues", kind=cls.kind)
-        expected = header.pop("transform_id")
-        header.pop("kind")
-        whitening = cls(tensors["matrix"], tensors["bias"], tensors["eigenvalues"], **header)
-        if whitening.transform_id != expected:
+        if missing := [name for name in FACTS if name not in header]:
+            raise DataError("whitening file", "a header that names " + ", ".join(FACTS), f"no {', '.join(missing)}", "fit it again")
+        whitening = cls(tensors["matrix"], tensors["bias"], tensors["eigenvalues"], **{name: header[name] for name in FACTS})
+        if whitening.transform_id != (expected := str(header.get("transform_id"))):
             raise DataError("whitening file", f"transform_id {expected[:12]}", whitening.transform_id[:12], "the file is damaged: fit it again")
         return whitening
 

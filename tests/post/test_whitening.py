@@ -128,6 +128,8 @@ def test_damaged_files_say_so() -> None:
     content = fit(vectors(500)).to_bytes()
     flipped = content[:-9] + bytes([content[-9] ^ 64]) + content[-8:]
     cases = {b"": "tensor file", content[:200]: "tensor file", pack({"a": X}, {"kind": "spell"}): "spell"}
+    cases |= {pack({"a": X}, {"kind": "whitening"}): "no tensor matrix"}
+    cases |= {pack(dict.fromkeys(("matrix", "bias", "eigenvalues"), X), {"kind": "whitening"}): "no rank, condition"}
     for broken, message in cases.items():
         with pytest.raises(DataError, match=message):
             load_transform(broken)
