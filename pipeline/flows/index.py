@@ -256,7 +256,7 @@ def _examples(file: Path, queries: Any, on_disk: bool) -> tuple[Example, ...]:
     from pipeline.index.build import read_index
 
     index = read_index(file, on_disk=on_disk)
-    asked = queries[:_EXAMPLES]
+    asked = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
     scores, found = index.search(asked.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
     answers = []
     for query, addresses, values in zip(asked.addresses.tolist(), found.tolist(), scores.tolist(), strict=True):
@@ -269,7 +269,8 @@ def build_index(
     job: Job, store: Store, vectors: Manifest, ordinals: Sequence[int], transform: Whitening | None, dim: int, cluster: Cluster, stages: Stages
 ) -> BuiltIndex:
     """The index over the manifest's units. What an earlier run finished of the same index is kept."""
-    units = tuple(Placed(ordinal=ordinal, unit=unit) for ordinal, unit in zip(ordinals, vectors.units, strict=True) if unit.rows)
+    placed = (Placed(ordinal=ordinal, unit=unit) for ordinal, unit in zip(ordinals, vectors.units, strict=True) if unit.rows)
+    units = tuple(sorted(placed, key=lambda each: each.ordinal))        # addresses ascend through index and ids
     plan = plan_index(vectors.rows, transform.k if transform else dim, job.index)
     space_id = units[0].unit.space_id or ""
     made_of = [[placed.ordinal, placed.unit.sha256] for placed in units]
