@@ -1,6 +1,7 @@
 """Texts become ragged arrays of token ids: no padding, truncation counted, and no text costs more than its first tokens need."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _BATCH_TEXTS = 1_024            # handed to the tokenizer's own threads at once
 _BATCH_CHARACTERS = 1 << 20     # its encodings take about 100 bytes a token until they are copied out
 _CHARACTERS_PER_TOKEN = 8       # first guess of how many characters hold enough tokens; English has 4 to 5
+_SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")        # behind plain ASCII: no combining mark or joined character reaches over it
+_SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Strip", "Nmt", "Precompiled", "Prepend"}
 
@@ -56,8 +59,8 @@ class Tokenizer:
     max_length: int
     pad_id: int
     prompt: str = ""
-    cuts_at_space: bool = False
-    """whether tokens of a text begin with the tokens of each of its prefixes that ends before a space"""
+    seam: re.Pattern[str] | None = None
+    """where a text may be cut: its tokens begin with those of each prefix that ends where this matches; None: nowhere"""
 
     @property
     def room(self) -> int:
@@ -94,13 +97,9 @@ class Tokenizer:
         return rows
 
     def _head(self, text: str, characters: int) -> str:
-        """The text up to a space that follows plain ASCII, at `characters` or later; the whole text where a cut could change tokens."""
-        if len(text) <= characters or not self.cuts_at_space:
-            return text
-        space = text.find(" ", characters)
-        while space > 0 and not (text[space - 1].isascii() and text[space - 1].isalnum()):
-            space = text.find(" ", space + 1)
-        return text if space < 0 else text[:space]
+        """The text up to the first seam at `characters` or later; the whole text where there is none."""
+        seam = self.seam.search(text, characters) if self.seam and len(text) > characters else None
+        return text[: seam.start()] if seam else text
 
 
 def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bool = False) -> Tokenizer:
@@ -136,7 +135,7 @@ def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int
     def source(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    return Tokenizer(source, prefix, suffix, max_length, _pad_id(backend, folder), prompt, _cuts_at_space(description))
+    return Tokenizer(source, prefix, suffix, max_length, _pad_id(backend, folder), prompt, _seam(description))
 
 
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -177,16 +176,20 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
     return Tokenizer(source, tuple(full[:start]), tuple(full[start + len(probe) :]), max_length, pad_id, prompt)
 
 
-def _cuts_at_space(description: dict[str, Any]) -> bool:
-    """Whether this tokenizer treats a text as independent pieces around single spaces, by its own description.
+def _seam(description: dict[str, Any]) -> re.Pattern[str] | None:
+    """Where this tokenizer, by its own description, treats a text as independent pieces.
 
-    So it is where every normalizer works character by character, a pre-tokenizer splits at white space, and no added token contains any.
+    Before a single space, where every normalizer works character by character, a pre-tokenizer splits at white space, and no added token contains
+    any; between Chinese characters too, where BERT's normalizer puts spaces around them.
     """
+    normalizers = _steps(description.get("normalizer"), "normalizers")
     if any(any(character.isspace() for character in token["content"]) for token in description.get("added_tokens", ())):
-        return False
-    if not all(_is_local(step) for step in _steps(description.get("normalizer"), "normalizers")):
-        return False
-    return any(_splits_at_space(step) for step in _steps(description.get("pre_tokenizer"), "pretokenizers"))
+        return None
+    if not all(_is_local(step) for step in normalizers):
+        return None
+    if not any(_splits_at_space(step) for step in _steps(description.get("pre_tokenizer"), "pretokenizers")):
+        return None
+    return _SPACE_OR_CHINESE if any(step.get("handle_chinese_chars") for step in normalizers) else _SPACE
 
 
 def _steps(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
