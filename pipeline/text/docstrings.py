@@ -174,8 +174,8 @@ def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFu
             if not node.name.startswith("_"):
                 yield node
         elif isinstance(node, ast.If | ast.Try):
-            for part in (node.body, node.orelse, getattr(node, "finalbody", [])):
-                yield from _definitions(part)
+            handlers = [line for handler in getattr(node, "handlers", []) for line in handler.body]
+            yield from _definitions([*node.body, *handlers, *node.orelse])
 
 
 def _paragraph(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) -> str | None:

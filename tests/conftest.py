@@ -1,0 +1,53 @@
+"""Fixtures for all tests: an S3 server on loopback."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+_START_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """URI of a bucket on a server that speaks S3 over HTTP; endpoint and credentials are in the environment while it runs."""
+    port = _free_port()
+    address = ["-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", *address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    access = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", **access}.items():
+            environment.setenv(name, value)
+        try:
+            _wait_for(port, server)
+            yield _bucket("manta-tests")
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the S3 server on port {port} did not start (exit code {server.poll()})")
+
+
+def _bucket(name: str) -> str:
+    import s3fs
+
+    s3fs.S3FileSystem(endpoint_url=os.environ["AWS_ENDPOINT_URL"], skip_instance_cache=True).mkdir(name)
+    return f"s3://{name}"

@@ -1,0 +1,119 @@
+"""Listings of files, directories, globs and hive partitions, on a disk, in memory and in S3."""
+
+import os
+import uuid
+
+import fsspec
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.settings import CorpusSettings
+from pipeline.text.sources import list_files, open_file, unchanged
+
+
+def place(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+
+
+def names(uri, **settings):
+    return [file.name for file in list_files(CorpusSettings(uri=str(uri), **settings))]
+
+
+def test_a_directory_is_read_whole_in_name_order_without_hidden_and_foreign_files(tmp_path):
+    place(tmp_path, "b.parquet", "a/z.jsonl", "a/b/c.json.gz", "_SUCCESS", "_tmp/x.parquet", ".x.parquet", "a/.y/z.parquet", "notes.md", "B.PARQUET")
+    assert names(tmp_path) == ["B.PARQUET", "a/b/c.json.gz", "a/z.jsonl", "b.parquet"]
+    assert names(tmp_path, format="jsonl") == ["a/b/c.json.gz", "a/z.jsonl"]
+    assert names(f"file://{tmp_path}") == names(f"{tmp_path}/") == names(tmp_path)
+
+
+def test_a_glob_names_files_from_its_fixed_part(tmp_path):
+    place(tmp_path, "x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet")
+    assert names(tmp_path / "*" / "1.parquet") == ["x/1.parquet", "y/1.parquet"]
+    assert names(tmp_path / "**" / "*.parquet") == ["x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet"]
+    assert names(tmp_path / "y" / "[0-9].parquet") == ["1.parquet"]
+
+
+def test_one_file_may_have_any_name_when_the_format_is_set(tmp_path):
+    place(tmp_path, "_hidden", "with [brackets]*.parquet", "part-0", "data.csv")
+    assert names(tmp_path / "_hidden", format="parquet") == ["_hidden"]
+    assert names(tmp_path / "with [brackets]*.parquet") == ["with [brackets]*.parquet"]
+    assert names(tmp_path, format="jsonl") == ["part-0"]
+    assert names(f"file://{tmp_path}/with%20[brackets]*.parquet") == ["with [brackets]*.parquet"]
+
+
+def test_hive_directories_become_values(tmp_path):
+    place(tmp_path, "lang=en/day=2024-01-01%2F2/a.parquet", "lang=__HIVE_DEFAULT_PARTITION__/b.parquet")
+    files = list_files(CorpusSettings(uri=str(tmp_path)))
+    assert {file.name.rsplit("/", 1)[1]: file.partitions for file in files} == {
+        "a.parquet": {"lang": "en", "day": "2024-01-01/2"}, "b.parquet": {"lang": None},
+    }
+
+
+def test_links_are_followed_and_circles_end(tmp_path):
+    place(tmp_path, "real/a.parquet")
+    (tmp_path / "corpus").mkdir()
+    os.symlink(tmp_path / "real", tmp_path / "corpus" / "link")
+    os.symlink(tmp_path / "corpus", tmp_path / "corpus" / "circle")
+    assert names(tmp_path / "corpus") == ["link/a.parquet"]
+
+
+def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
+    place(tmp_path, "a.parquet")
+    fast, full = (CorpusSettings(uri=str(tmp_path), fingerprint=kind) for kind in ("fast", "full"))
+    before = {kind: list_files(kind)[0].stamp for kind in (fast, full)}
+    files = list_files(full)
+    os.utime(tmp_path / "a.parquet", ns=(1, 1))
+    assert list_files(fast)[0].stamp != before[fast]
+    assert list_files(full)[0].stamp == before[full]
+    assert not unchanged(files, full)
+    (tmp_path / "a.parquet").write_bytes(b"A.parquet")
+    assert list_files(full)[0].stamp != before[full]
+
+
+@pytest.mark.parametrize(("uri", "found"), [("nowhere", "nothing there"), ("*.nothing", "nothing there"), ("", "only files of other names (data.csv)")])
+def test_an_empty_listing_says_what_was_looked_for(tmp_path, uri, found):
+    place(tmp_path, "data.csv")
+    with pytest.raises(DataError) as caught:
+        names(tmp_path / uri)
+    assert str(tmp_path) in str(caught.value)
+    assert ".parquet" in caught.value.expected
+    assert caught.value.found == found
+
+
+def test_an_unknown_scheme_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="Protocol not known"):
+        names("nowhere9://bucket/x")
+
+
+def test_any_file_system_of_fsspec_is_listed_and_read():
+    base = f"memory://{uuid.uuid4().hex}"
+    fsspec.filesystem("memory").pipe({f"{base}/k=1/a.parquet": b"content", f"{base}2/b.parquet": b""})
+    files = list_files(CorpusSettings(uri=base))
+    assert [(file.name, file.size, file.partitions) for file in files] == [("k=1/a.parquet", 7, {"k": "1"})]
+    with open_file(files[0]) as stream:
+        assert stream.read() == b"content"
+
+
+def test_s3_is_listed_like_a_directory(s3, tmp_path):
+    base = f"{s3}/{uuid.uuid4().hex}"
+    system = fsspec.filesystem("s3", use_listings_cache=False)
+    system.pipe({f"{base}/{name}": b"x" for name in ("a b.parquet", "k=1/c.jsonl", "_x/d.parquet", "q?.parquet", "z+ü.parquet")})
+    system.pipe(f"{base}2/other.parquet", b"x")
+    assert names(base) == names(f"{base}/") == ["a b.parquet", "k=1/c.jsonl", "q?.parquet", "z+ü.parquet"]
+    assert names(f"{base}/*/*") == ["k=1/c.jsonl"]
+    assert names(f"{base}/a b.parquet") == ["a b.parquet"]
+    corpus = CorpusSettings(uri=base)
+    files = list_files(corpus)
+    assert unchanged(files, corpus)
+    for file in files:
+        with open_file(file) as stream:
+            assert stream.read() == b"x"
+    system.pipe(f"{base}/a b.parquet", b"y")
+    assert not unchanged(files, corpus)                 # no listing is remembered
+
+
+def test_a_missing_bucket_says_so(s3):
+    with pytest.raises(DataError, match="no-such-bucket"):
+        names("s3://no-such-bucket/x")
