@@ -6,7 +6,7 @@
 
 import typer
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, table
 
 
 def evaluate(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -18,7 +18,16 @@ def evaluate(config: Config = None, overrides: Overrides = None, print_config: P
 
 
 def _evaluate(run: Run) -> Answer:
-    raise AssertionError("not yet")
+    from pipeline.flows.evaluate import evaluate as measure
+
+    made = measure(run.job, run.stages, verbose=run.verbose)
+    refused = [name for name, gate in made.gates.items() if not gate.passed]
+    rows = [(name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()]
+    facts = {
+        "status": "refused" if refused else "done", "release": made.release, "refused": refused, "measured": made.measured,
+        "gates": {name: gate.model_dump(mode="json") for name, gate in made.gates.items()},
+    }
+    return Answer(facts, f"release {made.release}\n" + table(rows, ("gate", "", "")), exit_code=5 if refused else 0)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.errors import ModelError, SpaceMismatch
+from pipeline.errors import DataError, ModelError, SpaceMismatch
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Stages
@@ -21,6 +22,7 @@ from pipeline.stats.moments import Moments
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record
+from pipeline.text.normalize import normalize
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
@@ -170,6 +172,37 @@ def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: 
         batch, vectors = batch.filter(pa.array(good)), vectors[good]
     row_id, text_key, *kept = batch.columns
     return pa.Table.from_arrays([row_id, text_key, vector_column(vectors, schema.field("vector")), *kept], schema=schema)
+
+
+class EncodeBlocks:
+    """The encoder as a callable class for `Dataset.map_batches(..., batch_format="pyarrow")`: any Ray Dataset gains a vector column, block by block.
+
+    A row without text (null, or nothing but white space) gets a null vector, and so does one whose vector would be zero or not finite. Larger batches fill
+    buffers better: a few thousand rows.
+    """
+
+    def __init__(self, encoder: EncoderSettings | str, text: str = "text", vector: str = "vector", encode: EncodeSettings | None = None) -> None:
+        from pipeline.device import resolve
+        from pipeline.models.encoder import load_encoder
+
+        settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
+        arithmetic = encode or EncodeSettings()
+        self._encoder = load_encoder(settings, arithmetic, resolve(arithmetic.device, float(gpu_assigned())))
+        self._text, self._vector = text, vector
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        if self._text not in block.column_names:
+            remedy = "name it: fn_constructor_kwargs={'text': ...}"
+            raise DataError("EncodeBlocks", f"a text column {self._text!r}", f"the columns {', '.join(block.column_names)}", remedy)
+        texts = normalize(block[self._text].combine_chunks())
+        filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
+        vectors = np.zeros((len(texts), self._encoder.dim), np.float32)
+        if filled.any():
+            vectors[filled] = self._encoder.encode(texts.filter(pa.array(filled)).to_pylist())
+        usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+        flat = pa.array(vectors.reshape(-1))
+        column = pa.FixedSizeListArray.from_arrays(flat, self._encoder.dim, mask=pa.array(~usable))
+        return block.append_column(self._vector, column)
 
 
 def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages) -> tuple[Manifest, Spent]:

@@ -131,26 +131,27 @@ class Train:
         from pipeline.index.build import train, write_index
 
         build = self.build
-        addresses, vectors = self._sample(units, build.settings.queries, "queries")
-        _, sample = self._sample(units, max(build.plan.train_rows, 1), "train")
+        addresses, vectors = sample_vectors(build.store, units, build.space_id, build.id_name, build.settings.queries, "queries")
+        _, sample = sample_vectors(build.store, units, build.space_id, build.id_name, max(build.plan.train_rows, 1), "train")
         index = train(build.plan, build.transform, sample, build.settings.seed)
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
             build.store.put(scratch / "trained.faiss", build.trained())
         build.store.write(build.queries(), pack({"addresses": addresses, "vectors": vectors}, {}))
 
-    def _sample(self, units: tuple[Placed, ...], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
-        """(addresses, raw vectors) of `count` rows, each unit giving its share by hash of id."""
-        from pipeline.index.sample import apportion, sample_rows
 
-        shares = apportion([placed.unit.rows for placed in units], count)
-        taken = []
-        for placed, share in zip(units, shares, strict=True):
-            if share:
-                source = checked_space(pq.ParquetFile(self.build.store.open(placed.unit.path)), placed.unit.path, self.build.space_id)
-                rows = sample_rows(source.read(columns=[self.build.id_name])[self.build.id_name], int(share), salt)
-                taken.append((placed_rows(placed)[rows], _vectors_at(source, rows)))
-        return np.concatenate([rows for rows, _ in taken]), np.concatenate([vectors for _, vectors in taken])
+def sample_vectors(store: Store, units: Sequence[Placed], space_id: str, id_name: str, count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
+    """(addresses, raw vectors) of `count` rows over all units, each giving its share by hash of id. Another salt is an independent sample."""
+    from pipeline.index.sample import apportion, sample_rows
+
+    shares = apportion([placed.unit.rows for placed in units], count)
+    taken = []
+    for placed, share in zip(units, shares, strict=True):
+        if share:
+            source = checked_space(pq.ParquetFile(store.open(placed.unit.path)), placed.unit.path, space_id)
+            rows = sample_rows(source.read(columns=[id_name])[id_name], int(share), salt)
+            taken.append((placed_rows(placed)[rows], _vectors_at(source, rows)))
+    return np.concatenate([rows for rows, _ in taken]), np.concatenate([vectors for _, vectors in taken])
 
 
 def _vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:

@@ -1,0 +1,89 @@
+"""A published release measured against the gates, from its own files: the index answers, and exact search over its units says what it should have answered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError
+from pipeline.flows.cluster import connect
+from pipeline.flows.gates import RepeatedIds
+from pipeline.flows.index import Placed, batches, sample_vectors
+from pipeline.flows.night import open_releases
+from pipeline.flows.units import Pool, run_task
+from pipeline.log import Stages
+from pipeline.settings import IndexSettings, Job
+from pipeline.store.release import Gate, ReleaseManifest, ReleaseUnit
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus, UnitRecord
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    release: int
+    gates: dict[str, Gate]
+    measured: dict[str, Any]
+
+
+def evaluate(job: Job, stages: Stages, *, verbose: bool = False) -> Evaluation:
+    """The current release's gates, measured anew with the thresholds of the job."""
+    from pipeline.index.validate import Counted, Measured, judge
+
+    releases = open_releases(job)
+    manifest = releases.current()
+    if manifest is None:
+        raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
+    corpus = Corpus.load(releases.store, manifest.corpus.path)
+    if corpus is None:
+        raise DataError(releases.store.uri_of(manifest.corpus.path), "the release's corpus record", "no such file", "restore it, or roll back")
+    with connect(job.cluster, stages, verbose=verbose), stages("evaluate", manifest.rows) as bar:
+        measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
+        repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))
+        bar.add(manifest.rows)
+    counts = manifest.counts
+    counted = Counted(read=counts["total"], vectors=manifest.rows, quarantined=counts["quarantined"], bad_vectors=bad, duplicate_ids=repeated)
+    return Evaluation(manifest.release, judge(Measured.model_validate(measured), counted, job.gates), measured)
+
+
+@dataclass(frozen=True)
+class MeasureRelease:
+    """Recall, latency and size of a release's index at the effort stored in it, and how many of its vectors are unusable."""
+
+    store: Store
+    settings: IndexSettings
+    manifest: ReleaseManifest
+
+    def start(self) -> Callable[[None], tuple[dict[str, Any], int]]:
+        return self._work
+
+    def _work(self, _: None) -> tuple[dict[str, Any], int]:
+        from pipeline.index.build import read_index
+        from pipeline.index.finish import measure
+        from pipeline.index.truth import ExactTopK, Queries
+        from pipeline.post import load_transform
+
+        store, manifest = self.store, self.manifest
+        units = tuple(_placed(unit) for unit in sorted(manifest.units, key=lambda unit: unit.ordinal) if unit.rows)
+        id_name = pq.ParquetFile(store.open(units[0].unit.path)).schema_arrow.names[0]
+        queries = Queries(*sample_vectors(store, units, manifest.space_id, id_name, self.settings.queries, "evaluate"))
+        transform: Any = load_transform(store.read(manifest.transform.path)) if manifest.transform else None
+        fold = ExactTopK(queries, transform)
+        truth, bad = fold.none(), 0
+        for addresses, vectors in batches(store, units, manifest.space_id):
+            lengths = np.einsum("nd,nd->n", vectors, vectors)
+            bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
+            truth = fold.merge(truth, fold.of([(addresses, vectors)]))
+        files = [store.local(reference.path, reference.sha256) for reference in manifest.index.files]
+        index = read_index(files[0], on_disk=len(files) > 1)
+        measured = measure(index, queries, truth, self.settings.model_copy(update={"nprobe": manifest.index.settings.get("effort")}), None)
+        size = sum(reference.bytes for reference in manifest.index.files)
+        return measured.model_copy(update={"file_bytes": size}).model_dump(mode="json"), bad
+
+
+def _placed(unit: ReleaseUnit) -> Placed:
+    record = UnitRecord(
+        name=unit.record, path=unit.path, rows=unit.rows, bytes=0, sha256=unit.sha256, space_id=unit.space_id, numerics_id=unit.numerics_id, dropped=unit.dropped,
+    )
+    return Placed(ordinal=unit.ordinal, unit=record)
