@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,16 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which only true and false are booleans, as in YAML 1.2: `mode: off` is the word."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"] for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 def canonical(value: Any) -> bytes:
@@ -66,7 +77,7 @@ def _yaml_value(settings: Settings, name: str) -> str:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise ConfigError(str(file), "a YAML file", "no such file", "give its path with --config; jobs/configs holds examples") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -84,7 +95,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"argument {override!r}", "key.path=value", "no such form", "write for instance encode.unit_rows=4096")
     try:
-        parsed = yaml.safe_load(value) if value else None
+        parsed = yaml.load(value, _Loader) if value else None
     except yaml.YAMLError:
         parsed = value                                  # an unquoted string that YAML reads as syntax, such as a glob
     for key in keys[:-1]:

@@ -30,6 +30,12 @@ def test_overrides_go_before_the_file(tmp_path: Path):
     assert (job.corpus.uri, job.corpus.id, job.index.kind, job.index.nlist, job.whiten.k) == ("s3://bucket/*.parquet", "key", "flat", 64, None)
 
 
+@pytest.mark.parametrize(("word", "mode"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'off'", "off")])
+def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
+    assert load_settings(Job, write(tmp_path, f"whiten: {{mode: {word}}}")).whiten.mode == mode
+    assert load_settings(Job, None, (f"whiten.mode={word}",)).whiten.mode == mode
+
+
 @pytest.mark.parametrize(("override", "words"), [
     ("encode.unt_rows=5", "encode.unt_rows.*did you mean 'unit_rows'"),
     ("corpsu.uri=x", "did you mean 'corpus'"),

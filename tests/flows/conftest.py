@@ -1,0 +1,72 @@
+"""One small Ray for all tests of flows, a small random encoder, and a corpus of made-up sentences."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import load_settings
+from pipeline.flows.cluster import Cluster, connect
+from pipeline.log import Stages
+from pipeline.settings import ClusterSettings, Job
+from tests.models.folders import save_folder
+
+ROOT = Path(__file__).parent.parent.parent
+WORDS = (
+    *("a", "the", "man", "woman", "dog", "girl", "boy", "reads", "runs", "stands", "cleans", "sleeps", "jumps", "grass", "window", "river", "bank", "ladder"),
+    *("book", "shirt", "blue", "quick", "brown", "lazy", "old", "near", "over", "on", "in", "and"),
+)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A local Ray with two CPUs, shared by all tests; workers import the tests' tasks from the project's root."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with connect(ClusterSettings(), Stages()) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three random layers of width 48 with a tokenizer of 290 pieces."""
+    return save_folder(tmp_path_factory.mktemp("encoder"), "bert")
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Distinct sentences of 8 to 16 words."""
+    rng = np.random.default_rng(seed)
+    return [" ".join([*rng.choice(WORDS, rng.integers(7, 16)), str(number)]) for number in range(count)]
+
+
+def write_corpus(folder: Path, count: int = 400, files: int = 3, seed: int = 0) -> Path:
+    """Parquet files of rows (id, text, lang)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(np.array_split(np.arange(count), files)):
+        texts = sentences(count, seed)
+        table = pa.table({"id": [f"row-{row:05d}" for row in rows], "text": [texts[row] for row in rows], "lang": ["en"] * len(rows)})
+        pq.write_table(table, folder / f"part-{number}.parquet")
+    return folder
+
+
+@pytest.fixture
+def make_job(tmp_path: Path, encoder: Path) -> Callable[..., Job]:
+    """A job over a corpus of 400 rows in units of 50, with whatever overrides the test wants."""
+    write_corpus(tmp_path / "corpus")
+
+    def make(*overrides: str) -> Job:
+        return load_settings(Job, None, tuple(job_arguments(tmp_path, encoder)) + overrides)
+
+    return make
+
+
+def job_arguments(folder: Path, encoder: Path) -> list[str]:
+    """The job as command line overrides."""
+    return [
+        f"corpus.uri={folder / 'corpus'}", "corpus.keep=[text, lang]", f"encoder.path={encoder}", "encode.unit_rows=50", "index.queries=60",
+        "index.shards=2", "whiten.dev_texts=50",
+        f"release.root={folder / 'releases'}",
+    ]

@@ -1,0 +1,144 @@
+"""A night from Parquet to a published index that plain faiss can serve; what did not change is kept, what fails a gate is not published."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import open_release
+from pipeline.errors import DataError, GatesRefused
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.nightly import nightly
+from pipeline.log import Stages
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import EncodeSettings, Job
+from pipeline.store.release import Releases
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
+from pipeline.store.units import Corpus
+from tests.flows.conftest import sentences, write_corpus
+
+Make = Callable[..., Job]
+
+
+def unit_bytes(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in (root / "units").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("flat", "off"), ("IVF8,Flat", "on"), ("hnsw", "auto")])
+def test_the_published_index_is_all_that_a_plain_searcher_needs(cluster: Cluster, make_job: Make, kind: str, mode: str):
+    job = make_job(f"index.kind={kind}", f"whiten.mode={mode}", "gates.recall_at_10=0.5")
+    outcome = nightly(job, Stages())
+    assert (outcome.status, outcome.release, outcome.rows) == ("published", 1, 400)
+    release = open_release(outcome.root)
+    texts = sentences(400)[:20]
+    raw = load_encoder(job.encoder, EncodeSettings(), "cpu").encode(texts)
+    plain = faiss.read_index(str(Path(outcome.root, outcome.facts["index"]["files"][0]["path"])))
+    assert plain.ntotal == 400
+    scores, addresses = plain.search(raw, 5)
+    ours = release.search(raw, 5)
+    np.testing.assert_allclose(ours["score"].to_numpy().reshape(20, 5), scores, atol=1e-6)
+    found = {(row["query"], row["rank"]): row for row in ours.to_pylist()}
+    for query, text in enumerate(texts):
+        assert found[query, 1]["text"] == text, "a row finds itself first"
+        assert found[query, 1]["score"] == pytest.approx(1, abs=1e-4)
+    ids = pa.concat_tables([pa.ipc.open_file(Path(outcome.root, ref.path)).read_all() for ref in release.manifest.ids])
+    by_address = dict(zip(ids["address"].to_pylist(), ids["id"].to_pylist(), strict=True))
+    assert [by_address[address] for address in addresses[:, 0].tolist()] == [f"row-{row:05d}" for row in range(20)]
+    assert release.search(texts, 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(20)], "texts are encoded by the release's own encoder"
+
+
+def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(cluster: Cluster, make_job: Make):
+    job = make_job("whiten.mode=off", "gates.recall_at_10=")
+    nightly(job, Stages())
+    releases = Releases(open_store(job.release.root))
+    manifest = releases.current()
+    assert manifest is not None
+    tables = [pq.read_table(Path(job.release.root, unit.path)) for unit in manifest.units]
+    assert tables[0].schema.names == ["id", "text_key", "vector", "text", "lang"]
+    assert tables[0].schema.metadata[b"manta.space_id"].decode() == manifest.space_id
+    assert not tables[0].schema.field("vector").nullable
+    rows = pa.concat_tables(tables)
+    assert sorted(rows["id"].to_pylist()) == [f"row-{row:05d}" for row in range(400)]
+    expected = load_encoder(job.encoder, EncodeSettings(), "cpu").encode(rows["text"].to_pylist())
+    np.testing.assert_array_equal(vector_matrix(rows["vector"]), expected, "the same bits in a worker's units and in one call here")
+    assert manifest.counts["total"] == manifest.rows + manifest.counts["quarantined"]
+    assert releases.store.exists(f"releases/{manifest.release:08d}/report.html")
+
+
+def test_a_second_night_without_changes_publishes_nothing(cluster: Cluster, make_job: Make):
+    job = make_job("whiten.mode=off", "gates.recall_at_10=")
+    nightly(job, Stages())
+    before = unit_bytes(Path(job.release.root))
+    assert nightly(job, Stages()).status == "unchanged"
+    assert unit_bytes(Path(job.release.root)) == before
+    assert Releases(open_store(job.release.root)).numbers() == [1]
+
+
+def test_added_files_make_a_new_release_and_keep_the_old_vectors(cluster: Cluster, make_job: Make, tmp_path: Path):
+    job = make_job("whiten.mode=off", "gates.recall_at_10=")
+    first = nightly(job, Stages())
+    before = unit_bytes(tmp_path / "releases")
+    table = pa.table({"id": ["new-1", "new-2"], "text": ["a new dog", "a new man reads"], "lang": ["en", "en"]})
+    pq.write_table(table, tmp_path / "corpus" / "part-9.parquet")
+    second = nightly(job, Stages())
+    assert (first.release, second.release, second.rows) == (1, 2, 402)
+    assert before.items() <= unit_bytes(tmp_path / "releases").items(), "nothing that was published changed"
+    assert second.facts["counts"]["reused"] == 400
+    assert second.facts["counts"]["encoded"] == 2
+    found = open_release(job.release.root).search("a new man reads", 1).to_pylist()[0]
+    assert found["id"] == "new-2"
+    assert open_release(job.release.root, 1).manifest.rows == 400
+
+
+def test_a_refused_candidate_is_kept_and_nothing_is_published(cluster: Cluster, make_job: Make):
+    job = make_job("index.kind=IVF8,Flat", "index.nprobe=1", "gates.recall_at_10=1.0", "whiten.mode=off")
+    with pytest.raises(GatesRefused, match="recall@10") as caught:
+        nightly(job, Stages())
+    assert caught.value.exit_code == 5
+    assert Releases(open_store(job.release.root)).current() is None
+    kept = open_store(caught.value.candidate)
+    assert json.loads(kept.read("manifest.json"))["release"] == 0
+    assert b"recall" in kept.read("report.html")
+
+
+def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readable(cluster: Cluster, make_job: Make):
+    job = make_job("whiten.mode=off", "gates.recall_at_10=")
+    nightly(job, Stages())
+    other = job.model_copy(update={"encoder": job.encoder.model_copy(update={"pooling": "cls"})})
+    nightly(other, Stages())
+    first, second = open_release(job.release.root, 1), open_release(job.release.root)
+    assert first.space_id != second.space_id
+    vectors = first.encode(["a dog runs"])
+    with pytest.raises(Exception, match="space"):
+        second.search(vectors, 1, space_id=first.space_id)
+
+
+def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(cluster: Cluster, make_job: Make, tmp_path: Path):
+    texts = ["", None, "   \t", "nul \0 inside", "ok " * 300_000, "fine", "fine too", "twice"]
+    ids = ["e", "n", "w", "z", "long", "f", None, "row-00000"]
+    pq.write_table(pa.table({"id": ids, "text": texts, "lang": ["en"] * 8}), tmp_path / "corpus" / "zz-dirty.parquet")
+    outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10="), Stages())
+    counts = outcome.facts["counts"]
+    assert (counts["total"], outcome.rows, counts["quarantined"], counts["truncated"]) == (408, 403, 5, 1)
+    manifest = Releases(open_store(outcome.root)).current()
+    assert manifest is not None
+    corpus = Corpus.load(open_store(outcome.root), manifest.corpus.path)
+    assert corpus is not None
+    assert corpus.quarantine is not None
+    reasons = pq.read_table(Path(outcome.root, corpus.quarantine.path)).select(["file", "row", "reason"]).to_pylist()
+    assert {(row["row"], row["reason"]) for row in reasons} == {(0, "empty"), (1, "empty"), (2, "empty"), (6, "null_id"), (7, "duplicate_id")}
+
+
+def test_too_few_rows_for_a_whitening_are_refused_when_it_is_asked_for_and_left_raw_otherwise(cluster: Cluster, make_job: Make, tmp_path: Path):
+    for file in (tmp_path / "corpus").glob("*.parquet"):
+        file.unlink()
+    write_corpus(tmp_path / "corpus", count=100, files=1)
+    with pytest.raises(DataError, match=r"whiten.*too few"):
+        nightly(make_job("whiten.mode=on", "gates.recall_at_10="), Stages())
+    assert nightly(make_job("gates.recall_at_10="), Stages()).facts["transform_id"] is None
