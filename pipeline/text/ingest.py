@@ -1,5 +1,6 @@
 """One pass over a corpus: good rows become units, bad rows a quarantine file, and every good row a line of the key table."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -7,23 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, Defect, TransientError
 from pipeline.settings import CorpusSettings
-from pipeline.store.schema import QUARANTINE, writer_options
+from pipeline.store.schema import writer_options
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Corpus, FileRef, InputFile, UnitRecord
-from pipeline.text.keys import KeySpill, Losers, keys_schema, losers_of, spilled
+from pipeline.text.keys import Addresses, KeySpill, Losers, keys_schema, losers_of, mapped, spill
 from pipeline.text.normalize import NORMALIZER_VERSION, control_characters, text_keys
+from pipeline.text.quarantine import QuarantineFile, Rejected, duplicates, quarantine
 from pipeline.text.reader import Survey, read_batches, survey
-from pipeline.text.rows import Rejected, SourceBatch, quarantine, rechunk
+from pipeline.text.rows import SourceBatch, rechunk
 from pipeline.text.sources import SourceFile, list_files, unchanged
 
 _UNIT_BYTES = 256 << 20         # of text in one unit: a worker holds a few copies of it
-_QUARANTINE_ROWS = 8_192        # of one row group
 
 Progress = Callable[[int, int], None]
 """called with the rows and the input bytes read so far"""
@@ -56,15 +56,16 @@ def ingest(corpus: CorpusSettings, unit_rows: int, store: Store, *, on_progress:
 
 
 def known_corpus(store: Store, digest: str) -> Corpus | None:
-    """The corpus that an earlier run left; None when there is none, or files of it are gone."""
+    """The corpus that an earlier run left; None when there is none, or files of it are gone or cut short."""
     try:
         found = Corpus.load(store, record_path(digest))
     except DataError:                                   # cut off in the middle by a file system without hard links
         return None
     if found is None:
         return None
-    present = {entry.path for prefix in ("units/corpus", f"keys/{digest}") for entry in store.list(prefix)}
-    return found if {unit.path for unit in found.units} | {bucket.path for bucket in found.keys} <= present else None
+    present = {entry.path: entry.size for prefix in ("units/corpus", f"keys/{digest}") for entry in store.list(prefix)}
+    expected = {unit.path: unit.bytes for unit in found.units} | {bucket.path: bucket.bytes for bucket in found.keys}
+    return found if expected.items() <= present.items() else None
 
 
 @dataclass
@@ -80,12 +81,16 @@ class _Pass:
     on_progress: Progress
     counts: dict[str, int] = field(default_factory=dict)
     inputs: list[InputFile] = field(default_factory=list)
+    done_bytes: int = 0
+    schema: pa.Schema = field(init=False)
+    keys: KeySpill = field(init=False)
+    bad: QuarantineFile = field(init=False)
 
     def run(self) -> Corpus:
         looked = survey(self.files, self.corpus)
         self.schema = looked.columns.schema
         self.keys = KeySpill(self.scratch)
-        self.bad = _QuarantineFile(self.scratch / "quarantine.parquet")
+        self.bad = QuarantineFile(self.scratch / "quarantine.parquet")
         starts = [0]
         for ordinal, table in enumerate(rechunk(self._good(looked), self.unit_rows, _UNIT_BYTES)):
             pq.write_table(table, self._waiting(ordinal), **writer_options(self.schema))
@@ -94,48 +99,54 @@ class _Pass:
             raise TransientError(self.corpus.uri, "files that stay as they are", "files that changed while they were read", "run again")
         sorted_keys, losers = self._duplicates()
         units = self._units(starts, losers)
-        keys = self._key_files(sorted_keys, _Addresses(np.array(starts), losers.position, np.array([unit is not None for unit in units])))
+        keys = self._key_files(sorted_keys, Addresses(np.array(starts), losers.position, np.array([unit is not None for unit in units])))
         return self._commit([unit for unit in units if unit is not None], keys)
 
     def _good(self, looked: Survey) -> Iterator[pa.Table]:
-        """Unit rows in order; on the way the key table, the quarantine, the counts and the files' own counts are filled."""
-        done = 0
+        """Unit rows in order; on the way the key table, the quarantine and the counts are filled."""
         for number, file in enumerate(self.files):
             error = looked.refused.get(file.name) or self._unreadable(file, looked)
-            before = InputFile(name=file.name, size=file.size, stamp=file.stamp, rows=0, good=0, quarantined=0)
             if error:
                 self._count("bad_files", 1)
                 self.bad.add(quarantine(file.name, [Rejected(-1, "bad_file", str(error))]))
-                self.inputs.append(before)
+                self.inputs.append(InputFile(name=file.name, size=file.size, stamp=file.stamp, rows=0, good=0, quarantined=0))
             else:
-                counts = np.zeros(2, dtype=int)
-                for batch in self._limited(file, looked):
-                    counts += (batch.good.num_rows, batch.bad.num_rows)
-                    yield self._taken(batch, number, file)
-                    self.on_progress(self.counts["rows"], done + batch.position)
-                good, bad = counts.tolist()
-                skipped = max(0, (looked.rows[file.name] or 0) - good - bad) if self._full() else 0
-                self._count("skipped", skipped)
-                self.inputs.append(before.model_copy(update={"rows": good + bad, "good": good, "quarantined": bad, "skipped": skipped}))
-            done += file.size
-        self.bad.flush()
+                yield from self._of_file(file, number, looked)
+            self.done_bytes += file.size
+
+    def _of_file(self, file: SourceFile, number: int, looked: Survey) -> Iterator[pa.Table]:
+        good = bad = 0
+        for batch in self._limited(file, looked):
+            good, bad = good + batch.good.num_rows, bad + batch.bad.num_rows
+            yield self._taken(batch, number, file)
+            self.on_progress(self.counts["rows"], self.done_bytes + batch.position)
+        expected = looked.rows[file.name]
+        skipped = 0 if expected is None else expected - good - bad
+        if skipped < 0 or (skipped and self._room()):
+            raise Defect(file.uri, f"{expected} rows = good + quarantined + skipped", f"{good} + {bad} + {skipped}", "report this with the file")
+        self._count("skipped", skipped)
+        counts = {"rows": good + bad, "good": good, "quarantined": bad, "skipped": skipped}
+        self.inputs.append(InputFile(name=file.name, size=file.size, stamp=file.stamp, **counts))
 
     def _limited(self, file: SourceFile, looked: Survey) -> Iterator[SourceBatch]:
-        if self._full():
-            self._count("skipped_files", 1)
-            return
-        for batch in read_batches(file, self.corpus, looked.columns):
-            room = batch.rows if self.corpus.max_rows is None else self.corpus.max_rows - self.counts.get("rows", 0)
-            yield batch.head(room)
-            if self._full():
+        """Batches up to corpus.max_rows; a file without a row count that has more is counted, not read to its end."""
+        counted = looked.rows[file.name] is not None
+        for batch in () if counted and not self._room() else read_batches(file, self.corpus, looked.columns):
+            room = self._room()
+            if room:
+                yield batch.head(room)
+            if batch.rows > room:
+                if not counted:
+                    self._count("skipped_files", 1)
                 return
 
-    def _full(self) -> bool:
-        return self.corpus.max_rows is not None and self.counts.get("rows", 0) >= self.corpus.max_rows
+    def _room(self) -> int:
+        """Rows that may still be read."""
+        return sys.maxsize if self.corpus.max_rows is None else self.corpus.max_rows - self.counts.get("rows", 0)
 
     def _unreadable(self, file: SourceFile, looked: Survey) -> DataError | None:
         """Why a file breaks off in the middle. Under bad_files=skip each is read to its end once before: a unit never holds half a file."""
-        if self.corpus.bad_files == "error" or self._full():
+        if self.corpus.bad_files == "error" or not self._room():
             return None
         try:
             for _ in read_batches(file, self.corpus, looked.columns):
@@ -162,19 +173,19 @@ class _Pass:
     def _waiting(self, ordinal: int) -> Path:
         return self.scratch / f"unit-{ordinal}.parquet"
 
-    def _duplicates(self) -> tuple[list[pa.Table], Losers]:
+    def _duplicates(self) -> tuple[list[Path], Losers]:
         """Buckets sorted and on disk, with a column that marks losers, and the losers of all of them by position."""
-        tables, found = [], []
+        places, found = [], []
         for number, bucket in enumerate(self.keys.buckets()):
             repeats, first = losers_of(bucket)
             lost = np.zeros(bucket.num_rows, dtype=bool)
             lost[repeats] = True
-            tables.append(spilled(bucket.append_column("lost", pa.array(lost)), self.scratch / f"bucket-{number}.arrow"))
+            places.append(spill(bucket.append_column("lost", pa.array(lost)), self.scratch / f"bucket-{number}.arrow"))
             position, files, rows = (bucket[name].to_numpy() for name in ("position", "file", "row"))
             found.append((position[repeats], files[first], rows[first]))
         position, files, rows = (np.concatenate(parts) for parts in zip(*found, strict=True)) if found else (np.zeros(0, dtype=np.int64),) * 3
         order = np.argsort(position)
-        return tables, Losers(position[order], files[order], rows[order])
+        return places, Losers(position[order], files[order], rows[order])
 
     def _units(self, starts: list[int], losers: Losers) -> list[UnitRecord | None]:
         """Records of the published units; None for a unit of which nothing is left."""
@@ -190,7 +201,6 @@ class _Pass:
                 continue
             records.append(self._published(place, kept, stop - start - len(lost.position)))
             kept += 1
-        self.bad.flush()
         return records
 
     def _without(self, place: Path, lost: Losers, start: int) -> None:
@@ -201,22 +211,20 @@ class _Pass:
         pq.write_table(table.filter(pa.array(live)), place, **writer_options(self.schema))
         gone = table.filter(pa.array(~live))
         detail = [f"{self.files[file].name} row {row} has it first" for file, row in zip(lost.winner_file, lost.winner_row, strict=True)]
-        reason = pa.repeat(pa.scalar("duplicate_id"), gone.num_rows)
-        shown = pc.utf8_slice_codeunits(gone["text"], 0, 200).cast(pa.string())
-        self.bad.add(pa.table([gone["file"], gone["row"], gone["id"].cast(pa.string()), reason, pa.array(detail), shown], schema=QUARANTINE))
+        self.bad.add(duplicates(gone, detail))
 
     def _published(self, place: Path, ordinal: int, rows: int) -> UnitRecord:
         sha256, size = sha256_of(place), place.stat().st_size
         path = f"units/corpus/{sha256[:24]}.parquet"
-        if not self.store.exists(path):
+        if self.store.size(path) != size:
             self.store.put(place, path)
         return UnitRecord(name=f"{ordinal:08d}", path=path, rows=rows, bytes=size, sha256=sha256)
 
-    def _key_files(self, buckets: list[pa.Table], addresses: "_Addresses") -> list[FileRef]:
+    def _key_files(self, buckets: list[Path], addresses: Addresses) -> list[FileRef]:
         schema = keys_schema(self.schema.field("id").type)
         names = pa.array([file.name for file in self.files], pa.string())
         files = []
-        for number, bucket in enumerate(buckets):
+        for number, bucket in enumerate(map(mapped, buckets)):
             unit, row = addresses.of(bucket["position"].to_numpy(), bucket["lost"].to_numpy())
             place = self.scratch / "keys.parquet"
             table = pa.table([bucket["id"], bucket["text_key"], names.take(bucket["file"].combine_chunks()), bucket["row"], unit, row], schema=schema)
@@ -245,62 +253,6 @@ class _Pass:
         if not self.store.create(record_path(self.digest), made.to_json()) and known_corpus(self.store, self.digest) is None:
             self.store.write(record_path(self.digest), made.to_json())
         return made
-
-
-@dataclass(frozen=True)
-class _Addresses:
-    """Positions to (unit, row). starts: position of each unit's first row, and the end; lost: positions of losers, ascending; kept: which units are left."""
-
-    starts: np.ndarray
-    lost: np.ndarray
-    kept: np.ndarray
-
-    def of(self, position: np.ndarray, lost: np.ndarray) -> tuple[pa.Array, pa.Array]:
-        """Ordinal among the units that are left, and the row in it without losers; null for a loser."""
-        place = np.searchsorted(self.starts, position, side="right") - 1
-        before = np.searchsorted(self.lost, position) - np.searchsorted(self.lost, self.starts[place])
-        unit = np.cumsum(self.kept)[place] - 1
-        row = position - self.starts[place] - before
-        return pa.array(unit.astype(np.int32), mask=lost), pa.array(row.astype(np.int32), mask=lost)
-
-
-class _QuarantineFile:
-    """Bad rows in a scratch file, in row groups of fixed length, so that equal rows give equal bytes."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self._writer: pq.ParquetWriter | None = None
-        self._waiting: list[pa.Table] = []
-        self._reasons: dict[str, int] = {}
-
-    def add(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        for reason in rows["reason"].value_counts().to_pylist():
-            self._reasons[reason["values"]] = self._reasons.get(reason["values"], 0) + reason["counts"]
-        self._waiting.append(rows)
-        while sum(len(table) for table in self._waiting) >= _QUARANTINE_ROWS:
-            held = pa.concat_tables(self._waiting)
-            self._write(held.slice(0, _QUARANTINE_ROWS))
-            self._waiting = [held.slice(_QUARANTINE_ROWS)]
-
-    def flush(self) -> None:
-        """Ends a row group."""
-        if sum(len(table) for table in self._waiting):
-            self._write(pa.concat_tables(self._waiting))
-        self._waiting = []
-
-    def close(self) -> dict[str, int]:
-        """Rows by reason; without any there is no file."""
-        self.flush()
-        if self._writer:
-            self._writer.close()
-        return self._reasons
-
-    def _write(self, rows: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self.place, QUARANTINE, **writer_options(QUARANTINE))
-        self._writer.write_table(rows.combine_chunks())
 
 
 def _accepted(made: Corpus, corpus: CorpusSettings, store: Store) -> Corpus:

@@ -16,7 +16,8 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.schema import carried_name
 from pipeline.text.columns import Columns, Seen, missing, mistyped
 from pipeline.text.normalize import has_surrogates, replace_surrogates
-from pipeline.text.rows import RawBatch, Rejected
+from pipeline.text.quarantine import Rejected
+from pipeline.text.rows import RawBatch
 from pipeline.text.sources import SourceFile, explained, open_file
 
 _BLOCK = 1 << 20                # bytes parsed at once: small, since one odd line sends its block down the slow road

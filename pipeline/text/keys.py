@@ -55,7 +55,8 @@ class KeySpill:
     scratch: Path
     rows: int = 0
     _waiting: list[pa.Table] = field(default_factory=list)
-    _runs: list[tuple[pa.Table, np.ndarray]] = field(default_factory=list)
+    _flushed: int = 0
+    _runs: list[Path] = field(default_factory=list)
 
     def add(self, ids: pa.ChunkedArray, text_keys: pa.ChunkedArray, file: int, rows: pa.ChunkedArray) -> None:
         """The next rows, all of one file."""
@@ -64,7 +65,7 @@ class KeySpill:
         files = pa.array(np.full(count, file, dtype=np.int32))
         self._waiting.append(pa.table({"id": ids, "text_key": text_keys, "file": files, "row": rows, "position": position}))
         self.rows += count
-        if self.rows - sum(len(run) for run, _ in self._runs) >= _RUN_ROWS:
+        if self.rows - self._flushed >= _RUN_ROWS:
             self._flush()
 
     def buckets(self) -> Iterator[pa.Table]:
@@ -72,32 +73,40 @@ class KeySpill:
         self._flush()
         count = bucket_count(self.rows)
         edges = np.arange(1, count, dtype=np.uint64) << np.uint64(65 - count.bit_length())
-        cuts = [np.concatenate([[0], np.searchsorted(hashes, edges), [len(hashes)]]) for _, hashes in self._runs]
+        cuts = [_cuts(np.load(place.with_suffix(".npy"), mmap_mode="r"), edges) for place in self._runs]
         for bucket in range(count if self._runs else 0):
-            slices = [run.slice(cut[bucket], cut[bucket + 1] - cut[bucket]) for (run, _), cut in zip(self._runs, cuts, strict=True)]
-            table = pa.concat_tables(slices).combine_chunks()
-            yield table.take(pc.sort_indices(table, sort_keys=[("id", "ascending"), ("position", "ascending")]))
+            slices = [mapped(place).slice(cut[bucket], cut[bucket + 1] - cut[bucket]) for place, cut in zip(self._runs, cuts, strict=True)]
+            table = pa.concat_tables(slices)
+            yield table.take(pc.sort_indices(table, sort_keys=[("id", "ascending"), ("position", "ascending")])).combine_chunks()
 
     def _flush(self) -> None:
         if not self._waiting:
             return
         table = pa.concat_tables(self._waiting).combine_chunks()
-        self._waiting = []
-        hashes = id_hashes(table["id"].combine_chunks()) if table.num_rows else np.zeros(0, dtype=np.uint64)
+        self._waiting, self._flushed = [], self.rows
+        if not table.num_rows:
+            return
+        hashes = id_hashes(table["id"].combine_chunks())
         order = np.argsort(hashes, kind="stable")
-        self._runs.append(_mapped(table.take(pa.array(order)), hashes[order], self.scratch / f"run-{len(self._runs)}"))
+        place = self.scratch / f"run-{len(self._runs)}.arrow"
+        np.save(place.with_suffix(".npy"), hashes[order])
+        self._runs.append(spill(table.take(pa.array(order)), place))
 
 
-def _mapped(table: pa.Table, hashes: np.ndarray, place: Path) -> tuple[pa.Table, np.ndarray]:
-    """Both, as maps of files: the system may drop their pages."""
-    np.save(place.with_suffix(".npy"), hashes)
-    return spilled(table, place.with_suffix(".arrow")), np.load(place.with_suffix(".npy"), mmap_mode="r")
+def _cuts(hashes: np.ndarray, edges: np.ndarray) -> list[int]:
+    """Where each bucket begins among sorted hashes, and the end."""
+    return [0, *np.searchsorted(hashes, edges).tolist(), len(hashes)]
 
 
-def spilled(table: pa.Table, place: Path) -> pa.Table:
-    """The table as a map of a scratch file."""
+def spill(table: pa.Table, place: Path) -> Path:
+    """`place` itself, holding the table."""
     with pa.OSFile(str(place), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
+    return place
+
+
+def mapped(place: Path) -> pa.Table:
+    """A spilled table as a map of its file: its pages belong to the system again when the table is let go."""
     return pa.ipc.open_file(pa.memory_map(str(place))).read_all()
 
 
@@ -109,3 +118,20 @@ def losers_of(bucket: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         repeats[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     first = np.maximum.accumulate(np.where(repeats, 0, np.arange(len(ids))))
     return np.flatnonzero(repeats), first[repeats]
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Positions to (unit, row). starts: position of each unit's first row, and the end; lost: positions of losers, ascending; kept: which units are left."""
+
+    starts: np.ndarray
+    lost: np.ndarray
+    kept: np.ndarray
+
+    def of(self, position: np.ndarray, lost: np.ndarray) -> tuple[pa.Array, pa.Array]:
+        """Ordinal among the units that are left, and the row in it without losers; null for a loser."""
+        place = np.searchsorted(self.starts, position, side="right") - 1
+        before = np.searchsorted(self.lost, position) - np.searchsorted(self.lost, self.starts[place])
+        unit = np.cumsum(self.kept)[place] - 1
+        row = position - self.starts[place] - before
+        return pa.array(unit.astype(np.int32), mask=lost), pa.array(row.astype(np.int32), mask=lost)

@@ -7,22 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.store.schema import QUARANTINE
+from pipeline.errors import Defect
 from pipeline.text.normalize import normalize, valid_utf8
+from pipeline.text.quarantine import Rejected, quarantine
 from pipeline.text.sources import SourceFile
-
-_EXCERPT = 200          # characters of a text that the quarantine shows
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """One input row that is set aside. row: its number in the file, -1 for the file as a whole."""
-
-    row: int
-    reason: str
-    detail: str = ""
-    id: str | None = None
-    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,34 +51,30 @@ class SourceBatch:
 def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     """Rows with an id and a text, normalized; the others with the first reason that holds: invalid_utf8, null_id, empty."""
     table = raw.rows.combine_chunks()
-    utf8 = {name: valid_utf8(_one(table[name])) for name in table.column_names if _holds_text(table[name].type)}
-    decoded = np.logical_and.reduce([np.ones(len(table), dtype=bool), *utf8.values()])
+    utf8 = {name: valid_utf8(_one(table[name])) for name in table.column_names if name == "text" or _is_string(table[name].type)}
+    decoded = np.logical_and.reduce(list(utf8.values()))
     text = _one(table["text"])
     texts = normalize(text if decoded.all() else _where(decoded, text))
     has_id = table["id"].is_valid().to_numpy()
     filled = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False).to_numpy(zero_copy_only=False)
-    rejected = [*raw.rejected]
-    for row in np.flatnonzero(~(decoded & has_id & filled)).tolist():
-        broken = [name for name, valid in utf8.items() if not valid[row]]
-        reason, detail = ("invalid_utf8", f"column {', '.join(broken)}") if broken else ("null_id", "") if not has_id[row] else ("empty", "")
-        rejected.append(Rejected(table["row"][row].as_py(), reason, detail, _shown(table["id"], row), _shown(table["text"], row)))
-    table = table.set_column(table.schema.get_field_index("text"), "text", texts)
-    good = table if decoded.all() and has_id.all() and filled.all() else table.filter(pa.array(decoded & has_id & filled))
-    return SourceBatch(good, quarantine(file.name, rejected), raw.position, frozenset(raw.surrogates) & set(good["row"].to_pylist()) if raw.surrogates else frozenset())
+    good = decoded & has_id & filled
+    rejected = raw.rejected if good.all() else (*raw.rejected, *_rejected(table.filter(pa.array(~good)), {name: valid[~good] for name, valid in utf8.items()}))
+    table = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(pa.array(good))
+    surrogates = frozenset(raw.surrogates).intersection(table["row"].to_pylist()) if raw.surrogates else frozenset()
+    sifted = SourceBatch(table, quarantine(file.name, rejected), raw.position, surrogates)
+    if sifted.rows != raw.rows.num_rows + len(raw.rejected):
+        raise Defect(file.uri, f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad", f"{sifted.rows}", "report this with the file")
+    return sifted
 
 
-def quarantine(file: str, rejected: Iterable[Rejected]) -> pa.Table:
-    """The rows as a quarantine table, by row number."""
-    rows = [
-        {"file": file, "row": one.row, "id": one.id, "reason": one.reason, "detail": one.detail or None, "excerpt": excerpt(one.text)}
-        for one in sorted(rejected, key=lambda one: one.row)
-    ]
-    return pa.Table.from_pylist(rows, schema=QUARANTINE)
-
-
-def excerpt(text: str | None) -> str | None:
-    """The first characters of a text."""
-    return text[:_EXCERPT] if text is not None else None
+def _rejected(bad: pa.Table, utf8: dict[str, np.ndarray]) -> Iterator[Rejected]:
+    """The reason of each bad row."""
+    for place, (row, row_id, text) in enumerate(zip(bad["row"].to_pylist(), _shown(bad["id"]), _shown(bad["text"]), strict=True)):
+        broken = [name for name, valid in utf8.items() if not valid[place]]
+        if broken:
+            yield Rejected(row, "invalid_utf8", f"column {', '.join(broken)}", row_id, text)
+        else:
+            yield Rejected(row, "null_id" if row_id is None else "empty", "", row_id, text)
 
 
 def rechunk(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[pa.Table]:
@@ -120,8 +104,8 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _holds_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _is_string(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _where(valid: np.ndarray, strings: pa.Array) -> pa.Array:
@@ -129,8 +113,8 @@ def _where(valid: np.ndarray, strings: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(valid), strings.cast(pa.large_binary()), pa.scalar(None, pa.large_binary())).cast(pa.large_string())
 
 
-def _shown(column: pa.ChunkedArray, row: int) -> str | None:
-    value = column[row]
-    if not value.is_valid:
-        return None
-    return value.cast(pa.large_binary()).as_py().decode(errors="replace") if _holds_text(column.type) else str(value.as_py())
+def _shown(column: pa.ChunkedArray) -> list[str | None]:
+    """Values as people read them."""
+    if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
+        return [None if value is None else str(value) for value in column.to_pylist()]
+    return [None if value is None else value.decode(errors="replace") for value in column.cast(pa.large_binary()).to_pylist()]

@@ -174,6 +174,14 @@ def test_max_rows_reads_the_first_rows_and_counts_the_rest(tmp_path):
     assert [(file.rows, file.skipped) for file in made.files] == [(10, 0), (4, 6), (0, 10)]
 
 
+@pytest.mark.parametrize(("limit", "read", "unread_files"), [(3, 3, 2), (5, 5, 1), (7, 7, 1), (10, 10, 0), (None, 10, 0)])
+def test_max_rows_counts_json_files_that_were_not_read_to_their_end(tmp_path, limit, read, unread_files):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"id":"{name}{number}","text":"t"}}\n\n' for number in range(5)))
+    made = ingest(CorpusSettings(uri=str(tmp_path), max_rows=limit), 10, open_store(tmp_path / "_out"))
+    assert (made.rows, made.counts["rows"], made.counts.get("skipped_files", 0)) == (read, read, unread_files)
+
+
 def test_a_second_run_reads_nothing_and_a_changed_input_is_another_corpus(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     calls = []

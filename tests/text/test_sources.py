@@ -1,13 +1,17 @@
 """Listings of files, directories, globs and hive partitions, on a disk, in memory and in S3."""
 
+import gzip
 import os
 import uuid
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import CorpusSettings
+from pipeline.text.reader import read_batches
 from pipeline.text.sources import list_files, open_file, unchanged
 
 
@@ -112,6 +116,20 @@ def test_s3_is_listed_like_a_directory(s3, tmp_path):
             assert stream.read() == b"x"
     system.pipe(f"{base}/a b.parquet", b"y")
     assert not unchanged(files, corpus)                 # no listing is remembered
+
+
+def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
+    monkeypatch.setattr("pipeline.store.store._WHOLE_READ", 10)
+    base = f"{s3}/{uuid.uuid4().hex}"
+    lines = b"".join(b'{"id":%d,"text":"number %d"}\n' % (number, number) for number in range(1000))
+    table = pa.table({"id": range(1000), "text": [f"number {number}" for number in range(1000)]})
+    pq.write_table(table, sink := pa.BufferOutputStream())
+    fsspec.filesystem("s3", use_listings_cache=False).pipe({
+        f"{base}/a.jsonl": lines, f"{base}/b.jsonl.gz": gzip.compress(lines), f"{base}/c.parquet": sink.getvalue().to_pybytes(),
+    })
+    corpus = CorpusSettings(uri=base)
+    for file in list_files(corpus):
+        assert [row["id"] for batch in read_batches(file, corpus) for row in batch.good.to_pylist()] == list(range(1000))
 
 
 def test_a_missing_bucket_says_so(s3):
