@@ -23,11 +23,13 @@ WORDS = (
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """A local Ray with two CPUs, shared by all tests; workers import the tests' tasks from the project's root."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with connect(ClusterSettings(), Stages()) as connected:
-        yield connected
+def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A local Ray, shared by all tests. Its workers inherit what is in the environment now: the S3 server, a cache, where the tests' tasks are."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+        with connect(ClusterSettings(), Stages()) as connected:
+            yield connected
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,34 @@
+"""Any Ray Dataset gains a vector column."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray.data
+
+from pipeline.errors import DataError
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.encode import EncodeBlocks
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.flows.conftest import sentences
+
+
+def test_a_dataset_gains_vectors_and_keeps_its_rows(cluster: Cluster, encoder: Path):
+    texts = [*sentences(120), None, "   "]
+    rows = ray.data.from_arrow(pa.table({"number": list(range(122)), "text": texts}))
+    encoded = rows.map_batches(
+        EncodeBlocks, fn_constructor_args=(str(encoder),), batch_format="pyarrow", batch_size=50, compute=ray.data.ActorPoolStrategy(size=1), num_cpus=1
+    ).take_all()
+    by_number = {row["number"]: row["vector"] for row in encoded}
+    assert len(by_number) == 122
+    assert by_number[120] is None
+    assert by_number[121] is None
+    expected = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu").encode(sentences(120))
+    np.testing.assert_array_equal(np.array([by_number[number] for number in range(120)], np.float32), expected)
+
+
+def test_a_missing_text_column_is_named(encoder: Path):
+    with pytest.raises(DataError, match=r"text column 'text'.*columns number"):
+        EncodeBlocks(str(encoder))(pa.table({"number": [1]}))

@@ -1,0 +1,92 @@
+"""A night killed with -9 and started again ends as one that nobody disturbed; of two at once one publishes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import open_release
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.flows.conftest import ROOT, job_arguments, write_corpus
+
+_PATIENCE_S = 180.0
+
+
+def start(folder: Path, encoder: Path, *overrides: str) -> subprocess.Popen[str]:
+    arguments = [*job_arguments(folder, encoder), "gates.recall_at_10=0.1", "whiten.mode=off", "encode.unit_rows=25", *overrides]
+    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MANTA_LOG": "json"})
+
+
+def finish(night: subprocess.Popen[str]) -> dict[str, Any]:
+    out, errors = night.communicate(timeout=_PATIENCE_S)
+    assert night.returncode == 0, errors[-3000:]
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def records(root: Path) -> dict[str, int]:
+    """Finished embedding units, with the time they were written."""
+    return {path.name: path.stat().st_mtime_ns for path in root.glob("units/vectors/*/*.json")}
+
+
+def unit_bytes(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in (root / "units").rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "corpus", count=1500)
+    return tmp_path
+
+
+def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path):
+    root, undisturbed = folder / "releases", folder / "undisturbed"
+    night = start(folder, encoder)
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(records(root)) < 3 and night.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    night.send_signal(signal.SIGKILL)
+    night.communicate()
+    before = records(root)
+    assert 3 <= len(before) < 60, "it was killed in the middle of encoding"
+    time.sleep(2)                                       # its workers die with it
+    answer = finish(start(folder, encoder))
+    assert (answer["status"], answer["release"], answer["rows"]) == ("published", 1, 1500)
+    after = records(root)
+    assert len(after) == 60
+    assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
+    finish(start(folder, encoder, f"release.root={undisturbed}"))
+    assert unit_bytes(root) == unit_bytes(undisturbed)
+    queries = ["a man reads", "the lazy dog sleeps near the river"]
+    assert open_release(str(root)).search(queries, 10) == open_release(str(undisturbed)).search(queries, 10)
+
+
+def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder: Path):
+    root = folder / "releases"
+    finish(start(folder, encoder))
+    before = unit_bytes(root)
+    damaged = sorted(root.glob("units/vectors/*/*.parquet"))[5]
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    for name in ("commits", "releases", "indexes"):
+        shutil.rmtree(root / name)                      # as if the night had stopped before the index
+    finish(start(folder, encoder))
+    assert unit_bytes(root) == before
+
+
+def test_of_two_nights_at_once_one_publishes_and_the_other_says_so(folder: Path, encoder: Path):
+    nights = [start(folder, encoder), start(folder, encoder)]
+    answers = [finish(night) for night in nights]
+    assert sorted(answer["status"] for answer in answers) in (["overtaken", "published"], ["published", "unchanged"])
+    assert {answer["release"] for answer in answers} == {1}
+    releases = Releases(open_store(folder / "releases"))
+    assert [commit.kind for commit in releases.history()] == ["publish"]
+    assert open_release(str(folder / "releases")).manifest.rows == 1500
