@@ -29,6 +29,7 @@ _SKIPPED = {
     *("vendor", "vendored", "thirdparty", "third_party", "extern", "externals", "site_packages"),
 }
 _DOCUMENTED = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
+_TAKES_PRIVATE = re.compile(rb"from +(?:\.|[\w.]+\.)_\w")
 _DIRECTIVE = re.compile(r"^(\.\.|:|>>>|[-=~*#]{3}|copyright\b)", re.IGNORECASE)
 
 
@@ -143,28 +144,51 @@ def _documented(modules: list[_Module], seen: set[str], most_methods: int | None
 
 
 def _docstrings(module: _Module) -> Iterator[Docstring]:
-    """Of one file: functions and classes, then methods, then the module itself; nothing where Python cannot parse it."""
-    try:
-        content = module.path.read_bytes()
-        if not _DOCUMENTED.search(content):             # most of the time goes into parsing: one file in three has nothing
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # other people's invalid escapes
-            tree = ast.parse(content)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    """Of one file: functions and classes, then methods, then the module itself. A package's own file gives what it takes from private ones beside it, too."""
+    tree = _parsed(module.path)
+    if tree is None:
         return
-    package, methods = module.name.split(".")[0], []
-    for node in _definitions(tree.body):
-        kind = "class" if isinstance(node, ast.ClassDef) else "function"
+    nodes = [*_definitions(tree.body), *(node for path, names in _taken(tree, module) for node in _named(path, names))]
+    package = module.name.split(".")[0]
+    methods = [(f"{module.name}.{node.name}.{method.name}", method) for node in nodes if isinstance(node, ast.ClassDef) for method in _definitions(node.body)]
+    for node in nodes:
         if text := _paragraph(node):
-            yield Docstring(f"{module.name}.{node.name}", text, kind, _signature(node), package)
-        if isinstance(node, ast.ClassDef):
-            methods += [(f"{module.name}.{node.name}.{method.name}", method) for method in _definitions(node.body) if not isinstance(method, ast.ClassDef)]
+            yield Docstring(f"{module.name}.{node.name}", text, "class" if isinstance(node, ast.ClassDef) else "function", _signature(node), package)
     for name, method in methods:
-        if text := _paragraph(method):
+        if not isinstance(method, ast.ClassDef) and (text := _paragraph(method)):
             yield Docstring(name, text, "method", _signature(method), package)
     if text := _paragraph(tree):
         yield Docstring(module.name, text, "module", "", package)
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    """None where there is nothing to harvest, or Python cannot parse it (MemoryError: too deeply nested)."""
+    try:
+        content = path.read_bytes()
+        if not _DOCUMENTED.search(content) and not (path.name == "__init__.py" and _TAKES_PRIVATE.search(content)):
+            return None                                 # parsing takes most of the time, and one file in three has nothing
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")             # other people's invalid escapes
+            return ast.parse(content)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _taken(tree: ast.Module, module: _Module) -> Iterator[tuple[Path, set[str] | None]]:
+    """Private files that a package's `__init__` imports from, with the names; None for all: `from ._logistic import LogisticRegression`."""
+    for node in tree.body if module.path.name == "__init__.py" else ():
+        if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+            inside = node.module if node.level else node.module.removeprefix(f"{module.name}.")
+            if inside.startswith("_") and inside.replace(".", "").isidentifier() and (node.level or inside != node.module):
+                names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
+                yield module.path.parent / f"{inside.replace('.', '/')}.py", None if "*" in names else names
+
+
+def _named(path: Path, names: set[str] | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    tree = _parsed(path)
+    for node in _definitions(tree.body) if tree else ():
+        if names is None or node.name in names:
+            yield node
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:

@@ -54,7 +54,7 @@ class Loud(Exception, object):
 
 def library(root, **files):
     for name, content in files.items():
-        path = root / (name.replace("__", "/") + ".py")
+        path = root / (name.replace("__init__", "\0").replace("__", "/").replace("\0", "__init__") + ".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return root
@@ -83,6 +83,16 @@ def test_tests_vendored_private_and_broken_files_are_left_out(tmp_path):
     assert {one.id: one.text for one in collect([tmp_path], []) if one.kind == "function"} == {
         "pack.one.one": "The function called one is here.", "pack.latin.caf\xe9": "The function called caf\xe9 is here.",
         "pack.half.half": "The function called half is ? here.",
+    }
+
+
+def test_a_package_gives_what_it_takes_from_private_files_under_its_own_name(tmp_path):
+    private = "\n".join(f'def {name}():\n    """The function called {name} is private."""' for name in ("taken", "left", "renamed"))
+    library(tmp_path, pack____init__="from ._hidden import taken, renamed as other\nfrom pack._deep.inner import *\nfrom other._hidden import x\n",
+            pack___hidden=private, pack___deep__inner=private.replace("private", "deep"))
+    assert {one.id: one.text for one in collect([tmp_path], [])} == {
+        "pack.taken": "The function called taken is private.", "pack.left": "The function called left is deep.",
+        "pack.renamed": "The function called renamed is deep.",
     }
 
 
