@@ -50,11 +50,10 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
     if width != plan.dim:
         raise DataError("training sample", f"{plan.dim} dimensions, as planned", f"{width}", "plan the index for the vectors that the transform gives")
     index = _assemble(plan, transform)
-    _settle(index, seed)
     if not index.is_trained:
         if len(sample) < max(1, plan.nlist):
             raise ConfigError("index", f"at least {max(1, plan.nlist)} rows to train on", f"{len(sample)}", "lower index.nlist or choose kind flat")
-        with _on_gpus(ivf_of(index)):
+        with _settled(index, seed), _on_gpus(ivf_of(index)):
             index.train(sample)
     return index
 
@@ -135,18 +134,26 @@ def _linear(transform: Affine) -> Any:
     return linear
 
 
-def _settle(index: Any, seed: int) -> None:
+@contextmanager
+def _settled(index: Any, seed: int) -> Iterator[None]:
     """Everything that training would otherwise choose by itself. The sample is the caller's, so no second sample is drawn from it."""
-    for step in chain_of(index):
-        if isinstance(step, faiss.OPQMatrix):
-            step.niter = _OPQ_ROUNDS
     ann = unwrap(index)
-    for trained in (ann, getattr(ann, "pq", None)):
+    rotations = [step for step in chain_of(index) if isinstance(step, faiss.OPQMatrix)]
+    quantizers = [faiss.ProductQuantizer(step.d_out, step.M, ann.pq.nbits if hasattr(ann, "pq") else 8) for step in rotations]
+    for rotation, quantizer in zip(rotations, quantizers, strict=True):
+        rotation.niter, rotation.pq = _OPQ_ROUNDS, quantizer
+    for trained in (ann, getattr(ann, "pq", None), *quantizers):
         if (clustering := getattr(trained, "cp", None)) is not None:
             clustering.seed = seed
             clustering.max_points_per_centroid = 1 << 30
+            clustering.min_points_per_centroid = 1      # the plan has seen to it
     if isinstance(ann, faiss.IndexIVF):
         ann.cp.niter = _KMEANS_ROUNDS
+    try:
+        yield
+    finally:
+        for rotation in rotations:
+            rotation.pq = None          # borrowed: it goes with `quantizers`
 
 
 @contextmanager

@@ -17,6 +17,7 @@ HNSW_LINKS = 32
 _ID_BYTES = 8
 _ID_MAP_BYTES = 40                  # one node and one bucket of the hash map from id to place, in memory only
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8     # links of the lowest level, of those above on average, level, offset
+_PER_CODE = 8                       # components that one byte of a product-quantizer code stands for, where nothing else is asked
 _KINDS = ("flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
 
 
@@ -70,20 +71,25 @@ def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
 def _auto(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
     if rows * dim <= FLAT_VALUES and settings.on_disk != "always":
         return _plan("flat", rows, dim, settings, f"{rows:,} x {dim} values are searched whole in a millisecond or two, and exactly")
-    refused = ""
-    choices = [("ivf_flat", 0), ("ivf_sq8", 0)]
-    if _train_rows(rows, 1, settings) >= ROWS_PER_LIST * CODEWORDS:
-        choices += [("opq_ivf_pq", per_code) for per_code in (4, 8, 16)]
-    for kind, per_code in choices:
-        plan = _plan(kind, rows, dim, settings, refused or "the most exact kind that is fast at this size, and it fits index.memory_gib", per_code)
-        if plan.memory_bytes <= settings.memory_gib * GIB or settings.on_disk == "always":
+    in_memory = settings if settings.on_disk == "always" else settings.model_copy(update={"on_disk": "never"})
+    why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
+    for kind, per_code in (choices := _choices(rows, settings)):
+        plan = _plan(kind, rows, dim, in_memory, why, per_code)
+        if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB:
             return plan
-        refused = f"{plan.factory} would take {plan.memory_bytes / GIB:.2f} GiB of the {settings.memory_gib:g} that index.memory_gib allows"
-    return plan
+        why = f"{plan.factory} would take {plan.memory_bytes / GIB:.2f} GiB of the {settings.memory_gib:g} that index.memory_gib allows"
+    kind, per_code = choices[-1]
+    return _plan(kind, rows, dim, settings, f"the smallest kind; even {why}", per_code)
 
 
-def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per_code: int = 8) -> IndexPlan:
-    """`per_code`: components that one byte of a product-quantizer code stands for."""
+def _choices(rows: int, settings: IndexSettings) -> list[tuple[str, int]]:
+    """Kinds from exact to small; with product quantizers the components that one byte stands for."""
+    if _train_rows(rows, 1, settings) < ROWS_PER_LIST * CODEWORDS:
+        return [("ivf_flat", _PER_CODE), ("ivf_sq8", _PER_CODE)]
+    return [("ivf_flat", _PER_CODE), ("ivf_sq8", _PER_CODE), *(("opq_ivf_pq", per_code) for per_code in (4, 8, 16))]
+
+
+def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per_code: int = _PER_CODE) -> IndexPlan:
     nlist = _nlist(rows, settings) if "ivf" in kind else 0
     train_rows = _train_rows(rows, nlist, settings) if nlist else 0
     if kind == "opq_ivf_pq" and train_rows < CODEWORDS:
@@ -156,7 +162,7 @@ def _factory_plan(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
     train_rows = _train_rows(rows, found.nlist, settings) if found.trains else 0
     if found.trains and train_rows < max(1, least):
         raise _too_few(f"index.kind: {settings.kind}", least, train_rows)
-    size = _Size(found.code_bytes, found.nlist * 4 * dim + 4 * dim * (dim + CODEWORDS), mapped=not found.nlist)
+    size = _Size(found.code_bytes, found.nlist * 4 * dim + found.trained_bytes, mapped=not found.nlist)
     on_disk = found.mappable and _on_disk(size.memory(rows), settings, ivf=found.nlist > 0, where=f"index.kind: {settings.kind}")
     return IndexPlan(
         kind="factory", factory=settings.kind, dim=dim, nlist=found.nlist, train_rows=train_rows,

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.structure import addresses_of, fingerprint, ivf_of, unwrap
+from pipeline.index.structure import addresses_of, can_merge, fingerprint, ivf_of, unwrap
 from pipeline.store.store import sha256_of
 
 _FOUND_AT = 100             # rank within which a row finds itself: duplicate texts and coarse codes put others before it
@@ -110,6 +110,8 @@ def _check_fit(parts: Sequence[Part]) -> None:
     expected = None
     for part in parts:
         index = read_index(part.path)
+        if len(parts) > 1 and not can_merge(index):
+            raise DataError(str(part.path), "a kind whose parts can be merged", type(unwrap(index)).__name__, "fill an index of this kind in one part")
         found = fingerprint(index)
         expected = expected or found
         if found != expected:
@@ -123,7 +125,7 @@ def _copies_lists(path: Path) -> bool:
     """Whether the parts' lists are plain arrays, one code after the other."""
     index = read_index(path)
     ivf = ivf_of(index)
-    return ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists) and not hasattr(ivf, "bbs")
+    return ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
 
 
 def _adopt(index: Any, lists: Any, rows: int) -> None:

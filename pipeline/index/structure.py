@@ -12,18 +12,22 @@ from pipeline.index.library import faiss
 
 _BLOCK_ROWS = 1 << 16
 _IVF = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
-_IVF_PACKED = ("IndexIVFPQFastScan",)               # codes of 32 rows interleaved: merged by faiss itself, and never on disk
+_IVF_PACKED = ("IndexIVFPQFastScan",)               # codes of 32 rows interleaved: merging three such indexes corrupts memory in faiss 1.15.1
 _CODES = ("IndexFlat", "IndexFlatIP", "IndexScalarQuantizer", "IndexPQ")
 _GRAPHS = ("IndexHNSWFlat", "IndexHNSWSQ")          # neither merge nor remove
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What a factory string makes. codewords: training rows that its product quantizer needs at least; code_bytes: of one row."""
+    """What a factory string makes.
+
+    codewords: training rows that its product quantizer needs at least; code_bytes: of one row; trained_bytes: of rotation and codebooks.
+    """
 
     nlist: int
     codewords: int
     code_bytes: int
+    trained_bytes: int
     trains: bool
     shardable: bool
     mappable: bool
@@ -32,21 +36,22 @@ class Inspected:
 def inspect_factory(factory: str, dim: int) -> Inspected:
     """What `factory` makes for vectors of `dim` components. ConfigError that names the string where faiss refuses it or its ids would not survive a merge."""
     index = make_ann(factory, dim)
-    ann = unwrap(index)
+    ann = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     name = type(ann).__name__
-    if name not in _IVF + _IVF_PACKED + _CODES + _GRAPHS or (name in _IVF + _IVF_PACKED and not isinstance(index, faiss.IndexPreTransform | type(ann))):
+    if name not in _IVF + _IVF_PACKED + _CODES + _GRAPHS:
         raise ConfigError(
             f"index.kind: {factory}",
             "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, at most behind a transform; ids are added by the build",
-            name if name == type(index).__name__ else f"{name} in {type(index).__name__}",
+            name,
             "leave out IDMap, Refine and the like, or choose one of auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw",
         )
     return Inspected(
         nlist=ann.nlist if name in _IVF + _IVF_PACKED else 0,
         codewords=1 << ann.pq.nbits if hasattr(ann, "pq") else 0,
         code_bytes=_code_bytes(ann),
+        trained_bytes=4 * dim * dim * (index is not ann) + (4 * dim << ann.pq.nbits if hasattr(ann, "pq") else 0),
         trains=not index.is_trained,
-        shardable=name not in _GRAPHS,
+        shardable=name not in _GRAPHS + _IVF_PACKED,
         mappable=name in _IVF,
     )
 
@@ -95,6 +100,11 @@ def id_map_of(index: Any) -> Any | None:
     """The map from place to address of an index that keeps no ids of its own; None for an IVF."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     return inner if isinstance(inner, faiss.IndexIDMap) else None
+
+
+def can_merge(index: Any) -> bool:
+    """Whether parts of this kind can be filled apart."""
+    return type(unwrap(index)).__name__ not in _GRAPHS + _IVF_PACKED
 
 
 def addresses_of(index: Any) -> Iterator[np.ndarray]:

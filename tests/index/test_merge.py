@@ -1,0 +1,147 @@
+"""Parts merge to what one unsharded build answers, and parts that do not fit together are refused by name."""
+
+import functools
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.index.build import fill, read_index, train, write_index
+from pipeline.index.kinds import plan_index
+from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
+from pipeline.index.structure import addresses_of, ivf_of
+from pipeline.settings import IndexSettings
+from tests.index.clustered import Vectors, clustered, some_map
+
+SHARDABLE = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "SQ8", "PCA16,IVF16,SQ4"]
+ON_DISK = ["ivf_flat", "ivf_sq8", "opq_ivf_pq"]
+VECTORS = clustered(2_500)
+
+
+@functools.cache
+def trained_bytes(kind: str, seed: int) -> np.ndarray:
+    plan = plan_index(2_500, 28, IndexSettings(kind=kind, nlist=20 if kind in ON_DISK else None))
+    return faiss.serialize_index(train(plan, some_map(), VECTORS.raw, seed))
+
+
+def trained(kind: str, seed: int = 0):
+    return faiss.deserialize_index(trained_bytes(kind, seed))
+
+
+def copied(index):
+    return faiss.deserialize_index(faiss.serialize_index(index))
+
+
+def part(folder: Path, name: str, index, vectors: Vectors) -> Part:
+    index = copied(index)
+    filled = fill(index, vectors.batches())
+    write_index(index, folder / name)
+    return Part(folder / name, filled.rows, filled.probe_addresses, filled.probe_vectors)
+
+
+def three_parts(folder: Path, index) -> list[Part]:
+    return [part(folder, f"part{n}.faiss", index, VECTORS.part(rows)) for n, rows in enumerate((slice(0, 500), slice(500, 2_000), slice(2_000, None)))]
+
+
+def unsharded(index):
+    whole = copied(index)
+    fill(whole, VECTORS.batches())
+    return whole
+
+
+def assert_equal_answers(left, right):
+    for effort in (1, 5, 20):
+        for index in (left, right):
+            if (ivf := ivf_of(index)) is not None:
+                ivf.nprobe = effort
+        (scores, found), (expected_scores, expected) = (index.search(VECTORS.raw[::7], 20) for index in (left, right))
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SHARDABLE)
+def test_merged_parts_answer_as_one_build(kind, tmp_path):
+    index = trained(kind)
+    merged = merge(three_parts(tmp_path, index))
+    assert_equal_answers(merged, unsharded(index))
+    write_index(merged, tmp_path / "merged.faiss")
+    assert_equal_answers(faiss.read_index(str(tmp_path / "merged.faiss")), unsharded(index))
+
+
+@pytest.mark.parametrize("kind", ON_DISK)
+def test_lists_on_disk_answer_as_one_build_and_can_be_moved(kind, tmp_path, capfd):
+    index = trained(kind)
+    (tmp_path / "built").mkdir()
+    merged, lists = merge_on_disk(three_parts(tmp_path, index), tmp_path / "built")
+    assert_equal_answers(merged, unsharded(index))
+    write_index(merged, tmp_path / "built" / "index.faiss")
+    assert lists.stat().st_size == 2_500 * (ivf_of(merged).code_size + 8)
+    (tmp_path / "built").rename(tmp_path / "moved")
+    assert_equal_answers(read_index(tmp_path / "moved" / "index.faiss", on_disk=True), unsharded(index))
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "IVF16,PQ4x4fs"])
+def test_kinds_that_faiss_cannot_merge_are_one_part(kind, tmp_path):
+    assert not plan_index(2_500, 28, IndexSettings(kind=kind)).shardable
+    with pytest.raises(DataError, match="in one part"):
+        merge(three_parts(tmp_path, trained(kind)))
+
+
+def test_one_part_is_the_whole(tmp_path):
+    index = trained("ivf_flat")
+    assert_equal_answers(merge([part(tmp_path, "only.faiss", index, VECTORS)]), unsharded(index))
+
+
+@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8", "opq_ivf_pq"])
+@pytest.mark.parametrize("join", [merge, lambda parts: merge_on_disk(parts, parts[0].path.parent)])
+def test_parts_of_another_training_are_refused(kind, join, tmp_path):
+    ours = part(tmp_path, "ours.faiss", trained(kind), VECTORS.part(slice(0, 1_000)))
+    other = part(tmp_path, "other.faiss", trained(kind, seed=5), VECTORS.part(slice(1_000, None)))
+    with pytest.raises(DataError, match=r"other\.faiss: expected the training of ours\.faiss"):
+        join([ours, other])
+
+
+def test_a_part_under_another_whitening_is_refused(tmp_path):
+    plan = plan_index(2_500, 28, IndexSettings(kind="flat"))
+    parts = [part(tmp_path, f"{seed}.faiss", train(plan, some_map(seed=seed), VECTORS.raw), VECTORS.part(slice(500 * seed, 500 * seed + 500))) for seed in (1, 2)]
+    with pytest.raises(DataError, match=r"2\.faiss"):
+        merge(parts)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_sq8"])
+def test_rows_that_are_twice_there_are_refused(kind, tmp_path):
+    index = trained(kind)
+    parts = [part(tmp_path, "a.faiss", index, VECTORS.part(slice(0, 1_000))), part(tmp_path, "b.faiss", index, VECTORS.part(slice(500, 1_500)))]
+    with pytest.raises(DataError, match="500 twice, the first of unit 1, row"):
+        merge(parts)
+
+
+def test_lost_rows_are_noticed(tmp_path):
+    one = part(tmp_path, "a.faiss", trained("flat"), VECTORS)
+    with pytest.raises(DataError, match=r"a\.faiss: expected 2,501 rows, found 2,500"):
+        merge([Part(one.path, 2_501, one.probe_addresses, one.probe_vectors)])
+
+
+def test_a_part_whose_rows_are_not_where_they_should_be_is_noticed(tmp_path):
+    one = part(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
+    with pytest.raises(DataError, match=r"the rows of a\.faiss to find themselves"):
+        merge([Part(one.path, one.rows, one.probe_addresses, clustered(len(one.probe_addresses), seed=8).raw)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_duplicates_are_counted_as_numpy_counts_them(seed):
+    rng = np.random.default_rng(seed)
+    addresses = (rng.integers(0, 5, 3_000) << 32) | rng.integers(0, 2_000, 3_000)
+    found = duplicates(np.split(addresses, [1, 10, 2_000]))
+    assert found.count == len(addresses) - len(np.unique(addresses))
+    assert (found.first is None) == (found.count == 0)
+    assert duplicates([np.unique(addresses)]).count == 0
+
+
+def test_all_addresses_come_out_again(tmp_path):
+    for kind in ("flat", "ivf_flat"):
+        merged = merge(three_parts(tmp_path, trained(kind)))
+        assert np.array_equal(np.sort(np.concatenate(list(addresses_of(merged)))), VECTORS.addresses)
