@@ -36,7 +36,7 @@ class Seen:
 def id_type(found: pa.DataType) -> pa.DataType | None:
     """string, int64 or uint64 for a column that can be an id; null for one without values; None for any other."""
     found = decoded(found)
-    if pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found):
+    if pa.types.is_string(found) or pa.types.is_large_string(found):
         return pa.string()
     if pa.types.is_integer(found):
         return pa.uint64() if pa.types.is_uint64(found) else pa.int64()
@@ -44,8 +44,9 @@ def id_type(found: pa.DataType) -> pa.DataType | None:
 
 
 def decoded(found: pa.DataType) -> pa.DataType:
-    """The type of a dictionary's values; any other type as it is."""
-    return found.value_type if pa.types.is_dictionary(found) else found
+    """The type of a dictionary's values, string for a view of strings; any other type as it is."""
+    plain = found.value_type if pa.types.is_dictionary(found) else found
+    return pa.string() if pa.types.is_string_view(plain) else pa.binary() if pa.types.is_binary_view(plain) else plain
 
 
 def missing(file: SourceFile, setting: str, column: str, known: Iterable[str]) -> DataError:

@@ -55,7 +55,7 @@ def _raw(table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, 
     def column(name: str) -> pa.ChunkedArray:
         if name in table.column_names:
             found = table[name]
-            return found.cast(found.type.value_type) if pa.types.is_dictionary(found.type) else found
+            return found if (plain := decoded(found.type)) == found.type else found.cast(plain)
         return pa.chunked_array([pa.repeat(pa.scalar(file.partitions[name], pa.string()), count)])
 
     kept = {carried_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name) for field in columns.kept}
@@ -77,5 +77,5 @@ def _batch_rows(opened: pq.ParquetFile, wanted: list[str]) -> int:
 
 def _can_be_text(kind: pa.DataType) -> bool:
     types = pa.types
-    return any(check(kind) for check in (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary,
-                                         types.is_binary_view, types.is_fixed_size_binary, types.is_null))
+    return any(check(kind) for check in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary,
+                                         types.is_fixed_size_binary, types.is_null))

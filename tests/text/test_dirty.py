@@ -81,6 +81,28 @@ def test_the_quarantine_shows_what_was_wrong(corpus, store):
     ]
 
 
+def test_kept_bytes_are_no_text_and_kept_strings_are(corpus, store):
+    parquet(corpus, id=["a", "b"], text=["x", "y"], raw=[b"\xff", b"\x00"], label=mislabelled([b"fine", b"\xff"]))
+    assert outcome(corpus, store, keep=("raw",))[0] == [("a", "x"), ("b", "y")]
+    live, bad, _ = outcome(corpus, store, keep=("raw", "label"))
+    assert (live, bad) == ([("a", "x")], [("a.parquet", 1, "invalid_utf8")])
+
+
+@pytest.mark.parametrize("kind", [pa.binary(4), pa.binary_view(), pa.string_view(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary()), pa.null()])
+def test_text_of_any_type_that_holds_text(corpus, store, kind):
+    parquet(corpus, id=["a", "b"], text=pa.array([b"text", None] if not pa.types.is_null(kind) else [None, None]).cast(kind))
+    if pa.types.is_null(kind):
+        with pytest.raises(DataError, match="empty 2"):
+            ingest(corpus, 100, store)
+    else:
+        assert outcome(corpus, store)[0] == [("a", "text")]
+
+
+def test_an_id_that_is_no_utf8_is_set_aside(corpus, store):
+    parquet(corpus, id=mislabelled([b"a", b"\xff"]), text=["x", "y"])
+    assert outcome(corpus, store)[:2] == ([("a", "x")], [("a.parquet", 1, "invalid_utf8")])
+
+
 def damaged(path, change):
     Path(path).write_bytes(change(Path(path).read_bytes()))
 
