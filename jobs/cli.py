@@ -1,8 +1,6 @@
 """The command `manta`: one subcommand per job. Importing it loads neither torch nor Ray nor faiss."""
 
-import typer
-
-from jobs.command import EXIT_CODES
+from jobs.command import EXIT_CODES, application
 from jobs.encode import encode
 from jobs.evaluate import evaluate
 from jobs.index import index
@@ -13,14 +11,11 @@ from jobs.releases import releases
 from jobs.search import search
 from jobs.whiten import whiten
 
-app = typer.Typer(
+app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
     "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 for _command in (plan, preflight, encode, whiten, index, evaluate, nightly, search):
     app.command()(_command)

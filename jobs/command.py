@@ -24,6 +24,18 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray sa
 EXIT_CODES = "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient (run again), 70 a defect of this program."
 
 
+def application(**options: Any) -> typer.Typer:
+    """A command line in plain text, with our own errors instead of decorated tracebacks."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}, **options)
+
+
+def standalone(command: Callable[..., None]) -> None:
+    """Run one job as a program: python -m jobs.<name>."""
+    app = application()
+    app.command()(command)
+    app()
+
+
 @dataclass
 class Run:
     """One command at work."""

@@ -4,9 +4,7 @@
     python -m jobs.encode --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
 def encode(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -25,9 +23,10 @@ def _encode(run: Run) -> Answer:
         "status": "done", "root": store.uri, "rows": vectors.rows, "counts": {**corpus.counts, **vectors.counts()}, "space_id": vectors.units[0].space_id,
         "units": [store.uri_of(unit.path) for unit in vectors.units], "quarantine": store.uri_of(corpus.quarantine.path) if corpus.quarantine else None,
     }
+    facts["seconds"] = run.stages.seconds()
     text = f"{vectors.rows:,} vectors in {len(vectors.units)} units below {store.uri_of('units/vectors')}, {corpus.counts['quarantined']:,} rows quarantined"
     return Answer(facts, text + (f" in {facts['quarantine']}" if facts["quarantine"] else ""))
 
 
 if __name__ == "__main__":
-    typer.run(encode)
+    standalone(encode)

@@ -4,9 +4,7 @@
     python -m jobs.evaluate --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, table
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone, table
 
 
 def evaluate(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -31,4 +29,4 @@ def _evaluate(run: Run) -> Answer:
 
 
 if __name__ == "__main__":
-    typer.run(evaluate)
+    standalone(evaluate)

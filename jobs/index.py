@@ -4,9 +4,7 @@
     python -m jobs.index --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import size
 
 
@@ -31,4 +29,4 @@ def _index(run: Run) -> Answer:
 
 
 if __name__ == "__main__":
-    typer.run(index)
+    standalone(index)

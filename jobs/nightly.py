@@ -6,9 +6,7 @@
 
 import shlex
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration
 
 
@@ -31,7 +29,7 @@ def _nightly(run: Run) -> Answer:
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
     seconds = sum(stage.seconds for stage in run.stages.finished)
-    facts = outcome.facts | {"seconds": {stage.name: round(stage.seconds, 3) for stage in run.stages.finished}}
+    facts = outcome.facts | {"seconds": run.stages.seconds()}
     ask = f"manta search {shlex.quote(run.job.release.root)} {shlex.quote(_example(run))}"
     return Answer(facts, f"{first}, {duration(seconds)}\n  root    {outcome.root}\n  report  {outcome.report}\n  search  {ask}")
 
@@ -41,4 +39,4 @@ def _example(run: Run) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(nightly)
+    standalone(nightly)

@@ -4,9 +4,7 @@
     python -m jobs.plan --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration, size
 
 
@@ -37,4 +35,4 @@ def _plan(run: Run) -> Answer:
 
 
 if __name__ == "__main__":
-    typer.run(plan)
+    standalone(plan)

@@ -4,9 +4,7 @@
     python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
 def preflight(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -29,4 +27,4 @@ def _preflight(run: Run) -> Answer:
 
 
 if __name__ == "__main__":
-    typer.run(preflight)
+    standalone(preflight)

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command import Answer, Json, Verbose, guarded, table
+from jobs.command import Answer, Json, Verbose, application, guarded, table
 from pipeline.log import size
 
-releases = typer.Typer(help="List, show, roll back and prune published releases.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+releases = application(help="List, show, roll back and prune published releases.", no_args_is_help=True)
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
 CommitsRoot = Annotated[str | None, typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set.")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command import Json, Verbose, guarded, table
+from jobs.command import Json, Verbose, guarded, standalone, table
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
 Query = Annotated[list[str], typer.Argument(metavar="QUERY...", help="One text or several, each in quotes.")]
@@ -60,4 +60,4 @@ def _short(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(search)
+    standalone(search)

@@ -4,9 +4,7 @@
     python -m jobs.whiten --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-import typer
-
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
 def whiten(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -35,4 +33,4 @@ def _whiten(run: Run) -> Answer:
 
 
 if __name__ == "__main__":
-    typer.run(whiten)
+    standalone(whiten)

@@ -54,6 +54,10 @@ class Stages:
             raise
         self.finished.append(running.close())
 
+    def seconds(self) -> dict[str, float]:
+        """Wall time by stage, to the millisecond."""
+        return {stage.name: round(stage.seconds, 3) for stage in self.finished}
+
 
 class Running:
     """A stage at work: rows, rate and time left."""

@@ -226,5 +226,6 @@ def through_index(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[S
 
 def _opened(job: Job, stages: Stages) -> tuple[Store, Corpus]:
     store = open_store(job.release.root)
+    open_folder(job.encoder)                            # an encoder that cannot be used shows before any work
     fill_corpus(job, stages)
     return store, ingest_corpus(job, store, stages)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pipeline.errors import GatesRefused, PublishConflict
 from pipeline.flows.night import Candidate, build_candidate, fill_corpus, ingest_corpus, open_releases, unchanged
 from pipeline.log import Stages, say
+from pipeline.models.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.release import ReleaseManifest
 
@@ -28,6 +29,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     """Make and publish tonight's release. GatesRefused keeps the candidate for inspection; a night that another one overtook changes nothing."""
     releases = open_releases(job)
     store, before = releases.store, releases.current()
+    open_folder(job.encoder)                            # an encoder that cannot be used shows before any work
     fill_corpus(job, stages)
     if before is not None and unchanged(job, before):
         say(f"nothing changed since release {before.release}")
