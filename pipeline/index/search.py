@@ -120,11 +120,14 @@ class _Opened:
 
     @functools.cached_property
     def encoder(self) -> "Encoder":
+        import torch
+
         from pipeline.models.encoder import load_encoder
 
+        # not compiled: that would cost the first query seconds. The process keeps its number of threads
+        settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
         with _folder([(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]) as folder:
-            # not compiled: that would cost the first query seconds
-            encoder = load_encoder(self._encoder_settings(folder), EncodeSettings(compile=False), self._device)
+            encoder = load_encoder(self._encoder_settings(folder), settings, self._device)
         if encoder.space_id != self.manifest.space_id:
             where = self._store.uri_of(self.manifest.encoder.path)
             raise SpaceMismatch(where, f"space {self.manifest.space_id}", f"space {encoder.space_id}", "the encoder folder is not that of the release: restore it")
@@ -150,15 +153,10 @@ class _Opened:
 
     def _nearest(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and addresses (q, k) over all parts, dead addresses left out; NOBODY behind the last."""
-        asked = k
-        while True:
-            scores, addresses = _search_all(self._parts, vectors, asked)
-            dead = np.isin(addresses, self._tombstones) | (addresses == NOBODY)
-            if not len(self._tombstones) or asked >= max(part.ntotal for part in self._parts) or ((~dead).sum(axis=1) >= k).all():
-                break
-            asked *= 2          # so many of the nearest were dead that too few are left
-        order = np.lexsort((addresses, np.where(dead, np.inf, -scores)), axis=1)[:, :k]
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(np.where(dead, NOBODY, addresses), order, axis=1)
+        found = [_live(part, vectors, k, self._tombstones) for part in self._parts]
+        scores, addresses = (np.concatenate([each[place] for each in found], axis=1) for place in (0, 1))
+        order = np.lexsort((addresses, -scores), axis=1)[:, :k]
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
 
     def _checked(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts[0].d
@@ -170,9 +168,15 @@ class _Opened:
         return vectors
 
 
-def _search_all(parts: Sequence[Any], vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    found = [part.search(vectors, min(k, max(1, part.ntotal))) for part in parts]
-    return np.concatenate([scores for scores, _ in found], axis=1), np.concatenate([addresses for _, addresses in found], axis=1)
+def _live(part: Any, vectors: np.ndarray, k: int, tombstones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and addresses (q, at least k) of one part: its k nearest that are not dead are among them, the dead are NOBODY with score -inf."""
+    asked = k
+    while True:
+        scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)))
+        dead = np.isin(addresses, tombstones) | (addresses == NOBODY)
+        if not len(tombstones) or asked >= part.ntotal or ((~dead).sum(axis=1) >= k).all():
+            return np.where(dead, np.float32(-np.inf), scores), np.where(dead, NOBODY, addresses)
+        asked *= 2          # so many of the nearest are dead that too few are left
 
 
 def _local(store: Store, reference: FileRef, verify: bool) -> Path:

@@ -1,0 +1,122 @@
+"""A release made by hand, file by file: what a night publishes, without the night."""
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.index.build import fill, remove, train, write_index
+from pipeline.index.ids import write_ids
+from pipeline.index.kinds import plan_index
+from pipeline.index.merge import Part, merge_on_disk
+from pipeline.models.encoder import Encoder, load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
+from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases
+from pipeline.store.store import Store, sha256_of
+from pipeline.store.units import FileRef
+from tests.index.clustered import Map
+
+WORDS = re.findall(r"\w+", """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass quick brown fox jumps over lazy
+dog near river bank then it sleeps Schnee liegt auf dem Dach der alten Mühle am Fluss""")
+UNIT_ROWS = 50
+
+
+def texts(rows: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, size=rng.integers(3, 9))) for _ in range(rows)]
+
+
+def open_encoder(folder: Path) -> Encoder:
+    return load_encoder(EncoderSettings(path=str(folder)), EncodeSettings(compile=False), "cpu")
+
+
+def addresses_of_rows(rows: int) -> np.ndarray:
+    return (np.arange(rows) // UNIT_ROWS << 32) | np.arange(rows) % UNIT_ROWS
+
+
+def ids_table(corpus: Sequence[str], rows: slice, ids: str) -> pa.Table:
+    numbers = np.arange(len(corpus))[rows]
+    names = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
+    return pa.table({"address": pa.array(addresses_of_rows(len(corpus))[rows]), "id": names, "text": list(corpus[rows]), "length": [len(text) for text in corpus[rows]]})
+
+
+class Publisher:
+    """Publishes corpora with one encoder into one store."""
+
+    def __init__(self, store: Store, folder: Path, scratch: Path) -> None:
+        self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
+
+    def __call__(self, corpus: Sequence[str], *, transform: Map | None = None, kind: str = "flat", on_disk: str = "auto", ids: str = "string") -> ReleaseManifest:
+        files = self._index(self.encoder.encode(corpus), transform, IndexSettings(kind=kind, on_disk=on_disk))
+        return self.commit(corpus, IndexFiles(kind=kind, factory=kind, dim=48, files=files), len(corpus), ids=ids)
+
+    def with_delta(self, corpus: Sequence[str], base: int, dead: Sequence[int]) -> ReleaseManifest:
+        """The first `base` rows in one part, the others in a second, and `dead` rows as tombstones."""
+        vectors, addresses = self.encoder.encode(corpus), addresses_of_rows(len(corpus))
+        files = []
+        for rows in (slice(0, base), slice(base, None)):
+            index = train(plan_index(len(corpus), 48, IndexSettings(kind="flat")), None, vectors)
+            fill(index, [(addresses[rows], vectors[rows])])
+            write_index(index, self.scratch / "part.faiss")
+            files.append(self.put(self.scratch / "part.faiss", "indexes", ".faiss"))
+        pq.write_table(pa.table({"address": addresses[list(dead)]}), self.scratch / "dead.parquet")
+        tombstones = self.put(self.scratch / "dead.parquet", "indexes", ".parquet")
+        index_files = IndexFiles(kind="flat", factory="Flat", dim=48, parts=2, files=tuple(files))
+        return self.commit(corpus, index_files, len(corpus) - len(dead), tombstones=tombstones)
+
+    def without(self, corpus: Sequence[str], dead: Sequence[int]) -> ReleaseManifest:
+        """All rows, the `dead` ones taken out of the index itself."""
+        vectors, addresses = self.encoder.encode(corpus), addresses_of_rows(len(corpus))
+        index = train(plan_index(len(corpus), 48, IndexSettings(kind="flat")), None, vectors)
+        fill(index, [(addresses, vectors)])
+        remove(index, addresses[list(dead)])
+        write_index(index, self.scratch / "index.faiss")
+        files = (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
+        return self.commit(corpus, IndexFiles(kind="flat", factory="Flat", dim=48, files=files), len(corpus) - len(dead))
+
+    def commit(self, corpus: Sequence[str], index: IndexFiles, rows: int, tombstones: FileRef | None = None, ids: str = "string") -> ReleaseManifest:
+        before = Releases(self.store).current()
+        half = len(corpus) // (2 * UNIT_ROWS) * UNIT_ROWS
+        references = []
+        for part in (slice(0, half), slice(half, None)):
+            starts = range(part.start, part.stop or len(corpus), UNIT_ROWS)
+            tables = [ids_table(corpus, slice(start, min(start + UNIT_ROWS, part.stop or len(corpus))), ids) for start in starts]
+            if tables:
+                write_ids(self.scratch / "ids.arrow", tables)
+                references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
+        candidate = ReleaseManifest(
+            parent=before.release if before else None, space_id=self.encoder.space_id, numerics={}, rows=rows, units=(), next_ordinal=99, index=index,
+            ids=tuple(references), encoder=self._keep_encoder(), corpus=FileRef(path="corpus.json", sha256=""), tombstones=tombstones,
+            settings={"encoder": {"path": "elsewhere"}},
+        )
+        return Releases(self.store).publish(candidate, str)
+
+    def put(self, file: Path, folder: str, suffix: str) -> FileRef:
+        digest = sha256_of(file)
+        reference = FileRef(path=f"{folder}/{digest[:24]}{suffix}", sha256=digest, bytes=file.stat().st_size)
+        self.store.put(file, reference.path)
+        return reference
+
+    def _index(self, vectors: np.ndarray, transform: Map | None, settings: IndexSettings) -> tuple[FileRef, ...]:
+        dim = 48 if transform is None else len(transform.bias)
+        plan = plan_index(len(vectors), dim, settings)
+        index = train(plan, transform, vectors)
+        filled = fill(index, [(addresses_of_rows(len(vectors)), vectors)])
+        write_index(index, self.scratch / "index.faiss")
+        if not plan.on_disk:
+            return (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
+        merged, lists = merge_on_disk([Part(self.scratch / "index.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors)], self.scratch)
+        write_index(merged, self.scratch / "mapped.faiss")
+        return self.put(self.scratch / "mapped.faiss", "indexes", ".faiss"), self.put(lists, "indexes", ".ivfdata")
+
+    def _keep_encoder(self) -> EncoderFiles:
+        folder, references = self.encoder.folder, []
+        for name in folder.files:
+            content = folder.file(name).read_bytes()
+            self.store.write(f"encoders/e/{name}", content)
+            references.append(FileRef(path=name, sha256=sha256(content).hexdigest(), bytes=len(content)))
+        return EncoderFiles(path="encoders/e", files=tuple(references))

@@ -1,0 +1,62 @@
+"""Addresses lead back to the rows they were written with."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.index.ids import open_ids, write_ids
+
+
+def unit(ordinal: int, rows: np.ndarray, ids: pa.DataType) -> pa.Table:
+    names = pa.array([ordinal * 1_000 + row for row in rows.tolist()]) if pa.types.is_integer(ids) else pa.array([f"{ordinal}/{row}" for row in rows.tolist()])
+    return pa.table({"address": pa.array((ordinal << 32) | rows), "id": names, "twice": pa.array(2 * rows)})
+
+
+@pytest.mark.parametrize("ids", [pa.int64(), pa.string()])
+def test_rows_come_back_in_the_order_asked_for(ids, tmp_path):
+    rng = np.random.default_rng(0)
+    units = [unit(ordinal, np.sort(rng.choice(1_000, size=int(rng.integers(1, 300)), replace=False)), ids) for ordinal in (0, 1, 5, 6, 40)]
+    write_ids(tmp_path / "b.arrow", units[3:])
+    assert write_ids(tmp_path / "a.arrow", units[:3]) == sum(map(len, units[:3]))
+    known = open_ids([tmp_path / "b.arrow", tmp_path / "a.arrow"])          # files in any order
+    everything = pa.concat_tables(units)
+    assert len(known) == len(everything)
+    for asked in (rng.integers(0, len(everything), 500), np.array([], dtype=np.int64), np.array([3, 3])):
+        expected = everything.take(pa.array(asked))
+        found = known.take(expected["address"].to_numpy())
+        assert found.column_names == ["id", "twice"]
+        assert found.to_pylist() == expected.drop_columns(["address"]).to_pylist()
+
+
+@pytest.mark.parametrize("address", [-1, 3, 1 << 32, 10**18])
+def test_an_unknown_address_is_named(address, tmp_path):
+    write_ids(tmp_path / "a.arrow", [unit(0, np.array([1, 2, 4]), pa.string())])
+    with pytest.raises(DataError, match="the id of unit"):
+        open_ids([tmp_path / "a.arrow"]).take(np.array([2, address]))
+
+
+def test_a_plain_reader_sees_ascending_addresses(tmp_path):
+    write_ids(tmp_path / "a.arrow", [unit(2, np.array([0, 7]), pa.string()), unit(9, np.array([1]), pa.string())])
+    table = pa.ipc.open_file(tmp_path / "a.arrow").read_all()
+    assert table["address"].to_pylist() == [2 << 32, (2 << 32) + 7, (9 << 32) + 1]
+
+
+@pytest.mark.parametrize("units", [
+    [unit(1, np.array([0]), pa.string()), unit(0, np.array([0]), pa.string())], [unit(0, np.array([3, 3]), pa.string())],
+    [unit(0, np.array([1]), pa.string()), unit(1, np.array([1]), pa.int64())], [],
+])
+def test_what_no_search_could_find_is_not_written(units, tmp_path):
+    with pytest.raises(DataError, match=r"a\.arrow"):
+        write_ids(tmp_path / "a.arrow", units)
+
+
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and then nothing"])
+def test_a_file_that_holds_no_ids_is_named(content, tmp_path):
+    (tmp_path / "bad.arrow").write_bytes(content)
+    with pytest.raises(DataError, match=r"bad\.arrow"):
+        open_ids([tmp_path / "bad.arrow"])
+    with pa.ipc.new_file(tmp_path / "other.arrow", pa.schema([("x", pa.int64())])):
+        pass
+    with pytest.raises(DataError, match="columns address"):
+        open_ids([tmp_path / "other.arrow"])

@@ -1,0 +1,227 @@
+"""A published release answers as exact search does, speaks its own space only, and notices every changed byte."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pipeline
+from pipeline.errors import ConfigError, DataError, SpaceMismatch
+from pipeline.index.search import open_release
+from pipeline.store.release import EncoderFiles, ReleaseManifest, Releases
+from pipeline.store.store import Store, open_store
+from pipeline.store.units import FileRef
+from tests.index.clustered import Map, cosines
+from tests.index.published import Publisher, open_encoder, texts
+from tests.models.folders import save_folder
+
+CORPUS = texts(330)
+QUERIES = ["two dogs run near the river", "a girl reads", "Schnee am Fluss"]
+WHITENING = Map(np.random.default_rng(3).normal(size=(40, 48)).astype(np.float32), np.full(40, 0.1, dtype=np.float32))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("encoder") / "bert", "bert")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "root")
+
+
+@pytest.fixture
+def publish(store: Store, folder: Path, tmp_path: Path) -> Publisher:
+    return Publisher(store, folder, tmp_path)
+
+
+def exact_ids(publisher: Publisher, queries: list[str], corpus: list[str], k: int, transform: Map | None = None) -> list[list[str]]:
+    scores = cosines(publisher.encoder.encode(queries), publisher.encoder.encode(corpus), transform)
+    return [[f"row-{row}" for row in np.argsort(-each, kind="stable")[:k]] for each in scores]
+
+
+def ids_by_query(found: pa.Table) -> list[list[object]]:
+    rows = found.to_pylist()
+    return [[row["id"] for row in rows if row["query"] == query] for query in sorted({row["query"] for row in rows})]
+
+
+@pytest.mark.parametrize("transform", [None, WHITENING])
+@pytest.mark.parametrize(("kind", "on_disk"), [("flat", "auto"), ("IVF1,Flat", "auto"), ("ivf_flat", "always"), ("hnsw", "auto")])
+def test_texts_find_what_exact_search_finds(publish, store, kind, on_disk, transform):
+    corpus = list(dict.fromkeys(CORPUS))
+    publish(corpus, transform=transform, kind=kind, on_disk=on_disk)
+    release = open_release(store.uri)
+    found = release.search(QUERIES, 5)
+    if kind != "ivf_flat":                      # one list of eight is visited there
+        assert ids_by_query(found) == exact_ids(publish, QUERIES, corpus, 5, transform)
+    assert found.schema.names == ["query", "rank", "id", "score", "text", "length"]
+    assert [found.schema.field(name).type for name in ("query", "rank", "score")] == [pa.int32(), pa.int32(), pa.float32()]
+    assert found["rank"].to_pylist() == 3 * [1, 2, 3, 4, 5]
+    assert all(row["text"] == corpus[int(row["id"].removeprefix("row-"))] for row in found.to_pylist())
+    expected = cosines(publish.encoder.encode(QUERIES), publish.encoder.encode(corpus), transform)
+    for row in found.to_pylist():
+        assert row["score"] == pytest.approx(expected[row["query"], int(row["id"].removeprefix("row-"))], abs=2e-5)
+
+
+def test_vectors_and_texts_give_the_same_answers(publish, store):
+    publish(CORPUS, ids="int")
+    release = open_release(store.uri)
+    by_text, by_vector = release.search(QUERIES, 4), release.search(release.encode(QUERIES), 4, space_id=release.space_id)
+    assert by_text.equals(by_vector)
+    assert by_text.schema.field("id").type == pa.int64()
+    assert release.search(QUERIES[0], 4)["id"].to_pylist() == by_text["id"].to_pylist()[:4]
+
+
+def test_queries_are_normalised_as_the_corpus_was(publish, store):
+    publish(CORPUS)
+    release = open_release(store.uri)
+    assert release.search("  two dogs\t\n")["id"].equals(release.search("two dogs")["id"])
+    assert release.search("two \ud800 dogs").num_rows == 10
+
+
+def test_fewer_rows_than_asked_for(publish, store):
+    publish(CORPUS[:7])
+    release = open_release(store.uri)
+    assert release.search(QUERIES, 50).num_rows == 3 * 7
+    assert len(release) == 7
+    assert release.search([], 5).num_rows == 0
+    assert release.search(np.zeros((0, 48), dtype=np.float32)).schema.names[:4] == ["query", "rank", "id", "score"]
+
+
+def test_vectors_of_another_space_are_refused_by_both_names(publish, store):
+    publish(CORPUS)
+    release = open_release(store.uri)
+    with pytest.raises(SpaceMismatch, match=f"{release.space_id}.*found space abc"):
+        release.search(np.ones((1, 48), dtype=np.float32), space_id="abc")
+
+
+@pytest.mark.parametrize("queries", [np.ones((2, 47), np.float32), np.ones(48, np.float32), np.full((1, 48), np.nan, np.float32), np.zeros((1, 48), np.float32)])
+def test_unusable_vectors_are_refused(publish, store, queries):
+    publish(CORPUS)
+    with pytest.raises(DataError, match="search"):
+        open_release(store.uri).search(queries)
+
+
+def test_no_answers_are_not_asked_for(publish, store):
+    publish(CORPUS)
+    with pytest.raises(ConfigError, match="at least 1"):
+        open_release(store.uri).search("x", 0)
+
+
+def test_a_root_without_releases_says_so(store):
+    with pytest.raises(DataError, match="a published release"):
+        pipeline.open_release(store.uri)
+    with pytest.raises(DataError, match="release 3"):
+        open_release(store.uri, 3)
+
+
+def changed(store: Store, reference: FileRef) -> None:
+    content = bytearray(store.read(reference.path))
+    content[len(content) // 2] ^= 1
+    store.write(reference.path, bytes(content))
+
+
+@pytest.mark.parametrize("which", ["index", "ids"])
+def test_a_changed_file_is_refused_on_opening(publish, store, which):
+    manifest = publish(CORPUS)
+    reference = manifest.index.files[0] if which == "index" else manifest.ids[0]
+    changed(store, reference)
+    with pytest.raises(DataError, match=f"{reference.path}: expected sha256 {reference.sha256[:16]}"):
+        open_release(store.uri)
+
+
+def test_a_missing_file_is_named(publish, store):
+    manifest = publish(CORPUS)
+    store.delete(manifest.ids[0].path)
+    with pytest.raises(DataError, match=f"{manifest.ids[0].path}: expected a file of the release"):
+        open_release(store.uri)
+
+
+def test_changed_weights_are_refused_before_the_first_query(publish, store):
+    publish(CORPUS)
+    changed(store, FileRef(path="encoders/e/model.safetensors", sha256=""))
+    with pytest.raises(DataError, match=r"model\.safetensors: expected sha256"):
+        open_release(store.uri).search("x")
+
+
+def republished(publisher: Publisher, manifest: ReleaseManifest, **changes: object) -> ReleaseManifest:
+    candidate = manifest.model_copy(update={"parent": manifest.release, "release": 0, **changes})
+    return Releases(publisher.store).publish(candidate, str)
+
+
+def test_an_encoder_of_another_space_is_refused_by_both_names(publish, store):
+    manifest = publish(CORPUS)
+    republished(publish, manifest, space_id="f" * 64)
+    with pytest.raises(SpaceMismatch, match=f"expected space f+, found space {manifest.space_id}"):
+        open_release(store.uri).search("x")
+
+
+def test_names_that_leave_the_folder_are_refused(publish, store):
+    manifest = publish(CORPUS)
+    outside = EncoderFiles(path="encoders/e", files=(FileRef(path="../../etc/passwd", sha256="0"),))
+    republished(publish, manifest, encoder=outside)
+    with pytest.raises(DataError, match="a relative path below the root"):
+        open_release(store.uri).search("x")
+
+
+def test_an_index_with_rows_too_many_is_refused(publish, store):
+    manifest = publish(CORPUS)
+    republished(publish, manifest, rows=329)
+    with pytest.raises(DataError, match="329 live rows, found 330"):
+        open_release(store.uri)
+
+
+def test_refresh_swaps_to_what_is_current(publish, store):
+    publish(CORPUS[:100])
+    following, pinned = open_release(store.uri), open_release(store.uri, 1)
+    following.encode(["load it"])
+    encoder = following._opened.encoder
+    assert not following.refresh()
+    publish(CORPUS)
+    assert (following.refresh(), pinned.refresh()) == (True, False)
+    assert (following.number, len(following), pinned.number, len(pinned)) == (2, 330, 1, 100)
+    assert following._opened.encoder is encoder
+    Releases(store).rollback(1)
+    assert following.refresh()
+    assert (following.number, len(following)) == (1, 100)
+    assert following.search(QUERIES, 3).equals(pinned.search(QUERIES, 3))
+
+
+def test_base_delta_and_tombstones_answer_as_the_whole_without_the_dead(publish, store, folder, tmp_path):
+    dead = [*range(0, 300, 2), 329]
+    publish.with_delta(CORPUS, base=300, dead=dead)
+    apart = open_release(store.uri)
+    (tmp_path / "other").mkdir()
+    whole = Publisher(open_store(tmp_path / "other"), folder, tmp_path)
+    whole.without(CORPUS, dead)
+    together = open_release(tmp_path / "other")
+    for k in (1, 10, 179, 500):
+        left, right = apart.search(QUERIES, k), together.search(QUERIES, k)
+        assert left.num_rows == right.num_rows == 3 * min(k, 330 - len(dead))
+        np.testing.assert_allclose(left["score"], right["score"], atol=1e-6)
+        assert set(left["id"].to_pylist()).isdisjoint(f"row-{row}" for row in dead)
+
+
+@pytest.mark.parametrize(("kind", "on_disk"), [("flat", "auto"), ("IVF4,Flat", "always")])
+def test_a_release_in_an_object_store_is_searched_through_local_copies(s3, folder, tmp_path, monkeypatch, kind, on_disk):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    uri = f"{s3}/search-{kind[:3].lower()}"
+    publisher = Publisher(open_store(uri), folder, tmp_path)
+    publisher(CORPUS, kind=kind, on_disk=on_disk)
+    local = Publisher(open_store(tmp_path / "root"), folder, tmp_path)
+    local(CORPUS, kind=kind, on_disk=on_disk)
+    assert open_release(uri).search(QUERIES, 5).equals(open_release(tmp_path / "root").search(QUERIES, 5))
+
+
+def test_opening_loads_no_torch(publish, store):
+    publish(CORPUS)
+    code = f"import sys, pipeline; release = pipeline.open_release({store.uri!r}); print(len(release), 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "330 False\n"
+
+
+def test_the_encoder_is_that_of_the_release(publish, store, folder):
+    publish(CORPUS)
+    np.testing.assert_allclose(open_release(store.uri).encode(QUERIES), open_encoder(folder).encode(QUERIES), atol=1e-5)
