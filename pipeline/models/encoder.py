@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -101,16 +102,21 @@ class Encoder:
         """(n, dim) float32 in input order. `query` puts the query prompt before the texts and uses buffers as small as they are: equal to 1e-5, not to the bit."""
         return self._window(list(texts), self._query_tokenizer if query else self._tokenizer, query).vectors
 
+    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
+        """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
+        return self._tokenizer(texts).lengths
+
     def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
         """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows."""
-        windows = ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))
-        while True:
-            began = time.perf_counter()
-            window = next(windows, None)
-            self.counters.waiting_s += time.perf_counter() - began
-            if window is None:
-                return
-            yield from self._split(self._encoded(*window.tokens, self.max_tokens, self._tokenizer), window.rows)
+        with closing(ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))) as windows:
+            while (window := self._waited(windows)) is not None:
+                yield from _split(self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer), window.rows)
+
+    def _waited(self, windows: "Iterator[_Window]") -> "_Window | None":
+        began = time.perf_counter()
+        window = next(windows, None)
+        self.counters.waiting_s += time.perf_counter() - began
+        return window
 
     def _window(self, texts: list[str], tokenizer: Tokenizer, query: bool) -> Encoded:
         unique, inverse = distinct(texts)
@@ -119,7 +125,7 @@ class Encoder:
 
     def _tokenized(self, window: list[list[str]]) -> "_Window":
         unique, inverse = distinct([text for batch in window for text in batch])
-        return _Window([len(batch) for batch in window], (self._tokenizer(unique), inverse))
+        return _Window([len(batch) for batch in window], self._tokenizer(unique), inverse)
 
     def _small_buffer(self, tokens: Tokens) -> int:
         """The power of two that holds all tokens; few shapes, since each one costs preparation."""
@@ -142,13 +148,14 @@ class Encoder:
         while True:
             try:
                 return self._run(tokens, max_tokens, skip)
-            except torch.OutOfMemoryError:
-                max_tokens = self._halve(max_tokens)
+            except torch.OutOfMemoryError:              # of a GPU only; a host without memory raises another error
+                pass                                    # what the failed pass held is free only after this handler
+            max_tokens = self._halve(max_tokens)
 
     def _halve(self, max_tokens: int) -> int:
         if max_tokens // 2 < self.max_length:
             found = f"out of memory even with encode.max_tokens={max_tokens}"
-            raise ModelError(str(self.arithmetic.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device") from None
+            raise ModelError(str(self.arithmetic.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device")
         torch.cuda.empty_cache()
         self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
         return max_tokens // 2
@@ -180,12 +187,6 @@ class Encoder:
         pooled = pool(name, states, self._model.layers, where)
         return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
 
-    @staticmethod
-    def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
-        cuts = np.cumsum(rows)[:-1]
-        parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.lengths, encoded.truncated, encoded.bad))
-        yield from (Encoded(*fields) for fields in zip(*parts, strict=True))
-
 
 def load_encoder(settings: EncoderSettings, encode: EncodeSettings, device: Device | str = "cpu") -> Encoder:
     """The encoder that the settings mean, on that device. ModelError where the folder cannot be used. Sets torch's number of threads on a CPU."""
@@ -194,8 +195,11 @@ def load_encoder(settings: EncoderSettings, encode: EncodeSettings, device: Devi
 
 @dataclass(frozen=True)
 class _Window:
+    """Distinct texts of some batches, tokenized; `inverse` finds each row's text among them."""
+
     rows: list[int]
-    tokens: tuple[Tokens, np.ndarray]
+    tokens: Tokens
+    inverse: np.ndarray
 
 
 def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator[list[list[str]]]:
@@ -210,6 +214,13 @@ def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator
             window, rows, enough = [], 0, min(2 * enough, most)
     if window:
         yield window
+
+
+def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
+    """One part per batch of so many rows."""
+    cuts = np.cumsum(rows)[:-1]
+    parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.lengths, encoded.truncated, encoded.bad))
+    yield from (Encoded(*fields) for fields in zip(*parts, strict=True))
 
 
 def _load(folder: EncoderFolder, arithmetic: Arithmetic) -> tuple[Model, Module | None]:

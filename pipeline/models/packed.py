@@ -147,7 +147,7 @@ class PackedModel:
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
         positions[:total] = self._positions(ids[:total], inside, starts, owners)
         ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(np.int32)
-        return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), segments(self._put(starts), self._put(lengths), skip), self._put(ends))
+        return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), segments(starts, lengths, skip, self._put), self._put(ends))
 
     def _positions(self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
         if not self.shape.counts_from_pad:

@@ -52,15 +52,16 @@ class PaddedModel:
             ids[place, : lengths[place]] = tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]]
             mask[place, : lengths[place]] = 1
         hidden = self._forward(ids, mask, wanted)
-        starts = torch.arange(len(rows), device=self._device) * width
-        return hidden, segments(starts, torch.from_numpy(lengths).to(self._device), skip)
+        return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put)
 
     def _forward(self, ids: np.ndarray, mask: np.ndarray, wanted: set[int]) -> dict[int, Tensor]:
         inner = bool(wanted - {self.layers})
-        ids_there, mask_there = (torch.from_numpy(values).to(self._device) for values in (ids, mask))
-        output = self._model(input_ids=ids_there, attention_mask=mask_there, output_hidden_states=inner, return_dict=True)
+        output = self._model(input_ids=self._put(ids), attention_mask=self._put(mask), output_hidden_states=inner, return_dict=True)
         chosen = {number: output.last_hidden_state if number == self.layers else output.hidden_states[number] for number in wanted}
         return {number: state.flatten(0, 1) for number, state in chosen.items()}
+
+    def _put(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:
         return np.minimum(-(-lengths // _STEP) * _STEP, max(self._longest, int(lengths.max(initial=0))))

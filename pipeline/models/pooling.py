@@ -1,8 +1,9 @@
 """Token states of packed texts become one vector per text, in float32, each from its own tokens alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,19 +12,31 @@ _AVERAGED = {"first_last": (1, -1), "static_last": (0, -1), "last2": (-2, -1), "
 
 @dataclass(frozen=True)
 class Segments:
-    """Where n texts lie in a buffer; all fields (n,) int64."""
+    """Where the pooled tokens of n texts lie in a buffer; made on the host, so that a GPU is never asked how many there are. All int64."""
 
-    starts: Tensor
-    """first token"""
-    lengths: Tensor
-    """tokens, each at least 1"""
-    skipped: Tensor
-    """leading tokens (a prompt's) that take no part in the pooling; less than `lengths`"""
+    firsts: Tensor
+    """(n,) first pooled token of each text"""
+    lasts: Tensor
+    """(n,)"""
+    counts: Tensor
+    """(n,) pooled tokens, each at least 1"""
+    places: Tensor
+    """(tokens,) all pooled tokens, text after text"""
+    positions: Tensor
+    """(tokens,) place of each in its own text, counted from the text's first token, a prompt's included"""
 
 
-def segments(starts: Tensor, lengths: Tensor, skip: int = 0) -> Segments:
-    """Texts whose first `skip` tokens stay out, except where nothing else is there."""
-    return Segments(starts, lengths, torch.where(lengths > skip, skip, 0))
+def segments(starts: np.ndarray, lengths: np.ndarray, skip: int, put: Callable[[np.ndarray], Tensor]) -> Segments:
+    """Texts at `starts` of `lengths` tokens (at least 1); their first `skip` (a prompt's) stay out, except where nothing else is there.
+
+    `put` brings an array to the device.
+    """
+    skipped = np.where(lengths > skip, skip, 0)
+    counts = lengths - skipped
+    before = np.cumsum(counts) - counts
+    positions = np.arange(counts.sum()) + np.repeat(skipped - before, counts)
+    places = positions + np.repeat(starts, counts)
+    return Segments(put(starts + skipped), put(starts + lengths - 1), put(counts), put(places), put(positions))
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
@@ -38,31 +51,23 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
     """
     chosen = [states[number % (layers + 1)] for number in _AVERAGED.get(name, (-1,))]
     if name in ("cls", "cls_mlp"):
-        return chosen[0][where.starts + where.skipped].float()
+        return chosen[0][where.firsts].float()
     if name == "last":
-        return chosen[0][where.starts + where.lengths - 1].float()
-    places, positions, counts = _pooled_tokens(where)
-    tokens = _mean([state[places].float() for state in chosen])
+        return chosen[0][where.lasts].float()
+    tokens = _mean([state[where.places].float() for state in chosen])
     if name == "max":
-        return torch.segment_reduce(tokens, "max", lengths=counts, axis=0)
+        return torch.segment_reduce(tokens, "max", lengths=where.counts, axis=0, unsafe=True)
     if name == "weighted_mean":                         # Muennighoff 2022: later tokens weigh more; a prompt left out still counts as positions
-        weights = (positions + 1).float()[:, None]
-        return _sums(tokens * weights, counts) / _sums(weights, counts)
-    divisor = counts[:, None].float()
-    return _sums(tokens, counts) / (divisor.sqrt() if name == "sqrt_len" else divisor)
-
-
-def _pooled_tokens(where: Segments) -> tuple[Tensor, Tensor, Tensor]:
-    """(places in the buffer, positions in their texts, tokens per text) of all tokens that take part."""
-    counts = where.lengths - where.skipped
-    firsts = torch.repeat_interleave(where.skipped - (torch.cumsum(counts, 0) - counts), counts)
-    positions = torch.arange(len(firsts), device=firsts.device) + firsts
-    return positions + torch.repeat_interleave(where.starts, counts), positions, counts
+        weights = (where.positions + 1).float()[:, None]
+        return _sums(tokens * weights, where) / _sums(weights, where)
+    divisor = where.counts[:, None].float()
+    return _sums(tokens, where) / (divisor.sqrt() if name == "sqrt_len" else divisor)
 
 
 def _mean(states: list[Tensor]) -> Tensor:
     return states[0] if len(states) == 1 else (states[0] + states[1]) / 2
 
 
-def _sums(tokens: Tensor, counts: Tensor) -> Tensor:
-    return torch.segment_reduce(tokens, "sum", lengths=counts, axis=0)
+def _sums(tokens: Tensor, where: Segments) -> Tensor:
+    """(n, d); unsafe leaves out the check that the counts add up, for which a GPU would have to stop."""
+    return torch.segment_reduce(tokens, "sum", lengths=where.counts, axis=0, unsafe=True)

@@ -8,7 +8,7 @@ from pipeline.models.pooling import layers_of, pool, segments
 
 H = torch.tensor([[1.0, 2], [3, 0], [5, -4], [9, 9]])
 H2 = torch.tensor([[0.0, 2], [2, 2], [1, 5], [7, 7]])
-FIRST_THREE = segments(torch.tensor([0]), torch.tensor([3]))
+FIRST_THREE = segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mean", [3.0, -0.666667]), ("max", [5, 2]), ("cls", [1, 2])])
@@ -34,7 +34,7 @@ def test_poolings_equal_numpy_text_by_text(name, skip):
     lengths = np.array([9, 9, 4, 1])
     states = rng.normal(size=(30, 5)).astype(np.float32)
     starts = np.cumsum(lengths) - lengths
-    got = pool(name, {3: torch.from_numpy(states)}, 3, segments(torch.from_numpy(starts), torch.from_numpy(lengths), skip))
+    got = pool(name, {3: torch.from_numpy(states)}, 3, segments(starts, lengths, skip, torch.from_numpy))
     for start, length, vector in zip(starts, lengths, got, strict=True):
         first = skip if length > skip else 0            # a text that is nothing but prompt keeps all it has
         rows, places = states[start + first : start + length], np.arange(first, length)
@@ -47,5 +47,5 @@ def test_poolings_equal_numpy_text_by_text(name, skip):
 
 def test_half_precision_states_are_pooled_in_float32():
     states = torch.full((4096, 1), 0.1, dtype=torch.bfloat16)
-    pooled = pool("mean", {1: states}, 1, segments(torch.tensor([0]), torch.tensor([4096])))
+    pooled = pool("mean", {1: states}, 1, segments(np.array([0]), np.array([4096]), 0, torch.from_numpy))
     np.testing.assert_allclose(pooled, states[:1].float(), rtol=1e-4)       # a bfloat16 sum would stall at 32
