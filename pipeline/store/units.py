@@ -63,7 +63,7 @@ class UnitRecord(Stored):
 
 
 class InputFile(Settings):
-    """One file of the corpus as it was read."""
+    """One file of the corpus as it was read: rows = good + quarantined. Losers of a duplicate id are good here: which row wins is not the file's to know."""
 
     name: str
     size: int

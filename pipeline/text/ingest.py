@@ -23,7 +23,7 @@ from pipeline.text.reader import Survey, read_batches, survey
 from pipeline.text.rows import SourceBatch, rechunk
 from pipeline.text.sources import SourceFile, list_files, unchanged
 
-_UNIT_BYTES = 256 << 20         # of text in one unit: a worker holds a few copies of it
+_UNIT_BYTES = 64 << 20          # of text in one unit: some five copies of it are in memory at once, here and in a worker
 
 Progress = Callable[[int, int], None]
 """called with the rows and the input bytes read so far"""

@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, DataError, PipelineError, TransientErro
 from pipeline.settings import CorpusSettings
 from pipeline.store.retry import is_transient, retrying
 from pipeline.store.store import open_store
+from pipeline.text.normalize import has_surrogates
 
 Format = Literal["parquet", "jsonl"]
 _ENDINGS: dict[Format, tuple[str, ...]] = {
@@ -61,6 +62,8 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     with explained(corpus.uri):
         listing = _list_remote(corpus.uri) if path is None else _list_local(path)
     named = {_relative(one.path, listing.base): one for one in listing.found}
+    if odd := next((name for name in named if has_surrogates(name)), None):
+        raise DataError(corpus.uri, "file names in UTF-8", ascii(odd), "rename the file")
     files = [
         SourceFile(name, one.uri, one.size, one.stamp, kind, one.stamp, _partitions(name))
         for name, one in sorted(named.items())

@@ -63,6 +63,11 @@ def test_links_are_followed_and_circles_end(tmp_path):
     assert names(tmp_path / "corpus") == ["link/a.parquet"]
 
 
+def test_a_name_that_is_no_utf8_is_refused(tmp_path):
+    with open(os.path.join(os.fsencode(tmp_path), b"\xff.parquet"), "wb"), pytest.raises(DataError, match="file names in UTF-8"):
+        names(tmp_path)
+
+
 def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
     place(tmp_path, "a.parquet")
     fast, full = (CorpusSettings(uri=str(tmp_path), fingerprint=kind) for kind in ("fast", "full"))
