@@ -71,7 +71,11 @@ class Running:
 
     def add(self, count: int) -> None:
         """`count` more are done."""
-        self.stage.done += count
+        self.reach(self.stage.done + count)
+
+    def reach(self, done: int) -> None:
+        """`done` are done in all."""
+        self.stage.done = done
         if self._bar:
             self._bar.update(self.stage.done)
         elif time.monotonic() - self._shown >= _EVERY_S:

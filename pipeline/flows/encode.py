@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, ModelError, SpaceMismatch
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.tally import Tally, tally
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Stages
 from pipeline.models.folder import open_folder
@@ -53,6 +54,7 @@ class EncodeUnit:
     encode: EncodeSettings
     space_id: str
     id_name: str
+    tally: Tally
 
     def start(self) -> Callable[[UnitRecord], tuple[UnitRecord, Spent]]:
         from pipeline.device import resolve
@@ -107,6 +109,7 @@ class EncodeUnit:
                 start = time.perf_counter()
                 writer.write_table(table)
                 spent.add("store", time.perf_counter() - start)
+                self.tally.put(unit.sha256, result.rows)
         for name, value in asdict(encoder.counters).items():
             spent.add(name, value - before[name])
         return result
@@ -208,17 +211,19 @@ class EncodeBlocks:
 def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages) -> tuple[Manifest, Spent]:
     """The corpus's embedding units, in its order. Units that have a record are not encoded again; longest first, so none is waited for at the end."""
     folder = open_folder(job.encoder)
-    task = EncodeUnit(store, job.encoder, job.encode, folder.space_id, job.corpus.id)
     made = finished(store, corpus, folder.space_id, job.encode)
     todo = sorted((unit for unit in corpus.units if unit.sha256 not in made), key=lambda unit: (-unit.bytes, unit.sha256))
     spent = Spent()
     with stages("encode", corpus.rows) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
-        pool = Pool(cluster.workers(job.cluster, len(todo)), job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
-        for number, (record, seconds) in map_units(task, todo, pool):
-            made[todo[number].sha256] = record
-            spent = spent.merge(seconds)
-            bar.add(todo[number].rows)
+        if todo:
+            with tally(bar) as counted:
+                task = EncodeUnit(store, job.encoder, job.encode, folder.space_id, job.corpus.id, counted)
+                pool = Pool(cluster.workers(job.cluster, len(todo)), job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
+                for number, (record, seconds) in map_units(task, todo, pool):
+                    made[todo[number].sha256] = record
+                    spent = spent.merge(seconds)
+        bar.reach(sum(unit.rows for unit in todo))
         bar.stage.note = _waits(spent)
     records = tuple(made[unit.sha256] for unit in corpus.units)
     if not any(record.rows for record in records):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.tally import Tally, tally
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.log import Stages
@@ -171,6 +172,7 @@ class FillShard:
     """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses. A shard with a record is left as it is."""
 
     build: Build
+    tally: Tally
 
     def start(self) -> Callable[[Shard], ShardRecord]:
         return self._work
@@ -191,7 +193,7 @@ class FillShard:
         build = self.build
         index = read_index(build.store.local(build.trained()), mapped=False)
         with build.store.scratch() as scratch, threads(1):
-            filled = fill(index, batches(build.store, shard.units, build.space_id), ExactTopK(build.load_queries(), build.transform))
+            filled = fill(index, self._counted(shard), ExactTopK(build.load_queries(), build.transform))
             write_index(index, scratch / "part.faiss")
             found = filled.neighbours
             assert found is not None
@@ -203,6 +205,13 @@ class FillShard:
             truth = put_by_content(build.store, scratch / "truth", stem, ".safetensors", len(found.addresses))
             ids = put_by_content(build.store, scratch / "ids.arrow", "ids/", ".arrow", filled.rows)
         return ShardRecord(part=part, truth=truth, ids=ids, rows=filled.rows)
+
+    def _counted(self, shard: Shard) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        done = 0
+        for addresses, vectors in batches(self.build.store, shard.units, self.build.space_id):
+            yield addresses, vectors
+            done += len(addresses)
+            self.tally.put(str(shard.number), done)
 
     def _write_ids(self, shard: Shard, file: Path) -> None:
         """Address, id and kept columns of every row, in address order: Arrow IPC that a searcher maps into memory."""
@@ -289,9 +298,9 @@ def build_index(
     shards = [Shard(number=number, units=part) for number, part in enumerate(_contiguous(units, count))]
     filled: dict[int, ShardRecord] = {}
     with stages("index", vectors.rows) as bar:
-        for number, record in map_units(FillShard(build), shards, Pool(cluster.index_workers(job.cluster, len(shards)))):
-            filled[number] = record
-            bar.add(record.rows)
+        with tally(bar) as counted:
+            filled |= map_units(FillShard(build, counted), shards, Pool(cluster.index_workers(job.cluster, len(shards))))
+        bar.reach(vectors.rows)
     with stages("merge") as bar:
         built = _finished(build, tuple(filled[number] for number in range(len(shards))), done)
     store.write(done, built.to_json())
