@@ -31,7 +31,8 @@ def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: f
     doomed = [entry for entry in idle if entry.path in released or entry.modified < young]
     for entry in sorted(doomed, key=lambda entry: (not entry.path.endswith(".json"), entry.path)):      # records first: no record without its unit
         releases.store.delete(entry.path)
-    return Pruned(kept=tuple(sorted(kept)), removed=tuple(sorted(dropped)), files=len(doomed), bytes=sum(entry.size for entry in doomed))
+    swept = releases.store.sweep(young)
+    return Pruned(kept=tuple(sorted(kept)), removed=tuple(sorted(dropped)), files=len(doomed), bytes=sum(entry.size for entry in doomed) + swept)
 
 
 def _needs(releases: Releases, number: int) -> set[str]:

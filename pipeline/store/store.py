@@ -4,8 +4,10 @@ import abc
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from pipeline.store.retry import retrying
 
 _WHOLE_READ = 256 << 20         # bytes: up to here one request reads an object; beyond, a reader seeks
 _PARTIAL = ".tmp-"              # prefix of names that no listing shows
+_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:32]     # a process number means nothing on another machine that shares the directory
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,10 @@ class Store(abc.ABC):
     def free_bytes(self) -> int | None:
         """Free space for new files; None where the store has no such figure."""
         return None
+
+    def sweep(self, before: float) -> int:
+        """Remove what killed writers left under temporary names, last changed `before` (seconds since 1970); bytes freed."""
+        return 0
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -196,10 +203,17 @@ class LocalStore(Store):
             place = place.parent
         return shutil.disk_usage(place).free
 
+    def sweep(self, before: float) -> int:
+        left = [Path(directory, name) for directory, folders, names in os.walk(self.uri) for name in (*folders, *names) if name.startswith(_PARTIAL)]
+        return sum(_removed(place) for place in left if place.exists() and place.stat().st_mtime < before)
+
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         os.makedirs(self.uri, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{_PARTIAL}{os.getpid()}-", dir=self.uri) as directory:
+        for place in Path(self.uri).glob(f"{_PARTIAL}{_HOST}-*-*"):
+            if _is_dead(place.name.split("-")[-2]):     # a killed run's, and it may be as large as the corpus
+                _removed(place)
+        with tempfile.TemporaryDirectory(prefix=f"{_PARTIAL}{_HOST}-{os.getpid()}-", dir=self.uri) as directory:
             yield Path(directory)
 
     def _place(self, path: str) -> Path:
@@ -220,6 +234,30 @@ class LocalStore(Store):
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _removed(place: Path) -> int:
+    """Bytes of the file or directory that is gone afterwards; whoever else removes it at the same time is welcome."""
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    size = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            size += file.stat().st_size
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+    return size
+
+
+def _is_dead(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, PermissionError):
+        return False
+    return False
 
 
 def _write_durably(place: Path, data: bytes) -> None:

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,20 @@ def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
         assert killed.returncode == -9
     assert not open_store(tmp_path).exists("unit")
     assert open_store(tmp_path).list() == []
+
+
+def test_what_a_killed_run_left_in_scratch_is_gone_with_the_next_one(tmp_path: Path):
+    program = (
+        "import os, sys; from pathlib import Path; from pipeline.store.store import LocalStore\n"
+        "with LocalStore(sys.argv[1]).scratch() as scratch:\n"
+        "    (scratch / 'unit').write_bytes(b'x' * 1000); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    with open_store(tmp_path).scratch() as mine, open_store(tmp_path).scratch() as other:
+        assert set(tmp_path.iterdir()) == {mine, other}, "a living run's scratch stays"
+    (tmp_path / "units").mkdir()
+    (tmp_path / "units" / ".tmp-1-abc").write_bytes(b"half")
+    assert open_store(tmp_path).sweep(time.time() - 60) == 0
+    assert open_store(tmp_path).sweep(time.time() + 60) == 4
+    assert list((tmp_path / "units").iterdir()) == []
