@@ -51,7 +51,7 @@ def measure(index: Any, queries: Queries, truth: Neighbours, settings: IndexSett
         latency=latency(index, queries[odd]), queries=len(queries[odd].addresses),
         duplicate_addresses=duplicates(addresses_of(index)).count,
         file_bytes=0, nlist=_nlist(index), imbalance=imbalance(index), fingerprint=fingerprint(index),
-    )  # fmt: skip
+    )
 
 
 def _nlist(index: Any) -> int:

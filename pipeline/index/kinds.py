@@ -103,7 +103,7 @@ def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per
         dim=dim, nlist=nlist, train_rows=train_rows,
         file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
         on_disk=on_disk, shardable=kind != "hnsw", why=why,
-    )  # fmt: skip
+    )
 
 
 def _factory(kind: str, nlist: int, parts: int, per_code: int) -> str:
@@ -168,4 +168,4 @@ def _factory_plan(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
         kind="factory", factory=settings.kind, dim=dim, nlist=found.nlist, train_rows=train_rows,
         file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
         on_disk=on_disk, shardable=found.shardable, why="index.kind is a faiss factory string",
-    )  # fmt: skip
+    )

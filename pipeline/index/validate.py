@@ -11,7 +11,8 @@ import numpy as np
 from pipeline.config import Settings
 from pipeline.index.build import threads
 from pipeline.index.kinds import GIB
-from pipeline.index.structure import ivf_of, unwrap
+from pipeline.index.library import faiss
+from pipeline.index.structure import chain_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
 from pipeline.store.release import Gate
@@ -98,19 +99,26 @@ def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ..
     less 1e-6. Exact scores are known for the answers listed in `truth` (which goes beyond k) and for indexes that store vectors whole; an answer beyond
     the list of a compressing index counts as wrong. Where there are fewer than k other rows, all of them are asked for.
     """
-    found, scores = _answers(index, queries, max(ranks))
-    exact_scores = type(unwrap(index)).__name__ in _EXACT_CODES
+    exact_scores = _scores_are_exact(index)
     shares = {}
     for k in ranks:
+        found, scores = _answers(index, queries, k)         # of its own: HNSW searches at least as wide as the answers it is asked for
         wanted = (truth.addresses[:, :k] != NOBODY).sum(axis=1)
         last = np.where(wanted > 0, np.take_along_axis(truth.scores, np.maximum(wanted - 1, 0)[:, None], axis=1)[:, 0], np.inf) - _SAME_SCORE
         hits = 0
         for row, limit in enumerate(last):
-            right = np.isin(found[row, :k], truth.addresses[row][truth.scores[row] >= limit])
-            right |= exact_scores & (scores[row, :k] >= limit)
-            hits += min(int((right & (found[row, :k] != NOBODY)).sum()), int(wanted[row]))
+            right = np.isin(found[row], truth.addresses[row][truth.scores[row] >= limit])
+            right |= exact_scores & (scores[row] >= limit)
+            hits += min(int((right & (found[row] != NOBODY)).sum()), int(wanted[row]))
         shares[k] = Share.of(hits, int(wanted.sum()))
     return shares
+
+
+def _scores_are_exact(index: Any) -> bool:
+    """Whether vectors are stored whole, with nothing after the normalisation that changes them."""
+    chain = chain_of(index)
+    normalised_last = not chain or isinstance(chain[-1], faiss.NormalizationTransform)
+    return normalised_last and type(unwrap(index)).__name__ in _EXACT_CODES
 
 
 def _answers(index: Any, queries: Queries, k: int) -> tuple[np.ndarray, np.ndarray]:

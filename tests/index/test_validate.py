@@ -26,15 +26,15 @@ def built(kind: str, vectors: Vectors, step: int = 20):
     return index, queries, truth
 
 
-@pytest.mark.parametrize("effort", [1, 2, 5, 40])
-def test_recall_equals_numpy_where_no_scores_are_equal(effort):
+@pytest.mark.parametrize(("kind", "effort"), [("ivf_flat", 1), ("ivf_flat", 2), ("ivf_flat", 40), ("PCA8,Flat", 0), ("IVF20,SQ4", 5), ("HNSW4", 16)])
+def test_recall_equals_numpy_where_no_scores_are_equal(kind, effort):
     vectors = clustered(3_000)
-    index, queries, truth = built("ivf_flat", vectors)
+    index, queries, truth = built(kind, vectors)
     set_effort(index, effort)
     exact = cosines(queries.vectors, vectors.raw, some_map())
     exact[np.arange(len(queries)), np.arange(0, 3_000, 20)] = -np.inf
-    found = index.search(queries.vectors, 101)[1]
     for k, share in recall(index, queries, truth).items():
+        found = index.search(queries.vectors, k + 1)[1]
         best = vectors.addresses[np.argsort(-exact, axis=1)[:, :k]]
         others = [row[row != own][:k] for row, own in zip(found, queries.addresses, strict=True)]
         hits = sum(len(np.intersect1d(a, b)) for a, b in zip(others, best, strict=True))
