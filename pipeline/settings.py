@@ -40,7 +40,7 @@ class EncoderSettings(Settings):
     path: str = "all-MiniLM-L6-v2"
     """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed"""
     pooling: str | None = None
-    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, sqrt_len ..."""
+    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, sqrt_len, weighted_mean or last; mean+max concatenates two"""
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None

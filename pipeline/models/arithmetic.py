@@ -40,14 +40,16 @@ class Arithmetic:
         """sha256 (hex); `model` says which forward pass computes."""
         return digest_of({
             "version": _VERSION, "model": model, "dtype": self.dtype, "max_tokens": self.max_tokens, "fused": self.fused, "torch": torch.__version__,
-            "device": self.device.kind, "instructions": self.device.instruction_set(), "onednn": is_onednn(self.place),
+            "device": self.device.kind, "instructions": self.device.instruction_set(), "onednn": is_onednn(self.place, self.torch_dtype),
         })
 
 
 def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Arithmetic:
     """As the settings say, made whole: T by device and never below the longest text; ConfigError where that cannot be."""
-    device.torch()
-    return Arithmetic(device, encode.dtype, _buffer_tokens(encode.max_tokens, max_length, device), _is_fused(encode.compile, device))
+    arithmetic = Arithmetic(device, encode.dtype, _buffer_tokens(encode.max_tokens, max_length, device), _is_fused(encode.compile, device))
+    if device.kind == "cpu" and encode.dtype != "float32" and not is_onednn(arithmetic.place, arithmetic.torch_dtype):
+        say(f"encode.dtype: this processor has no instructions for {encode.dtype}, which makes it slower than float32")
+    return arithmetic
 
 
 def _buffer_tokens(wanted: int | None, max_length: int, device: Device) -> int:

@@ -134,7 +134,10 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 def _transformer_settings(folder: Path) -> dict[str, Any]:
     """max_seq_length and do_lower_case, under whichever of its historic names the file lies there."""
-    return next((read for name in _TRANSFORMER_CONFIGS if (read := read_json(folder / name))), {})
+    own = next((read for name in _TRANSFORMER_CONFIGS if (read := read_json(folder / name))), {})
+    if (task := own.get("transformer_task", "feature-extraction")) != "feature-extraction":
+        raise ModelError(str(folder), "a Transformer module for feature-extraction", repr(task), "use an encoder of texts")
+    return own
 
 
 def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...], bool]:
@@ -246,6 +249,9 @@ def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> Encode
     """The folder with files, dimension and space_id filled in."""
     dense = [module for module in folder.tail if isinstance(module, Dense)]
     width = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0) * len(folder.pooling)
+    if width == 0:
+        where = str(folder.beside_config("config.json"))
+        raise ModelError(where, "the width of the token states as hidden_size, dim or d_model", "none of them", "use an encoder of texts")
     for layer in dense:
         if layer.in_features != width:
             raise ModelError(str(folder.file(layer.weights)), f"in_features {width}, as the module before gives", str(layer.in_features), "restore the folder")

@@ -30,7 +30,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None, *, rows: int, activation: str | None = None) -> None:
         self._activation = activation
         self._bias = bias
-        self._onednn = is_onednn(weight.device)
+        self._onednn = is_onednn(weight.device, weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows) if self._onednn else weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -40,6 +40,10 @@ class Linear:
         return ACTIVATIONS[self._activation](y) if self._activation else y
 
 
-def is_onednn(device: torch.device) -> bool:
-    """Whether linear layers on that device go through oneDNN."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def is_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether linear layers of that type on that device go through oneDNN; half precision does where the processor has instructions for it."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

@@ -157,9 +157,10 @@ def test_queries_take_their_own_prompt_and_agree_to_rounding(folders):
     assert encoder.space_id != plain.space_id
 
 
-def test_bfloat16_on_a_cpu_stays_close(minilm):
-    half = load_encoder(EncoderSettings(), EncodeSettings(dtype="bfloat16"))
-    texts = words(40)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_a_cpu_stays_close(minilm, dtype):
+    half = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype))
+    texts = words(20)
     assert (half.encode(texts) * minilm.encode(texts)).sum(1).min() > 0.999
     assert half.space_id == minilm.space_id
     assert half.numerics_id != minilm.numerics_id

@@ -173,6 +173,8 @@ def _modules(*kinds):
     (_modules("sentence_transformers.models.Transformer", "my_own.Pooling"), r"found the module my_own\.Pooling"),
     (_modules("sentence_transformers.models.Transformer", "sentence_transformers.models.Normalize"), r"expected Transformer, Pooling, then"),
     (_text("modules.json", '[{"idx": 0}]'), r"modules\.json: expected a list of modules with type and path"),
+    (_text("config.json", '{"model_type": "bert"}'), r"config\.json: expected the width of the token states as hidden_size"),
+    (_with("sentence_bert_config.json", transformer_task="fill-mask"), r"expected a Transformer module for feature-extraction, found 'fill-mask'"),
     (_with("model.safetensors.index.json", weight_map={"a": "gone.safetensors"}), None),
     (_with("config_sentence_transformers.json", default_prompt_name="passage"), r"expected default_prompt_name among no prompts, found 'passage'"),
 ])

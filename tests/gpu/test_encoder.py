@@ -1,0 +1,32 @@
+"""On a GPU vectors agree with the CPU's, and their bits do not depend on their neighbours."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folders import LONG, save_folder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+TEXTS = [" ".join(np.random.default_rng(number).choice(LONG.split(), 1 + number % 150)) for number in range(400)]
+
+
+@pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.99999), ("bfloat16", 0.999), ("float16", 0.999)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_vectors_agree_with_the_cpus(dtype, cosine, fused):
+    expected = load_encoder(EncoderSettings(), EncodeSettings()).encode(TEXTS)
+    encoder = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype, compile=fused), "cuda")
+    assert (encoder.encode(TEXTS) * expected).sum(axis=1).min() > cosine
+    assert (encoder.encode(TEXTS[:3], query=True) * expected[:3]).sum(axis=1).min() > cosine
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["minilm", "mpnet", "electra"])
+def test_a_text_has_the_same_bits_whatever_is_encoded_with_it(dtype, family, tmp_path):
+    path = "all-MiniLM-L6-v2" if family == "minilm" else str(save_folder(tmp_path, family))
+    encoder = load_encoder(EncoderSettings(path=path), EncodeSettings(dtype=dtype, max_tokens=4_096), "cuda")
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    together = encoder.encode(TEXTS)
+    np.testing.assert_array_equal(encoder.encode([TEXTS[i] for i in order]), together[order])
+    np.testing.assert_array_equal(encoder.encode(TEXTS[:50]), together[:50])
