@@ -16,7 +16,7 @@ from pipeline.index.truth import ExactTopK
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Map, clustered, cosines, some_map
 
-KINDS = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw", "PCA16,IVF16,SQ4", "IVF16,PQ4x4fs", "SQ8"]
+KINDS = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw", "PCA16,IVF16,SQ4", "IVF16,PQ4x4fs", "SQ8", "IVF16_HNSW8,Flat"]
 REMOVABLE = [kind for kind in KINDS if kind != "hnsw"]
 ROWS = 2_000
 

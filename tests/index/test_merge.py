@@ -15,7 +15,7 @@ from pipeline.index.structure import addresses_of, ivf_of
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Vectors, clustered, some_map
 
-SHARDABLE = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "SQ8", "PCA16,IVF16,SQ4"]
+SHARDABLE = ["flat", "IVF20_HNSW8,Flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "SQ8", "PCA16,IVF16,SQ4"]
 ON_DISK = ["ivf_flat", "ivf_sq8", "opq_ivf_pq"]
 VECTORS = clustered(2_500)
 
