@@ -1,9 +1,11 @@
 """What every command shares: its options, its settings, its output, and the one place where errors become exit codes."""
 
+import contextlib
 import json
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -20,6 +22,8 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.path=value]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else; progress stays on standard error.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray says, and tracebacks.")]
+
+Say = Callable[[str], None]
 
 EXIT_CODES = "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient (run again), 70 a defect of this program."
 
@@ -57,40 +61,60 @@ class Answer:
 def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[str] | None, print_config: bool, as_json: bool, verbose: bool) -> None:
     """Load the settings, do the work, print the answer; exits by itself when something is wrong."""
 
-    def whole() -> None:
+    def whole(say: Say) -> None:
         job = load_settings(Job, config, tuple(overrides or ()))
         if print_config:
-            print(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job), end="" if not as_json else "\n")
+            say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
             return
-        answer = work(Run(job, verbose))
-        print(json.dumps(answer.facts, default=str) if as_json else answer.text)
-        if answer.exit_code:
-            raise typer.Exit(answer.exit_code)
+        tell(work(Run(job, verbose)), say, as_json)
 
     guarded(whole, as_json=as_json, verbose=verbose)
 
 
-def guarded(work: Callable[[], None], *, as_json: bool, verbose: bool) -> None:
-    """The job boundary: an error ends the process with its exit code and a sentence."""
-    try:
-        work()
-    except typer.Exit:
-        raise
-    except PipelineError as error:
-        if verbose:
+def tell(answer: Answer, say: Say, as_json: bool) -> None:
+    """Print the answer; ends with its exit code where that is not 0."""
+    say(json.dumps(answer.facts, default=str) if as_json else answer.text)
+    if answer.exit_code:
+        raise typer.Exit(answer.exit_code)
+
+
+def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> None:
+    """The job boundary: an error ends the process with its exit code and a sentence. What `work` says, and nothing else, goes to standard output."""
+    with _standard_output() as say:
+        try:
+            work(say)
+        except typer.Exit:
+            raise
+        except PipelineError as error:
+            if verbose:
+                traceback.print_exc()
+            _end(error.exit_code, type(error).__name__, str(error), say if as_json else None)
+        except KeyboardInterrupt:
+            _end(130, "Interrupted", "stopped by hand; finished units are kept, run the same command again to go on", say if as_json else None)
+        except Exception as error:
             traceback.print_exc()
-        _end(error.exit_code, type(error).__name__, str(error), as_json)
-    except KeyboardInterrupt:
-        _end(130, "Interrupted", "stopped by hand; finished units are kept, run the same command again to go on", as_json)
-    except Exception as error:
-        traceback.print_exc()
-        _end(70, "Defect", f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above", as_json)
+            found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"
+            _end(70, "Defect", found, say if as_json else None)
 
 
-def _end(code: int, kind: str, message: str, as_json: bool) -> NoReturn:
+@contextlib.contextmanager
+def _standard_output() -> Iterator[Say]:
+    """What prints a line on standard output, while everybody else's output there (Ray's, a library's) goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(kept, "w", encoding="utf-8", errors="replace") as output:
+        try:
+            yield lambda line: print(line, file=output, flush=True)
+        finally:
+            sys.stdout.flush()
+            os.dup2(output.fileno(), 1)
+
+
+def _end(code: int, kind: str, message: str, say: Say | None) -> NoReturn:
     print(f"{'manta' if code == 0 else 'error'}: {message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code}))
+    if say:
+        say(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code}))
     raise typer.Exit(code)
 
 

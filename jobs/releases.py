@@ -4,12 +4,12 @@
     python -m jobs.releases rollback 3 releases
 """
 
-import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from jobs.command import Answer, Json, Verbose, application, guarded, table
+from jobs.command import Answer, Json, Verbose, application, guarded, table, tell
 from pipeline.log import size
 
 releases = application(help="List, show, roll back and prune published releases.", no_args_is_help=True)
@@ -53,12 +53,8 @@ def prune(
     _answer(lambda: _prune(root, commits_root, keep, grace_hours), as_json, verbose)
 
 
-def _answer(work: Any, as_json: bool, verbose: bool) -> None:
-    def whole() -> None:
-        answer = work()
-        print(json.dumps(answer.facts) if as_json else answer.text)
-
-    guarded(whole, as_json=as_json, verbose=verbose)
+def _answer(work: Callable[[], Answer], as_json: bool, verbose: bool) -> None:
+    guarded(lambda say: tell(work(), say, as_json), as_json=as_json, verbose=verbose)
 
 
 def _open(root: str, commits_root: str | None) -> Any:

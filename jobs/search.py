@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command import Json, Verbose, guarded, standalone, table
+from jobs.command import Json, Say, Verbose, guarded, standalone, table
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
 Query = Annotated[list[str], typer.Argument(metavar="QUERY...", help="One text or several, each in quotes.")]
@@ -27,10 +27,10 @@ def search(
 
     Encodes the query with the release's own encoder and prints rank, score (cosine), id and the kept columns. With --json: a JSON line per result.
     """
-    guarded(lambda: _search(root, query, k, release, as_json), as_json=as_json, verbose=verbose)
+    guarded(lambda say: _search(say, root, query, k, release, as_json), as_json=as_json, verbose=verbose)
 
 
-def _search(root: str, queries: list[str], k: int, number: int | None, as_json: bool) -> None:
+def _search(say: Say, root: str, queries: list[str], k: int, number: int | None, as_json: bool) -> None:
     from pipeline import open_release
 
     found = open_release(root, number).search(queries, k).to_pylist()
@@ -38,12 +38,11 @@ def _search(root: str, queries: list[str], k: int, number: int | None, as_json: 
         line["query"] = queries[line["query"]]
     if as_json:
         for line in found:
-            print(json.dumps(line, default=str, ensure_ascii=False))
+            say(json.dumps(line, default=str, ensure_ascii=False))
         return
     for text in queries:
         lines = [line for line in found if line["query"] == text]
-        print(f"{text}\n" if len(queries) > 1 else "", end="")
-        print(_lines(lines))
+        say(f"{text}\n{_lines(lines)}\n" if len(queries) > 1 else _lines(lines))
 
 
 def _lines(lines: list[dict[str, Any]]) -> str:

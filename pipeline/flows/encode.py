@@ -1,5 +1,6 @@
 """Corpus units become embedding units: raw vectors, moments and a record each, on a pool of actors that hold the encoder."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class EncodeUnit:
         from pipeline.device import resolve
         from pipeline.models.encoder import load_encoder
 
+        os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))      # else each worker's tokenizer takes all cores
         start = time.perf_counter()
         encoder = load_encoder(self.encoder, self.encode, resolve(self.encode.device, float(gpu_assigned())))
         if encoder.space_id != self.space_id:
@@ -258,6 +260,13 @@ def gpu_assigned() -> bool:
     import ray
 
     return bool(ray.is_initialized() and ray.get_gpu_ids())
+
+
+def assigned_cpus() -> int:
+    """Whole CPUs that Ray set aside for this worker, at least one."""
+    import ray
+
+    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))) if ray.is_initialized() else 1
 
 
 def _waits(spent: Spent) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline import open_release
@@ -48,38 +49,63 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path):
-    root, undisturbed = folder / "releases", folder / "undisturbed"
-    night = start(folder, encoder)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
+    """The root of a night that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_corpus(folder / "corpus", count=1500)
+    answer = finish(start(folder, encoder))
+    assert (answer["status"], answer["release"], answer["rows"]) == ("published", 1, 1500)
+    return folder / "releases"
+
+
+def wait_for_units(root: Path, count: int, night: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while len(records(root)) < 3 and night.poll() is None and time.monotonic() < deadline:
+    while len(records(root)) < count and night.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path, undisturbed: Path):
+    root = folder / "releases"
+    night = start(folder, encoder)
+    wait_for_units(root, 3, night)
     night.send_signal(signal.SIGKILL)
     night.communicate()
     before = records(root)
     assert 3 <= len(before) < 60, "it was killed in the middle of encoding"
     time.sleep(2)                                       # its workers die with it
-    answer = finish(start(folder, encoder))
-    assert (answer["status"], answer["release"], answer["rows"]) == ("published", 1, 1500)
+    assert finish(start(folder, encoder))["status"] == "published"
     after = records(root)
     assert len(after) == 60
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
-    finish(start(folder, encoder, f"release.root={undisturbed}"))
     assert unit_bytes(root) == unit_bytes(undisturbed)
     queries = ["a man reads", "the lazy dog sleeps near the river"]
     assert open_release(str(root)).search(queries, 10) == open_release(str(undisturbed)).search(queries, 10)
 
 
-def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder: Path):
+def test_killed_workers_are_replaced_and_the_night_ends_the_same(folder: Path, encoder: Path, undisturbed: Path):
     root = folder / "releases"
-    finish(start(folder, encoder))
-    before = unit_bytes(root)
+    night = start(folder, encoder)
+    killed = 0
+    for done in (2, 10):
+        wait_for_units(root, done, night)
+        workers = [child for child in psutil.Process(night.pid).children(recursive=True) if "MapWorker" in " ".join(child.cmdline()[:1])]
+        workers[0].kill()
+        killed += 1
+    assert finish(night)["status"] == "published"
+    assert killed == 2
+    assert unit_bytes(root) == unit_bytes(undisturbed)
+
+
+def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder: Path, undisturbed: Path):
+    root = folder / "releases"
+    shutil.copytree(undisturbed, root)
     damaged = sorted(root.glob("units/vectors/*/*.parquet"))[5]
     damaged.write_bytes(damaged.read_bytes()[:1000])
     for name in ("commits", "releases", "indexes"):
         shutil.rmtree(root / name)                      # as if the night had stopped before the index
     finish(start(folder, encoder))
-    assert unit_bytes(root) == before
+    assert unit_bytes(root) == unit_bytes(undisturbed)
 
 
 def test_of_two_nights_at_once_one_publishes_and_the_other_says_so(folder: Path, encoder: Path):
