@@ -22,7 +22,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 
 PAIRS = 7
 BATCH_SIZES = (32, 64, 128)
-CAPTIONS = 600
+CAPTIONS = 1_500
 TEXTS_PER_BIN = 4               # bins of 8 tokens from 8 to 256
 START_RUNS = 3
 _OURS = """

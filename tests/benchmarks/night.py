@@ -27,6 +27,7 @@ from pipeline.settings import Job
 from tests.benchmarks.machine import machine, print_table, spread
 
 _EVERY_S = 0.25
+_WORDS = ("man", "blue", "shirt", "stands", "ladder", "cleans", "window", "dogs", "run", "girl", "reads", "book", "grass", "quick", "brown", "fox", "lazy", "river")
 _LEADS, _ENDS = ("a", "the", "one"), ("again", "then", "near the river bank")
 
 
@@ -161,7 +162,7 @@ def generated_night(rows: int) -> None:
 def made_up(rows: int, file_rows: int = 250_000) -> Iterator[pa.Table]:
     """Files of (id, text): 6 to 14 words from a small vocabulary."""
     rng = np.random.default_rng(0)
-    words = np.array(["man", "blue", "shirt", "stands", "ladder", "cleans", "window", "dogs", "run", "girl", "reads", "book", "grass", "quick", "brown", "fox", "lazy", "river"])
+    words = np.array(_WORDS)
     for start in range(0, rows, file_rows):
         count = min(file_rows, rows - start)
         lengths = rng.integers(6, 15, count)
