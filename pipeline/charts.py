@@ -64,17 +64,17 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
     return _svg(axes + drawn, "Texts by number of tokens")
 
 
-def recall_chart(points: Sequence[tuple[int, float]], chosen: int | None, target: float | None) -> Markup:
-    """Recall@10 against nprobe (logarithmic), the target as a dashed line and the chosen point marked."""
+def recall_chart(points: Sequence[tuple[int, float]], chosen: int | None, target: float | None, effort: str = "nprobe") -> Markup:
+    """Recall@10 against the search effort (logarithmic), the target as a dashed line and the chosen point marked."""
     recalls = [recall for _, recall in points] + ([target] if target is not None else [])
     low = max(0.0, math.floor((min(recalls) - 0.02) * 20) / 20)
     frame = Frame((points[0][0], max(points[-1][0], points[0][0] + 1)), (low, 1.0), log_x=True)
-    drawn = _line(frame, points, "whitened") + "".join(_dot(frame, point, point[0] == chosen) for point in points)
+    drawn = _line(frame, points, "whitened") + "".join(_dot(frame, point, point[0] == chosen, effort) for point in points)
     if target is not None:
         drawn = _rule(LEFT, frame.py(target), WIDTH - RIGHT, frame.py(target), "target") + drawn
         drawn += _text(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
-    axes = _x_axis(frame, _spaced(frame, [nprobe for nprobe, _ in points]), "nprobe: lists visited by a query")
-    return _svg(axes + _y_axis(frame, ticks(low, 1, 4), percent) + drawn, "Recall at 10 against nprobe")
+    axes = _x_axis(frame, _spaced(frame, [place for place, _ in points]), "nprobe: lists visited by a query" if effort == "nprobe" else effort)
+    return _svg(axes + _y_axis(frame, ticks(low, 1, 4), percent) + drawn, f"Recall at 10 against {effort}")
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -149,14 +149,13 @@ def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
     return bars
 
 
-def _dot(frame: Frame, point: tuple[int, float], chosen: bool) -> str:
+def _dot(frame: Frame, point: tuple[int, float], chosen: bool, effort: str) -> str:
     x, y = frame.px(point[0]), frame.py(point[1])
-    title = f"<title>nprobe {point[0]}: {percent(point[1])}</title>"
+    words = f"{effort} {point[0]}: {percent(point[1])}"
     if not chosen:
-        return f'<circle class="dot" cx="{x}" cy="{y}" r="2.6">{title}</circle>'
-    side, dx = ("end", -4) if x > 0.75 * WIDTH else ("start", 8)
-    label = _text(x + dx, min(y + 30, HEIGHT - BOTTOM - 8), f"nprobe {point[0]}: {percent(point[1])}", f"{side} chosen")     # below: the curve rises
-    return f'<circle class="dot chosen" cx="{x}" cy="{y}" r="5">{title}</circle>{label}'
+        return f'<circle class="dot" cx="{x}" cy="{y}" r="2.6"><title>{words}</title></circle>'
+    label = _text(WIDTH - RIGHT - 4, HEIGHT - BOTTOM - 10, words, "end chosen")     # the corner that a rising curve leaves free
+    return f'<circle class="dot chosen" cx="{x}" cy="{y}" r="5"><title>{words}</title></circle>{label}'
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, name: str) -> str:

@@ -110,6 +110,8 @@ class Running:
         seconds = time.monotonic() - self._start
         rate = self.stage.done / max(seconds, 1e-9)
         facts = f"{self.stage.done:,} {self.stage.unit}"
+        if self.total and not self.stage.done:
+            return f"workers are starting, {self.total:,} {self.stage.unit} to do"
         if self.total:
             left = (self.total - self.stage.done) / max(rate, 1e-9)
             facts = f"{self.stage.done:,} of {self.total:,} {self.stage.unit} ({self.stage.done / self.total:.0%}), about {duration(left)} left"

@@ -68,6 +68,9 @@ class Index:
     files: tuple[str, ...]
     ids: tuple[str, ...] = ()
     nprobe: int | None = None
+    """the search effort stored in the file"""
+    effort: str = "nprobe"
+    """or efSearch"""
     curve: tuple[tuple[int, float], ...] = ()
     target: float | None = None
     recall_at_10: Interval | None = None
@@ -175,7 +178,7 @@ def _charts(report: Report) -> dict[str, Any]:
         "spectrum": vectors.spectrum and partial(charts.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
         "cosines": vectors.cosines and partial(charts.cosine_chart, vectors.cosines, vectors.cosines_whitened),
         "lengths": report.lengths and report.lengths.total and partial(charts.length_chart, report.lengths, report.max_length or 0),
-        "recall": index.curve and partial(charts.recall_chart, index.curve, index.nprobe, index.target),
+        "recall": index.curve and partial(charts.recall_chart, index.curve, index.nprobe, index.target, index.effort),
     }
     return {name: draw() for name, draw in drawn.items() if draw}
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_r
 from pipeline.text.normalize import normalize
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
+_READERS = 16           # small files read at once: over a network each waits for an answer
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
 
 
@@ -237,8 +239,10 @@ def finished(store: Store, corpus: Corpus, space_id: str, settings: EncodeSettin
     """Records of units that need no encoding, by the sha256 of the corpus unit: those whose data file is there with its full size."""
     directory = record_path(space_id, corpus.units[0], settings).rpartition("/")[0]
     there = {entry.path: entry.size for entry in store.list(directory)}
-    records = ((unit, UnitRecord.load(store, path)) for unit in corpus.units if (path := record_path(space_id, unit, settings)) in there)
-    return {unit.sha256: record for unit, record in records if record is not None and there.get(record.path) == record.bytes}
+    named = [(unit, path) for unit in corpus.units if (path := record_path(space_id, unit, settings)) in there]
+    with ThreadPoolExecutor(_READERS) as pool:
+        records = list(pool.map(lambda each: UnitRecord.load(store, each[1]), named))
+    return {unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None and there.get(record.path) == record.bytes}
 
 
 def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings) -> str:

@@ -59,8 +59,8 @@ class MeasureRelease:
         return self._work
 
     def _work(self, _: None) -> tuple[dict[str, Any], int]:
-        from pipeline.index.build import read_index
         from pipeline.index.finish import measure
+        from pipeline.index.search import open_parts
         from pipeline.index.truth import ExactTopK, Queries
         from pipeline.post import load_transform
 
@@ -75,8 +75,7 @@ class MeasureRelease:
             lengths = np.einsum("nd,nd->n", vectors, vectors)
             bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))
-        files = [store.local(reference.path, reference.sha256) for reference in manifest.index.files]
-        index = read_index(files[0], on_disk=len(files) > 1)
+        (index,) = open_parts(manifest.index.files, lambda reference: store.local(reference.path, reference.sha256))
         measured = measure(index, queries, truth, self.settings.model_copy(update={"nprobe": manifest.index.settings.get("effort")}), None)
         size = sum(reference.bytes for reference in manifest.index.files)
         return measured.model_copy(update={"file_bytes": size}).model_dump(mode="json"), bad

@@ -40,7 +40,7 @@ def _index(candidate: Candidate) -> Index:
     at_10 = measured["recall"]["10"]
     return Index(
         kind=built.kind, factory=built.factory, bytes=sum(ref.bytes for ref in built.files),
-        files=tuple(ref.path for ref in built.files), ids=tuple(ref.path for ref in built.ids), nprobe=measured["effort"],
+        files=tuple(ref.path for ref in built.files), ids=tuple(ref.path for ref in built.ids), nprobe=measured["effort"], effort=measured["effort_name"] or "nprobe",
         curve=tuple((point["effort"], point["recall_at_10"]) for point in measured["curve"]), target=candidate.manifest.settings["gates"]["recall_at_10"],
         recall_at_10=Interval(at_10["value"], at_10["low"], at_10["high"]),
         recall={f"recall@{k}": value["value"] for k, value in measured["recall"].items() if k != "10"},

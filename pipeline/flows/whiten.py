@@ -1,6 +1,7 @@
 """Moments of all units become a whitening, and a decision whether the published index uses it."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -18,7 +19,7 @@ from pipeline.log import Stages, say
 from pipeline.post.compare import MIN_WORDS, Comparison, compare_halves, compare_pairs, split_halves
 from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import Job
-from pipeline.stats.moments import Moments, merge_tree
+from pipeline.stats.moments import GROUP, Moments, merge_tree
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
 from pipeline.store.store import Store, open_store, sha256_of
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record
@@ -58,8 +59,14 @@ def whiten(job: Job, store: Store, corpus: Corpus, vectors: Manifest, cluster: C
 
 def merged_moments(store: Store, vectors: Manifest) -> Moments:
     """Moments of all units, merged as a fixed tree in their order: the result knows neither workers nor runs."""
-    references = [unit.moments for unit in vectors.units if unit.moments and unit.rows]
-    return merge_tree(Moments.from_bytes(store.read(reference.path)) for reference in references)
+    paths = [unit.moments.path for unit in vectors.units if unit.moments and unit.rows]
+
+    def parts() -> Iterator[Moments]:
+        with ThreadPoolExecutor(GROUP) as pool:
+            for start in range(0, len(paths), GROUP):               # no more in memory than are merged at once
+                yield from (Moments.from_bytes(content) for content in pool.map(store.read, paths[start : start + GROUP]))
+
+    return merge_tree(parts())
 
 
 def _decide(job: Job, store: Store, corpus: Corpus, vectors: Manifest, moments: Moments, reference: FileRef, cluster: Cluster) -> Decision:

@@ -102,7 +102,7 @@ class _Opened:
     def __init__(self, store: Store, manifest: ReleaseManifest, verify: bool, device: str) -> None:
         self.manifest, self._store, self._device = manifest, store, device
         local = functools.partial(_local, store, verify=verify)
-        self._parts = _open_parts(manifest.index.files, local)
+        self._parts = open_parts(manifest.index.files, local)
         self._ids = open_ids([local(reference) for reference in manifest.ids])
         self._tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else np.zeros(0, dtype=np.int64)
         if (found := sum(part.ntotal for part in self._parts) - len(self._tombstones)) != manifest.rows:
@@ -186,7 +186,7 @@ def _local(store: Store, reference: FileRef, verify: bool) -> Path:
         raise DataError(store.uri_of(reference.path), "a file of the release", "no such file", "restore it, or roll back to a whole release") from None
 
 
-def _open_parts(files: Sequence[FileRef], local: Any) -> list[Any]:
+def open_parts(files: Sequence[FileRef], local: Any) -> list[Any]:
     """An index per part. Files of lists are put beside them under the names by which they are referred to."""
     places = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
     if not any(name.endswith(_LISTS) for name, _ in places):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.store.store import LocalStore, Store, checked, open_store
+from pipeline.store.local import LocalStore
+from pipeline.store.store import Store, checked, open_store
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -108,7 +109,7 @@ def test_a_file_system_without_links_still_creates_once(tmp_path: Path, monkeypa
 
 def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
     program = (
-        "import os, sys; from pipeline.store.store import LocalStore\n"
+        "import os, sys; from pipeline.store.local import LocalStore\n"
         "os.replace = os.link = lambda *_: os.kill(os.getpid(), 9)\n"           # dies after the data are durable, before the name is taken
         "store = LocalStore(sys.argv[1]); getattr(store, sys.argv[2])('unit', b'x' * 100_000)"
     )
@@ -121,7 +122,7 @@ def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
 
 def test_what_a_killed_run_left_in_scratch_is_gone_with_the_next_one(tmp_path: Path):
     program = (
-        "import os, sys; from pathlib import Path; from pipeline.store.store import LocalStore\n"
+        "import os, sys; from pathlib import Path; from pipeline.store.local import LocalStore\n"
         "with LocalStore(sys.argv[1]).scratch() as scratch:\n"
         "    (scratch / 'unit').write_bytes(b'x' * 1000); os.kill(os.getpid(), 9)"
     )

@@ -1,0 +1,171 @@
+"""A store in a directory."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.store.store import PARTIAL, Entry, Store, checked, verified
+
+_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:32]     # a process number means nothing on another machine that shares the directory
+
+
+class LocalStore(Store):
+    """A directory. Writes go to a temporary name, are flushed to disk, and take their name in one step."""
+
+    def read(self, path: str) -> bytes:
+        return self._place(path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        place = self._place(path)
+        with self._temporary(place) as temporary:
+            _write_durably(temporary, data)
+            os.replace(temporary, place)
+        _sync_directory(place.parent)
+
+    def create(self, path: str, data: bytes) -> bool:
+        place = self._place(path)
+        if place.exists():
+            return False
+        with self._temporary(place) as temporary:
+            _write_durably(temporary, data)
+            created = _link_once(temporary, place, data)
+        _sync_directory(place.parent)
+        return created
+
+    def put(self, local: Path, path: str) -> None:
+        place = self._place(path)
+        with self._temporary(place) as temporary:
+            shutil.move(local, temporary)               # a rename on one disk, a copy across disks
+            with temporary.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            os.replace(temporary, place)
+        _sync_directory(place.parent)
+
+    def open(self, path: str) -> pa.NativeFile:
+        place = self._place(path)
+        return pa.memory_map(str(place)) if place.stat().st_size else pa.OSFile(str(place))
+
+    def local(self, path: str, sha256: str | None = None) -> Path:
+        place = self._place(path)
+        if not place.is_file():
+            raise FileNotFoundError(str(place))
+        return verified(place, sha256, str(place))
+
+    def size(self, path: str) -> int | None:
+        place = self._place(path)
+        return place.stat().st_size if place.is_file() else None
+
+    def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
+        top = self._place(prefix) if prefix else Path(self.uri)
+        entries = []
+        for directory, folders, names in os.walk(top):
+            folders[:] = [folder for folder in folders if not folder.startswith(PARTIAL)]
+            entries += [self._entry(Path(directory, name)) for name in names if name.endswith(suffix) and not name.startswith(PARTIAL)]
+        return sorted((entry for entry in entries if entry), key=lambda entry: entry.path)
+
+    def delete(self, path: str) -> None:
+        self._place(path).unlink(missing_ok=True)
+
+    def free_bytes(self) -> int | None:
+        place = Path(self.uri)
+        while not place.exists():
+            place = place.parent
+        return shutil.disk_usage(place).free
+
+    def sweep(self, before: float) -> int:
+        left = [Path(directory, name) for directory, folders, names in os.walk(self.uri) for name in (*folders, *names) if name.startswith(PARTIAL)]
+        return sum(_removed(place) for place in left if place.exists() and place.stat().st_mtime < before)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        os.makedirs(self.uri, exist_ok=True)
+        for place in Path(self.uri).glob(f"{PARTIAL}{_HOST}-*-*"):
+            if _is_dead(place.name.split("-")[-2]):     # a killed run's, and it may be as large as the corpus
+                _removed(place)
+        with tempfile.TemporaryDirectory(prefix=f"{PARTIAL}{_HOST}-{os.getpid()}-", dir=self.uri) as directory:
+            yield Path(directory)
+
+    def _place(self, path: str) -> Path:
+        return Path(self.uri, checked(path))
+
+    def _entry(self, place: Path) -> Entry | None:
+        try:
+            status = place.stat()
+        except FileNotFoundError:                       # removed while we were listing
+            return None
+        return Entry(place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns), status.st_mtime)
+
+    @contextlib.contextmanager
+    def _temporary(self, place: Path) -> Iterator[Path]:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _removed(place: Path) -> int:
+    """Bytes of the file or directory that is gone afterwards; whoever else removes it at the same time is welcome."""
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    size = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            size += file.stat().st_size
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+    return size
+
+
+def _is_dead(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, PermissionError):
+        return False
+    return False
+
+
+def _write_durably(place: Path, data: bytes) -> None:
+    with place.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:                                     # some network file systems refuse to sync a directory; the name is theirs to keep
+        pass
+    finally:
+        os.close(handle)
+
+
+def _link_once(temporary: Path, place: Path, data: bytes) -> bool:
+    try:
+        os.link(temporary, place)
+    except FileExistsError:
+        return False
+    except OSError:                                     # a file system without hard links: claim the name itself
+        try:
+            handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    return True
