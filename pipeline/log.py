@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 _EVERY_S = 10.0         # between two plain progress lines
+_listeners: list[list[str]] = []
 
 
 def say(sentence: str, **fields: Any) -> None:
@@ -18,13 +19,20 @@ def say(sentence: str, **fields: Any) -> None:
         line = json.dumps({"time": round(time.time(), 3), "event": sentence, **fields}, default=str)
     else:
         line = sentence + "".join(f"  {name}={value}" for name, value in fields.items())
+    for heard in _listeners:
+        heard.append(sentence)
     print(line, file=sys.stderr, flush=True)
 
 
-class Bar(Protocol):
-    """Takes finished work."""
-
-    def add(self, count: int) -> None: ...
+@contextlib.contextmanager
+def listening() -> Iterator[list[str]]:
+    """The sentences that are said in this process while the block runs: a worker's go to its own log file, so it sends them along."""
+    heard: list[str] = []
+    _listeners.append(heard)
+    try:
+        yield heard
+    finally:
+        _listeners.remove(heard)
 
 
 @dataclass

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster, connect
-from pipeline.flows.encode import Spent, encode
+from pipeline.flows.encode import encode
 from pipeline.flows.index import BuiltIndex, build_index
+from pipeline.flows.unit import Spent
 from pipeline.flows.whiten import Decision, whiten, write_whitened
 from pipeline.log import Stages, say
 from pipeline.models.folder import EncoderFolder, open_folder
 from pipeline.settings import Job
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit
 from pipeline.store.store import Store, open_store
-from pipeline.store.units import Corpus, FileRef, Manifest
+from pipeline.store.units import Corpus, FileRef, Manifest, total
 from pipeline.text.docstrings import harvest_docstrings
 from pipeline.text.ingest import corpus_digest, ingest, record_path
 from pipeline.text.sources import list_files
@@ -154,7 +155,7 @@ def _manifest(
 
 
 def _units(corpus: Corpus, vectors: Manifest, ordinals: Sequence[int], job: Job) -> tuple[ReleaseUnit, ...]:
-    from pipeline.flows.encode import record_path as vectors_record
+    from pipeline.flows.unit import record_path as vectors_record
 
     return tuple(
         ReleaseUnit(
@@ -174,10 +175,10 @@ def counts(corpus: Corpus, vectors: Manifest, before: ReleaseManifest | None) ->
     found = {
         "total": corpus.counts["rows"], "new": corpus.rows - reused, "changed": 0, "deleted": 0, "reused": reused, "encoded": vectors.rows - reused,
         "quarantined": corpus.counts["quarantined"] + encoded.get("quarantined", 0), "skipped": corpus.counts.get("skipped", 0),
-        "truncated": encoded.get("truncated", 0), "tokens": encoded.get("tokens", 0), "unusable_vector": encoded.get("quarantined", 0),
+        "truncated": encoded.get("truncated", 0), "tokens": encoded.get("tokens", 0),
     }
     kept = ("control_characters", "surrogates_replaced", "bad_files", "skipped_files")
-    reasons = {name: count for name, count in corpus.counts.items() if name.startswith("quarantined_") or name in kept}
+    reasons = {name: count for name, count in total((corpus.counts, encoded)).items() if name.startswith("quarantined_") or name in kept}
     return found | reasons
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.encode import gpu_assigned
+from pipeline.flows.unit import gpu_assigned
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
 from pipeline.store.store import Store

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import to_yaml
-from pipeline.flows.encode import LENGTH_BIN, Spent
 from pipeline.flows.night import Candidate
+from pipeline.flows.unit import LENGTH_BIN, Spent
 from pipeline.log import Stages
 from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
 from pipeline.settings import Job
@@ -50,8 +50,6 @@ def _index(candidate: Candidate) -> Index:
 def _counts(candidate: Candidate) -> Counts:
     counts = candidate.manifest.counts
     reasons = {name.removeprefix("quarantined_"): count for name, count in counts.items() if name.startswith("quarantined_")}
-    if counts["unusable_vector"]:
-        reasons["unusable_vector"] = counts["unusable_vector"]
     # files that hold rows beyond corpus.max_rows are skipped, their rows never read: they are no part of the total
     return Counts(
         read=counts["total"], live=candidate.manifest.rows, encoded=counts["encoded"], reused=counts["reused"], quarantined=reasons,

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.errors import ModelError
+from pipeline.settings import EncoderSettings
 from pipeline.store.store import Entry, Store, cache_directory, open_store, sha256_of
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
@@ -42,6 +43,12 @@ def digest_of_file(file: Path) -> str:
 @functools.lru_cache(maxsize=256)
 def _digest(file: Path, size: int, modified_ns: int) -> str:
     return sha256_of(file)
+
+
+def anywhere(settings: EncoderSettings) -> EncoderSettings:
+    """The same encoder for a worker, whose working directory may be another: a relative folder by its full path."""
+    folder = Path(settings.path).expanduser()
+    return settings.model_copy(update={"path": str(folder.resolve())}) if "://" not in settings.path and folder.is_dir() else settings
 
 
 def _packaged() -> Path | None:

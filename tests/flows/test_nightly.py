@@ -17,6 +17,7 @@ from pipeline.flows.nightly import nightly
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
+from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
@@ -94,6 +95,26 @@ def test_added_files_make_a_new_release_and_keep_the_old_vectors(cluster: Cluste
     found = open_release(job.release.root).search("a new man reads", 1).to_pylist()[0]
     assert found["id"] == "new-2"
     assert open_release(job.release.root, 1).manifest.rows == 400
+
+
+def test_rolling_back_and_pruning_leave_what_is_current_whole(cluster: Cluster, make_job: Make, tmp_path: Path):
+    job = make_job("whiten.mode=off", "gates.recall_at_10=", "index.kind=IVF8,Flat", "index.on_disk=always")
+    nightly(job, Stages())
+    table = pa.table({"id": ["new-1"], "text": ["a new dog"], "lang": ["en"]})
+    pq.write_table(table, tmp_path / "corpus" / "part-9.parquet")
+    nightly(job, Stages())
+    releases = Releases(open_store(job.release.root))
+    live = open_release(job.release.root)
+    releases.rollback(1)
+    assert live.refresh()
+    assert (live.number, len(live)) == (1, 400)
+    pruned = prune(releases, keep=1)
+    assert (pruned.kept, pruned.removed) == ((1,), (2,))
+    found = open_release(job.release.root).search(sentences(400)[5], 1).to_pylist()
+    assert found[0]["id"] == "row-00005"
+    again = nightly(job, Stages())
+    assert (again.status, again.release, again.rows) == ("published", 4, 401)
+    assert open_release(job.release.root).search("a new dog", 1)["id"].to_pylist() == ["new-1"]
 
 
 def test_a_refused_candidate_is_kept_and_nothing_is_published(cluster: Cluster, make_job: Make):

@@ -1,0 +1,129 @@
+"""Encoding in a child process, so that a text which kills its process is found and set aside and all others are encoded.
+
+Texts go in chunks. A chunk during which the child died is cut in half until a single text remains; a text that killed its own process three times by itself is
+given up. What another process does to the child, once or twice, costs time and no row. Vectors do not depend on neighbours, so they are those of an undivided unit.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import ModelError
+from pipeline.settings import EncoderSettings, EncodeSettings
+
+if TYPE_CHECKING:
+    from pipeline.models.encoder import Encoded
+
+CHUNK = 512                 # texts: nine halvings find the one
+DEATHS = 3                  # of a text alone with its process
+_MOST_REJECTED = 16         # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
+
+
+@dataclass
+class Apart:
+    """Stands in for an encoder's `encode_stream`. scratch: an empty directory; rejected: (reason, detail) by row, filled as batches come out."""
+
+    encoder: EncoderSettings
+    encode: EncodeSettings
+    device: str
+    scratch: Path
+    rejected: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def encode_stream(self, batches: Iterable[pa.Array]) -> "Iterator[Encoded]":
+        """One Encoded per batch, in order; rejected texts are bad rows of it."""
+        taken = [batch.to_pylist() for batch in batches]
+        texts = [text for batch in taken for text in batch]
+        (self.scratch / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+        self._encode_all(len(texts))
+        starts = np.cumsum([0, *map(len, taken)]).tolist()
+        yield from (self._gathered(start, stop) for start, stop in itertools.pairwise(starts))
+
+    def _encode_all(self, count: int) -> None:
+        pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
+        deaths: dict[int, int] = {}
+        while pending:
+            ended = self._run(list(pending))
+            while pending and _result(self.scratch, *pending[0]).exists():
+                pending.popleft()
+            if not pending:
+                return
+            start, stop = pending.popleft()
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                pending.extendleft([(middle, stop), (start, middle)])
+                continue
+            deaths[start] = deaths.get(start, 0) + 1
+            if deaths[start] < DEATHS:
+                pending.appendleft((start, stop))
+            else:
+                self._reject(start, ended, count)
+
+    def _run(self, chunks: Sequence[tuple[int, int]]) -> str:
+        """Encode the chunks in a child, in order, until it ends; how it ended."""
+        job = {"encoder": self.encoder.model_dump(), "encode": self.encode.model_dump(), "device": self.device, "chunks": chunks}
+        (self.scratch / "job.json").write_text(json.dumps(job))
+        command = [sys.executable, "-m", "pipeline.flows.apart", str(self.scratch)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+        last = done.stderr.strip().splitlines()[-1:] or [""]
+        return f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}: {last[0]}"[:300]
+
+    def _reject(self, row: int, ended: str, count: int) -> None:
+        raised = not ended.startswith("ended by signal")
+        self.rejected[row] = ("encoder_error" if raised else "kills_worker", f"alone in a process, {DEATHS} times: {ended}")
+        if len(self.rejected) > max(_MOST_REJECTED, count // 100):
+            found, remedy = f"{len(self.rejected)} of {count:,} that it cannot ({ended})", "check the encoder with a few texts: manta preflight"
+            raise ModelError(self.encoder.path, "an encoder that encodes nearly all texts", found, remedy)
+
+    def _gathered(self, start: int, stop: int) -> "Encoded":
+        """Rows [start, stop) out of the chunks' files."""
+        from pipeline.models.encoder import Encoded
+
+        rows = stop - start
+        dim = self._dim()
+        vectors, lengths = np.zeros((rows, dim), np.float32), np.zeros(rows, np.int64)
+        truncated, bad = np.zeros(rows, bool), np.ones(rows, bool)
+        for file in self.scratch.glob("done-*.npz"):
+            first, last = (int(number) for number in file.stem.split("-")[1:])
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                with np.load(file) as chunk:
+                    here, there = slice(low - start, high - start), slice(low - first, high - first)
+                    vectors[here], lengths[here], truncated[here], bad[here] = (chunk[name][there] for name in ("vectors", "lengths", "truncated", "bad"))
+        return Encoded(vectors, lengths, truncated, bad)
+
+    def _dim(self) -> int:
+        from pipeline.models.folder import open_folder
+
+        return open_folder(self.encoder).dim
+
+
+def _result(scratch: Path, start: int, stop: int) -> Path:
+    return scratch / f"done-{start}-{stop}.npz"
+
+
+def child(scratch: Path) -> None:
+    """Encode the chunks of the job in `scratch`, one file each."""
+    from pipeline.models.encoder import load_encoder
+
+    job = json.loads((scratch / "job.json").read_text())
+    texts = json.loads((scratch / "texts.json").read_text(encoding="utf-8"))
+    encoder = load_encoder(EncoderSettings.model_validate(job["encoder"]), EncodeSettings.model_validate(job["encode"]), job["device"])
+    for start, stop in job["chunks"]:
+        (encoded,) = encoder.encode_stream([texts[start:stop]])
+        written = scratch / "writing.npz"
+        np.savez(written, vectors=encoded.vectors, lengths=encoded.lengths, truncated=encoded.truncated, bad=encoded.bad)
+        os.replace(written, _result(scratch, start, stop))
+
+
+if __name__ == "__main__":
+    child(Path(sys.argv[1]))

@@ -1,0 +1,29 @@
+"""An encoder on which two texts do harm, for tests of what comes of it. It is put in place by `install`, in the process that is to suffer."""
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.models import encoder as module
+
+KILLS, RAISES = "this text kills", "this text raises"
+
+
+def install() -> None:
+    """From now on, in this process, an encoder that meets the one text dies and that meets the other raises."""
+    original = module.Encoder.encode_stream
+
+    def encode_stream(self: Any, batches: Iterable[Any]) -> Iterator[Any]:
+        def watched() -> Iterator[Any]:
+            for batch in batches:
+                texts = batch if isinstance(batch, list) else batch.to_pylist()
+                if KILLS in texts:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if RAISES in texts:
+                    raise RuntimeError("a text that the model cannot digest")
+                yield batch
+
+        return original(self, watched())
+
+    module.Encoder.encode_stream = encode_stream  # type: ignore[method-assign]
