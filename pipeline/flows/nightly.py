@@ -10,6 +10,7 @@ from pipeline.flows.night import Candidate, build_candidate, fill_corpus, ingest
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.settings import Job
+from pipeline.store.probe import check_store
 from pipeline.store.release import ReleaseManifest
 
 
@@ -34,6 +35,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     if before is not None and unchanged(job, before):
         say(f"nothing changed since release {before.release}")
         return _outcome("unchanged", before, store.uri)
+    check_store(releases.commits, creates_once=True)    # without it two nights could both publish
     corpus = ingest_corpus(job, store, stages)
     candidate = _candidate(job, before, corpus, releases.store, stages, verbose)
     page = _page(candidate, store.uri, stages)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -10,12 +9,12 @@ from itertools import islice
 import numpy as np
 import pyarrow.compute as pc
 
-from pipeline.config import Settings
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.log import Stages, size
 from pipeline.models.folder import open_folder
 from pipeline.settings import Job
+from pipeline.store.probe import check_store
 from pipeline.store.store import Store, open_store
 from pipeline.text.reader import read_batches, survey
 from pipeline.text.sources import list_files
@@ -72,36 +71,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-class Probe(Settings):
-    """What a store can do."""
-
-    writes: bool
-    creates_once: bool
-    deletes: bool
-
-
-def probe(store: Store) -> Probe:
-    """Try it out on a file of our own: write and read back, create twice, delete."""
-    path = f"candidates/preflight-{uuid.uuid4().hex}"
-    store.write(path, b"written")
-    writes = store.read(path) == b"written"
-    store.delete(path)
-    creates = store.create(path, b"first") and not store.create(path, b"second") and store.read(path) == b"first"
-    store.delete(path)
-    return Probe(writes=writes, creates_once=creates, deletes=not store.exists(path))
-
-
 def _store(store: Store, *, needs_create: bool) -> Iterator[str]:
-    try:
-        able = probe(store)
-    except OSError as error:
-        raise ConfigError(store.uri, "a place where files can be written", f"{type(error).__name__}: {error}", "check the path and the permissions") from error
-    if not (able.writes and able.deletes):
-        raise ConfigError(store.uri, "files to be read back as written, and deleted", "otherwise", "check the store")
-    if needs_create and not able.creates_once:
-        remedy = "set release.commits_root to a store that has create-once: a shared directory, or another bucket"
-        raise ConfigError(store.uri, "a file to be created only once", "a second creation that replaced the first", remedy)
-    yield f"{store.uri}: write, create once, delete"
+    check_store(store, creates_once=needs_create)
+    yield f"{store.uri}: write, {'create once, ' if needs_create else ''}delete"
 
 
 def _encoder(job: Job) -> Iterator[str]:

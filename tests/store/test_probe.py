@@ -1,0 +1,37 @@
+"""A store that cannot create once is known before it matters, and one that can passes."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.store.local import LocalStore
+from pipeline.store.probe import check_store, probe
+from pipeline.store.store import open_store
+
+
+class Forgetful(LocalStore):
+    """A store that ignores the condition of a conditional write."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        self.write(path, data)
+        return True
+
+
+def test_a_store_with_create_once_passes(tmp_path: Path, s3: str):
+    for store in (open_store(tmp_path), open_store(f"{s3}/{tmp_path.name}")):
+        check_store(store, creates_once=True)
+        assert store.list() == [], "the probe leaves nothing"
+
+
+def test_a_store_without_create_once_is_refused_for_commits_and_good_for_data(tmp_path: Path):
+    assert not probe(Forgetful(str(tmp_path))).creates_once
+    with pytest.raises(ConfigError, match=r"release\.commits_root") as caught:
+        check_store(Forgetful(str(tmp_path)), creates_once=True)
+    assert caught.value.exit_code == 2
+    check_store(Forgetful(str(tmp_path)), creates_once=False)
+
+
+def test_a_place_that_cannot_be_written_is_named():
+    with pytest.raises(ConfigError, match="/proc/nothing"):
+        check_store(open_store("/proc/nothing"), creates_once=True)
