@@ -147,6 +147,9 @@ class ClusterSettings(Settings):
     """workers that fill index shards; null: one per CPU"""
 
 
+_RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
+
+
 class Job(Settings):
     """One YAML: every command reads the sections that it needs."""
 
@@ -161,10 +164,10 @@ class Job(Settings):
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> "Job":
-        names = (self.corpus.id, self.corpus.text, *self.corpus.keep)
-        reserved = {"text_key", "vector", "address"} & set(self.corpus.keep)
-        if self.corpus.id in self.corpus.keep or len(set(self.corpus.keep)) < len(self.corpus.keep):
-            raise ValueError(f"corpus.id, corpus.text and corpus.keep to name each column once, not {', '.join(names)}")
-        if reserved:
-            raise ValueError(f"corpus.keep to leave out the names {', '.join(sorted(reserved))}, which the vectors use; rename the column")
+        kept = self.corpus.keep
+        taken = {*_RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
+        if self.corpus.id in kept or len(set(kept)) < len(kept):
+            raise ValueError(f"corpus.id and corpus.keep to name each column once, not {', '.join((self.corpus.id, *kept))}")
+        if taken:
+            raise ValueError(f"corpus.keep to leave out {', '.join(sorted(taken))}: vectors and search results use that name; rename the column")
         return self

@@ -44,6 +44,8 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
     ("whiten.mode=maybe", "whiten.mode.*'auto', 'on' or 'off'"),
     ("corpus.keep=[a, a]", "each column once"),
     ("corpus.keep=[vector]", "vector"),
+    ("corpus.keep=[score, text]", "leave out score"),
+    ("corpus={id: key, keep: [id]}", "leave out id"),
     ("just words", "key.path=value"),
     ("a..b=1", "key.path=value"),
 ])
