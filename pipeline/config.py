@@ -67,7 +67,7 @@ def to_yaml(settings: Settings, indent: str = "") -> str:
         comment = type(value).__doc__ if section else field.description
         lines += [f"{indent}# {line}" for line in textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))]
         lines += [f"{indent}{name}:", to_yaml(value, indent + "  ")] if section else [f"{indent}{name}: {_yaml_value(settings, name)}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _yaml_value(settings: Settings, name: str) -> str:
