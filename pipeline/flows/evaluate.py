@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.flows.cluster import connect
 from pipeline.flows.gates import RepeatedIds
-from pipeline.flows.index import Placed, batches, sample_vectors
 from pipeline.flows.night import open_releases
+from pipeline.flows.shards import Placed, batches, sample_vectors
 from pipeline.flows.units import Pool, run_task
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job

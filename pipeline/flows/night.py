@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.encode import encode
-from pipeline.flows.index import BuiltIndex, build_index
+from pipeline.flows.index import build_index
+from pipeline.flows.shards import BuiltIndex
 from pipeline.flows.unit import Spent
 from pipeline.flows.whiten import Decision, whiten, write_whitened
 from pipeline.log import Stages, say
