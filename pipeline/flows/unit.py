@@ -103,7 +103,7 @@ class EncodeUnit:
 
     def _apart(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent) -> "_Result":
         with self.store.scratch() as scratch:
-            child = Apart(self.encoder, self.encode, str(encoder.device), scratch)
+            child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch)
             return self._written(child, encoder.dim, unit, file, spent, child.rejected)
 
     def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent) -> "_Result":
