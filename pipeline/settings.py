@@ -44,7 +44,7 @@ class EncoderSettings(Settings):
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
-    """text put before every query; null: the folder's query prompt where it has one, else the same as `prompt`"""
+    """text put before every query; null: the folder's query prompt where the corpus gets its counterpart, else the same as `prompt`"""
     max_length: Annotated[int, Field(ge=4)] | None = None
     """tokens of one text, special tokens included; what is longer is cut at the end and counted"""
     normalize: bool | None = None

@@ -1,5 +1,6 @@
 """What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
+from pipeline.log import say
 from pipeline.models.locate import digest_of_file, locate
 from pipeline.settings import EncoderSettings
 
@@ -22,6 +24,7 @@ _OLD_POOLING_KEYS = {f"pooling_mode_{name}": mode for name, mode in (
 _TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                     "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")    # as sentence-transformers' `encode_document` looks for them
 _NO_LIMIT = 1_000_000                                   # tokenizers without a limit write 1e30
 _NOT_ARITHMETIC = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "architectures", "use_cache", "gradient_checkpointing")
 
@@ -192,14 +195,30 @@ def _dense(path: Path, folder: str) -> Dense:
 
 
 def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:
-    """(prompt of the corpus, prompt of queries), as in sentence-transformers' `encode`; the folder's query prompt gives way to a prompt in the settings."""
+    """(prompt of the corpus, prompt of queries). The corpus gets what sentence-transformers' `encode` gives it: the default prompt or none.
+
+    The folder's query prompt is used where the corpus has the prompt that belongs to it, and gives way to a prompt in the settings.
+    """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if default is not None and default not in prompts:
         where = str(path / "config_sentence_transformers.json")
         raise ModelError(where, f"default_prompt_name among {', '.join(prompts) or 'no prompts'}", repr(default), "restore the file")
     prompt = settings.prompt if settings.prompt is not None else prompts.get(default, "")
+    if settings.query_prompt is not None:
+        return prompt, settings.query_prompt
     own_query = prompts.get("query") if settings.prompt is None else None
-    return prompt, settings.query_prompt if settings.query_prompt is not None else own_query or prompt
+    document = next((name for name in _DOCUMENT_PROMPTS if prompts.get(name)), None)
+    if own_query and document is not None and default not in _DOCUMENT_PROMPTS:
+        _unused_prompts(str(path), document)
+        own_query = None
+    return prompt, own_query or prompt
+
+
+@functools.cache
+def _unused_prompts(path: str, document: str) -> None:
+    """Said once in a process."""
+    say(f"{path}: the folder has prompts for query and {document} and does not put the {document} prompt before texts by default; "
+        "set encoder.prompt and encoder.query_prompt to use them")
 
 
 def _family(config: dict[str, Any]) -> str:
