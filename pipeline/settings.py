@@ -136,9 +136,9 @@ class ClusterSettings(Settings):
     """The Ray cluster and the pools on it."""
 
     address: str | None = None
-    """null starts a local Ray; else ray://..., host:port, or auto"""
+    """ray://host:port, host:port or auto; null: the cluster that RAY_ADDRESS names, as inside `ray job submit` (a dashboard's http address there is ignored), else a local Ray"""
     workers: Annotated[int, Field(ge=1)] | None = None
-    """encode workers; null: one per CPU (or per GPU) of the cluster, never more than units"""
+    """encode workers, as many as the cluster has or can grow to; null: one per CPU (or per GPU) that it has now, never more than units"""
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     """CPUs that Ray sets aside for an encode worker; encode.threads is what it uses"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0

@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,10 @@ from pipeline.settings import ClusterSettings
 
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
 
+_NO_ADDRESS = {
+    "cluster.address": "set cluster.address to null for a local one", "RAY_ADDRESS": "unset RAY_ADDRESS for a local one", "local Ray": "look at its logs below /tmp/ray",
+}
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -25,13 +31,15 @@ class Cluster:
     gpus: int
 
     def workers(self, settings: ClusterSettings, work: int) -> int:
-        """Encode workers for `work` units: as set, else as many as fit; never more than units."""
+        """Encode workers for `work` units: as set, also where a cluster that grows on demand has no room for them yet, else as many as fit; never more than units."""
+        if settings.workers is not None:
+            return max(1, min(settings.workers, work))
         fit = int(self.gpus / settings.gpus_per_worker) if settings.gpus_per_worker else int(self.cpus / settings.cpus_per_worker)
         if fit < 1:
             wanted = f"{settings.cpus_per_worker:g} CPUs and {settings.gpus_per_worker:g} GPUs for one worker"
             there, remedy = f"{self.cpus} CPUs and {self.gpus} GPUs in the cluster", "lower cluster.cpus_per_worker or cluster.gpus_per_worker"
             raise ConfigError("cluster", wanted, there, remedy)
-        return max(1, min(settings.workers or fit, work))
+        return max(1, min(fit, work))
 
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
         """Workers for shards of an index."""
@@ -60,15 +68,38 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     import ray
 
     noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
-    # inside `ray job submit` the job's own cluster is meant; elsewhere a stale file must never attach us to somebody's
-    address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+    address, named = address_of(settings)
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE} if address == "local" else {}
-        with _hushed(verbose):
+        with _own_signals(), _hushed(verbose):
             ray.init(address=address, **own, **noise)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-        remedy = "start the cluster, or set cluster.address to null for a local one"
-        raise TransientError(f"cluster {address}", "a Ray cluster that answers", f"{type(error).__name__}: {error}", remedy) from error
+    except ValueError as error:
+        found = f"{address!r} ({' '.join(str(error).split())[:200]})"
+        raise ConfigError(named, "a Ray address: ray://host:port, host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
+    except (ConnectionError, TimeoutError, RuntimeError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"start the cluster, or {_NO_ADDRESS[named]}") from error
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """SIGTERM as it was handled before: Ray puts a handler of its own in place that ends the process without a word."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def address_of(settings: ClusterSettings) -> tuple[str, str]:
+    """(the address to connect to, what named it). Never Ray's own guess: a stale file must not attach us to somebody's cluster."""
+    if settings.address:
+        return settings.address, "cluster.address"
+    inherited = os.environ.get("RAY_ADDRESS", "")           # inside `ray job submit`: the job's own cluster
+    if inherited and not inherited.startswith(("http://", "https://")):     # those are for `ray job submit` itself: the dashboard
+        return inherited, "RAY_ADDRESS"
+    return "local", "local Ray"
 
 
 def quiet(verbose: bool) -> None:
