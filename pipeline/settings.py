@@ -46,7 +46,7 @@ class EncoderSettings(Settings):
     query_prompt: str | None = None
     """text put before every query; null: the folder's query prompt where the corpus gets its counterpart, else the same as `prompt`"""
     max_length: Annotated[int, Field(ge=4)] | None = None
-    """tokens of one text, special tokens included; what is longer is cut at the end and counted"""
+    """tokens of one text, special tokens included; what is longer is cut, at the end unless the folder's tokenizer says at the start, and counted"""
     normalize: bool | None = None
     """false drops the folder's Normalize module, true adds one; either is another space"""
 
@@ -136,7 +136,7 @@ class ClusterSettings(Settings):
     """The Ray cluster and the pools on it."""
 
     address: str | None = None
-    """ray://host:port, host:port or auto; null: the cluster that RAY_ADDRESS names, as inside `ray job submit` (a dashboard's http address there is ignored), else a local Ray"""
+    """ray://host:port, host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is ignored), else a local Ray"""
     workers: Annotated[int, Field(ge=1)] | None = None
     """encode workers, as many as the cluster has or can grow to; null: one per CPU (or per GPU) that it has now, never more than units"""
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0

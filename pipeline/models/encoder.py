@@ -85,7 +85,7 @@ class Encoder:
             torch.set_num_threads(encode.threads)
         self._model, self._mlp = _load(folder, self.arithmetic)
         self._tail = load_tail(folder, self.arithmetic.place)
-        self._tokenizer = load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower)
+        self._tokenizer = load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower, cuts=folder.cuts)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
     @property

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pipeline.errors import ModelError
 from pipeline.log import say
 from pipeline.models.locate import digest_of_file, locate
 from pipeline.settings import EncoderSettings
+from pipeline.text.tokens import Side
 
 POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last")
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
@@ -25,6 +27,7 @@ _TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert",
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                     "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")    # as sentence-transformers' `encode_document` looks for them
+_LEFT_TRUNCATION = re.compile(rb'"truncation":\s*\{[^{}]*"direction":\s*"Left"')
 _NO_LIMIT = 1_000_000                                   # tokenizers without a limit write 1e30
 _NOT_ARITHMETIC = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "architectures", "use_cache", "gradient_checkpointing")
 
@@ -58,6 +61,8 @@ class EncoderFolder:
     prompt: str
     query_prompt: str
     lower: bool
+    cuts: Side
+    """where a text that is too long is cut"""
     transformer: str
     """where config.json lies, relative to `path`; "" is the folder itself"""
     weights: tuple[str, ...]
@@ -94,6 +99,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         path=path, transformer=transformer, config=config, family=_family(config), tail=tail, prompt=prompt, query_prompt=query_prompt,
         pooling=_checked_pooling(settings.pooling) if settings.pooling else pooling, include_prompt=include_prompt or settings.pooling is not None,
         max_length=_max_length(path / transformer, config, own, settings.max_length), lower=bool(own.get("do_lower_case")),
+        cuts=_cuts(path / transformer),
         dim=0, weights=_weights(path, transformer), files={},
     )
     return _identified(folder, modules)
@@ -245,6 +251,17 @@ def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wante
     return wanted
 
 
+def _cuts(folder: Path) -> Side:
+    """As transformers decides: tokenizer_config.json, else what stands at the head of tokenizer.json; that file can have many megabytes."""
+    named = read_json(folder / "tokenizer_config.json").get("truncation_side")
+    if named not in (None, "left", "right"):
+        raise ModelError(str(folder / "tokenizer_config.json"), "truncation_side left or right", repr(named), "restore the file")
+    if named is None and (folder / "tokenizer.json").is_file():
+        with (folder / "tokenizer.json").open("rb") as file:
+            named = "left" if _LEFT_TRUNCATION.search(file.read(2_048)) else "right"
+    return "start" if named == "left" else "end"
+
+
 def _weights(path: Path, transformer: str) -> tuple[str, ...]:
     """Weight files, relative to the folder: safetensors before .bin, one file before an index of several."""
     for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"):
@@ -300,5 +317,5 @@ def _space_id(folder: EncoderFolder) -> str:
         "config": {key: value for key, value in folder.config.items() if key not in _NOT_ARITHMETIC},
         "tokenizer": [folder.files[name] for name in tokenizer],
         "pooling": [*folder.pooling, folder.include_prompt], "tail": tail, "prompt": folder.prompt, "lower": folder.lower,
-        "max_length": folder.max_length, "truncation": "end", "normalizer": NORMALIZER_VERSION, "dim": folder.dim,
+        "max_length": folder.max_length, "truncation": folder.cuts, "normalizer": NORMALIZER_VERSION, "dim": folder.dim,
     })

@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
     import tokenizers
+
+Side = Literal["start", "end"]
 
 _BATCH_TEXTS = 1_024            # handed to the tokenizer's own threads at once
 _BATCH_CHARACTERS = 1 << 20     # its encodings take about 100 bytes a token until they are copied out
@@ -32,7 +34,7 @@ class Tokens:
     offsets: np.ndarray
     """(n + 1,) int64"""
     truncated: np.ndarray
-    """(n,) bool: the text had more tokens than max_length and lost its end"""
+    """(n,) bool: the text had more tokens than max_length and lost its end, or its beginning"""
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -51,7 +53,7 @@ class IdSource(Protocol):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Prompt, tokenize, cut at the end, add special tokens."""
+    """Prompt, tokenize, cut, add special tokens."""
 
     source: IdSource
     prefix: tuple[int, ...]
@@ -61,6 +63,8 @@ class Tokenizer:
     prompt: str = ""
     seam: re.Pattern[str] | None = None
     """where a text may be cut: its tokens begin with those of each prefix that ends where this matches; None: nowhere"""
+    cuts: Side = "end"
+    """where a text loses the tokens that do not fit, its prompt's included"""
 
     @property
     def room(self) -> int:
@@ -82,11 +86,13 @@ class Tokenizer:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
         ids = np.empty(offsets[-1], np.int32)
         for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            ids[start:end] = [*self.prefix, *row[: self.room], *self.suffix]
+            ids[start:end] = [*self.prefix, *(row[: self.room] if self.cuts == "end" else row[-self.room :]), *self.suffix]
         return Tokens(ids, offsets, truncated)
 
     def _contents(self, texts: list[str]) -> list[list[int]]:
-        """At least room + 1 ids of a text that has so many, without its special tokens."""
+        """At least room + 1 ids of a text that has so many, from the side that is kept, without its special tokens."""
+        if self.cuts == "start":                        # the whole text is read: seams are known from the left alone
+            return [row[-self.room - 1 :] for row in self.source(texts)]
         heads = [self._head(text, _CHARACTERS_PER_TOKEN * self.max_length) for text in texts]
         rows = self.source(heads)
         for place, (text, head) in enumerate(zip(texts, heads, strict=True)):
@@ -102,8 +108,12 @@ class Tokenizer:
         return text[: seam.start()] if seam else text
 
 
-def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bool = False) -> Tokenizer:
+def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end") -> Tokenizer:
     """The tokenizer of a model folder: its tokenizer.json, else what transformers makes of its vocabulary. `lower` adds lower-casing first."""
+    return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
+
+
+def _load(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
     import tokenizers
 
     file = folder / "tokenizer.json"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -22,7 +23,7 @@ from pipeline.models.folder import open_folder
 from pipeline.models.locate import PACKAGED_SHA256, locate
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
-from tests.models.folders import TEXTS, edit_json, save_folder
+from tests.models.folders import LONG, TEXTS, edit_json, save_folder
 
 
 def opened(folder, **changes):
@@ -109,6 +110,30 @@ def test_queries_get_the_query_prompt_only_where_the_corpus_gets_its_counterpart
     assert heard.count("set encoder.prompt and encoder.query_prompt to use them") == said
     assert opened(bert, query_prompt="mine ").query_prompt == "mine "
     assert opened(bert, prompt="d: ").query_prompt == "d: "
+
+
+@pytest.mark.parametrize("said_in", ["tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_folder_that_cuts_texts_at_their_start_is_followed(folders, tmp_path, family, said_in):
+    save_sentence_transformer(folders[family], tmp_path / "st", dense=False)
+    ends = opened(tmp_path / "st")
+    if said_in == "tokenizer_config.json":
+        edit_json(tmp_path / "st" / said_in, truncation_side="left")
+    else:
+        config = tmp_path / "st" / "tokenizer_config.json"
+        config.write_text(json.dumps({key: value for key, value in json.loads(config.read_text()).items() if key != "truncation_side"}))
+        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "st" / said_in))
+        backend.enable_truncation(40, direction="left")
+        backend.save(str(tmp_path / "st" / said_in))
+    folder = opened(tmp_path / "st")
+    assert (ends.cuts, folder.cuts) == ("end", "start")
+    assert folder.space_id != ends.space_id
+    texts = [*TEXTS, LONG + "two dogs run.", "two dogs run " * 14]
+    reference = SentenceTransformer(str(tmp_path / "st"), device="cpu")
+    for prompt in ("", "the cat: "):
+        encoder = load_encoder(EncoderSettings(path=str(tmp_path / "st"), prompt=prompt), EncodeSettings())
+        np.testing.assert_allclose(encoder.encode(texts), reference.encode(texts, prompt=prompt), atol=1e-5)
+    assert np.abs(encoder.encode([LONG]) - encoder.encode([LONG + "two dogs run."])).max() > 1e-3
 
 
 def test_a_plain_folder_takes_the_mean_without_normalisation(folders):
