@@ -1,8 +1,8 @@
 """A store in a directory."""
 
 import contextlib
+import hashlib
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -13,8 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.store.store import PARTIAL, Entry, Store, checked, verified
-
-_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:32]     # a process number means nothing on another machine that shares the directory
 
 
 class LocalStore(Store):
@@ -87,10 +85,11 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         os.makedirs(self.uri, exist_ok=True)
-        for place in Path(self.uri).glob(f"{PARTIAL}{_HOST}-*-*"):
+        mine = f"{PARTIAL}{_process_space()}-"
+        for place in Path(self.uri).glob(f"{mine}*-*"):
             if _is_dead(place.name.split("-")[-2]):     # a killed run's, and it may be as large as the corpus
                 _removed(place)
-        with tempfile.TemporaryDirectory(prefix=f"{PARTIAL}{_HOST}-{os.getpid()}-", dir=self.uri) as directory:
+        with tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=self.uri) as directory:
             yield Path(directory)
 
     def _place(self, path: str) -> Path:
@@ -125,6 +124,16 @@ def _removed(place: Path) -> int:
     else:
         place.unlink(missing_ok=True)
     return size
+
+
+def _process_space() -> str:
+    """Where a process number means what it means here, 12 hex digits: pods may share a directory, a host name, and even the kernel."""
+    facts = [socket.gethostname()]
+    with contextlib.suppress(OSError):                  # only Linux tells
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        facts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
 def _is_dead(pid: str) -> bool:

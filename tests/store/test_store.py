@@ -1,7 +1,9 @@
 """Whole files only: nobody reads half of one, one of two creators wins, and no path leaves the root."""
 
+import contextlib
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -130,6 +132,27 @@ def test_what_a_killed_run_left_in_scratch_is_gone_with_the_next_one(tmp_path: P
     assert len(list(tmp_path.iterdir())) == 1
     with open_store(tmp_path).scratch() as mine, open_store(tmp_path).scratch() as other:
         assert set(tmp_path.iterdir()) == {mine, other}, "a living run's scratch stays"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("differs", ["host name", "process namespace"])
+def test_a_scratch_of_another_pod_on_the_same_root_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here, there, living = socket.gethostname(), os.readlink, contextlib.ExitStack()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "getpid", lambda: ended.pid)         # lives over there; here nothing has that number
+        if differs == "host name":
+            elsewhere.setattr(socket, "gethostname", lambda: here[:4] + "-" + here[4:])     # the same letters and digits
+        else:
+            elsewhere.setattr(os, "readlink", lambda path: "pid:[1]" if path == "/proc/self/ns/pid" else there(path))
+        foreign = living.enter_context(open_store(tmp_path).scratch())
+    with living, open_store(tmp_path).scratch() as mine:
+        assert set(tmp_path.iterdir()) == {foreign, mine}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_writers_left_is_swept_by_age(tmp_path: Path):
     (tmp_path / "units").mkdir()
     (tmp_path / "units" / ".tmp-1-abc").write_bytes(b"half")
     assert open_store(tmp_path).sweep(time.time() - 60) == 0
