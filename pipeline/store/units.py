@@ -125,7 +125,7 @@ def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def create_record(store: Store, path: str, record: UnitRecord) -> UnitRecord:
     """The record that stands at `path` afterwards: `record`, or the one that another attempt created first.
 
-    A record that cannot be read (a file system without hard links, stopped in the middle) is replaced.
+    A record that cannot be read (a file system without hard links, stopped in the middle) is replaced, and one whose data are not there in full.
     """
     if store.create(path, record.to_json()):
         return record
@@ -133,7 +133,7 @@ def create_record(store: Store, path: str, record: UnitRecord) -> UnitRecord:
         winner = UnitRecord.load(store, path)
     except DataError:
         winner = None
-    if winner is None:
+    if winner is None or store.size(winner.path) != winner.bytes:
         store.write(path, record.to_json())
         return record
     return winner
