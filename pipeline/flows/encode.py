@@ -43,6 +43,9 @@ class EncodeBlocks:
         if self._text not in block.column_names:
             remedy = "name it: fn_constructor_kwargs={'text': ...}"
             raise DataError("EncodeBlocks", f"a text column {self._text!r}", f"the columns {', '.join(block.column_names)}", remedy)
+        if self._vector in block.column_names:
+            remedy = "drop it, or name another: fn_constructor_kwargs={'vector': ...}"
+            raise DataError("EncodeBlocks", f"no column {self._vector!r} yet, the vectors become it", f"the columns {', '.join(block.column_names)}", remedy)
         texts = normalize(block[self._text].combine_chunks())
         filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
         vectors = np.zeros((len(texts), self._encoder.dim), np.float32)

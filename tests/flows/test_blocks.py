@@ -32,3 +32,10 @@ def test_a_dataset_gains_vectors_and_keeps_its_rows(cluster: Cluster, encoder: P
 def test_a_missing_text_column_is_named(encoder: Path):
     with pytest.raises(DataError, match=r"text column 'text'.*columns number"):
         EncodeBlocks(str(encoder))(pa.table({"number": [1]}))
+
+
+def test_a_column_that_the_vectors_would_hide_is_named(encoder: Path):
+    block = pa.table({"text": ["a dog"], "vector": [1], "other": [2]})
+    with pytest.raises(DataError, match=r"no column 'vector' yet.*columns text, vector, other"):
+        EncodeBlocks(str(encoder))(block)
+    assert EncodeBlocks(str(encoder), vector="mine")(block).column_names == ["text", "vector", "other", "mine"]
