@@ -26,11 +26,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one file has. types: id and kept columns; null where nothing tells yet. rows: None where only reading tells."""
+    """What one file has. types: id and kept columns; null where nothing tells yet. rows: None where only reading tells.
+
+    negative_ids: whether there may be any.
+    """
 
     file: SourceFile
     types: dict[str, pa.DataType]
     rows: int | None = None
+    negative_ids: bool = True
 
 
 def id_type(found: pa.DataType) -> pa.DataType | None:
@@ -65,33 +69,47 @@ def mistyped(file: SourceFile, setting: str, column: str, expected: str, found: 
 
 
 def agree(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[Columns, dict[str, DataError]]:
-    """The corpus's types, and the files that do not fit them by name. The first file decides between string and integer ids; numbers widen."""
-    refused: dict[str, DataError] = {}
-    ids = [(one.file, one.types[corpus.id]) for one in seen if not pa.types.is_null(one.types[corpus.id])]
-    first, chosen = ids[0] if ids else (None, pa.string())
-    for file, found in ids:
-        if first is not None and pa.types.is_string(found) != pa.types.is_string(chosen):
-            refused[file.name] = mistyped(file, "corpus.id", corpus.id, f"{_kind(chosen)}, as in {first.name}", _kind(found))
-        elif found != chosen:
-            chosen = pa.int64()                         # uint64 beside signed ids: those above 2^63 are refused where they are read
+    """The corpus's types, and the files that do not fit them by name. The first file decides between string and integer ids; numbers widen.
+
+    JSON lines are not refused for a kept column: what does not fit becomes null where it is read.
+    """
+    chosen, refused = _agreed_id(seen, corpus)
     kept = []
     for name in corpus.keep:
-        field = pa.field(name, pa.null())
-        for one in seen:
+        kind = chosen if name == corpus.id else pa.null()
+        for one in () if name == corpus.id else seen:
             try:
-                field = _widest(field, pa.field(name, decoded(one.types[name])))
+                kind = widest(kind, decoded(one.types[name]))
             except pa.ArrowTypeError:
-                refused.setdefault(one.file.name, mistyped(one.file, "corpus.keep", name, f"{field.type}, as in earlier files", one.types[name]))
-        kept.append(pa.field(name, pa.string()) if pa.types.is_null(field.type) else field)
+                if one.file.format == "parquet":
+                    refused.setdefault(one.file.name, mistyped(one.file, "corpus.keep", name, f"{kind}, as in earlier files", one.types[name]))
+        kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
     return Columns(chosen, tuple(kept)), refused
+
+
+def _agreed_id(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[pa.DataType, dict[str, DataError]]:
+    """uint64 where a file needs it and no other may have negative ids; beside such, ids of 2^63 and above are refused where they are read."""
+    known = [one for one in seen if not pa.types.is_null(one.types[corpus.id])]
+    if not known:
+        return pa.string(), {}
+    first = known[0].types[corpus.id]
+    fitting = [one for one in known if pa.types.is_string(one.types[corpus.id]) == pa.types.is_string(first)]
+    expected = f"{_kind(first)}, as in {known[0].file.name}"
+    refused = {one.file.name: mistyped(one.file, "corpus.id", corpus.id, expected, _kind(one.types[corpus.id])) for one in known if one not in fitting}
+    if pa.types.is_string(first):
+        return first, refused
+    unsigned = any(pa.types.is_uint64(one.types[corpus.id]) for one in fitting) and not any(one.negative_ids for one in fitting)
+    return pa.uint64() if unsigned else pa.int64(), refused
 
 
 def _kind(found: pa.DataType) -> str:
     return "string" if pa.types.is_string(found) else "integer"
 
 
-def _widest(one: pa.Field, other: pa.Field) -> pa.Field:
-    return pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive").field(0)
+def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type that holds both; ArrowTypeError where none does."""
+    schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
+    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
 def cast_column(column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str) -> pa.ChunkedArray:

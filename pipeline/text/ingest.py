@@ -163,6 +163,7 @@ class _Pass:
         self._count("rows", batch.rows)
         self._count("control_characters", sum(control_characters(chunk) for chunk in good["text"].chunks))
         self._count("surrogates_replaced", len(batch.surrogates))
+        self._count("kept_values_dropped", len(batch.dropped))
         names = pa.chunked_array([pa.repeat(pa.scalar(file.name), good.num_rows)])
         columns = {**{name: good[name] for name in good.column_names}, "text_key": keys, "file": names}
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.schema import carried_name
-from pipeline.text.columns import Columns, Seen, missing, mistyped
+from pipeline.text.columns import Columns, Seen, missing, mistyped, widest
 from pipeline.text.normalize import has_surrogates, replace_surrogates
 from pipeline.text.quarantine import Rejected
 from pipeline.text.rows import RawBatch
@@ -35,23 +36,16 @@ class _Block:
 
 
 def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
-    """Types by the first block; DataError when the file is an array, or no object in that block has a column, or one of the right type."""
-    block = next(_blocks(file), _Block(b"", 0, 0))
-    if block.lines.lstrip().startswith(b"["):
-        raise file.error("JSON lines (one object per line)", "a JSON array", "write one object per line, for instance with jq -c '.[]'")
-    parsed = (_parse(line)[0] for line in block.lines.split(b"\n") if line.strip())
-    objects = [one for one in parsed if one is not None]
-    types = {corpus.id: pa.null()} | {name: pa.null() for name in corpus.keep}
-    if not objects:
-        return Seen(file, types)
-    values = {setting: [one[name] for one in objects if one.get(name) is not None] for setting, name in _columns(corpus) if _present(objects, setting, name, file)}
-    if values["corpus.text"] and not any(isinstance(value, str) for value in values["corpus.text"]):
-        raise mistyped(file, "corpus.text", corpus.text, "string", type(values["corpus.text"][0]).__name__)
-    for value in values["corpus.id"]:
-        types[corpus.id] = _agreed_id(types[corpus.id], value, file, corpus)
-    for name in corpus.keep:
-        types[name] = pa.string() if name in file.partitions else _inferred(values[f"corpus.keep {name}"])
-    return Seen(file, types)
+    """Types by the first block, with kept columns by all rows that may be read: a number with a point may come late.
+
+    DataError when the file is an array, or no object has a column, or one of the right type.
+    """
+    look = _Look(file, corpus)
+    for block in _blocks(file):
+        look.add(block)
+        if not corpus.keep or (corpus.max_rows is not None and block.first + block.lines.count(b"\n") >= corpus.max_rows):
+            break
+    return look.seen()
 
 
 def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
@@ -66,11 +60,7 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
             for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
                 if line.strip():
                     lines.add(number, line)
-            yield RawBatch(lines.table(), block.position, tuple(lines.rejected), tuple(lines.surrogates))
-
-
-def _columns(corpus: CorpusSettings) -> list[tuple[str, str]]:
-    return [("corpus.id", corpus.id), ("corpus.text", corpus.text), *((f"corpus.keep {name}", name) for name in corpus.keep)]
+            yield RawBatch(lines.table(), block.position, tuple(lines.rejected), tuple(lines.surrogates), tuple(lines.dropped))
 
 
 def _blocks(file: SourceFile) -> Iterator[_Block]:
@@ -106,18 +96,22 @@ def _parsed_by_arrow(block: _Block, schema: pa.Schema, file: SourceFile, corpus:
     wanted = {name: schema.field(column).type for column, name in sources.items()}
     if any(schema.field(column).type != wanted[name] for column, name in sources.items()):
         return None                                     # one key for two columns of different types
-    parse = pj.ParseOptions(explicit_schema=pa.schema(list(wanted.items())), unexpected_field_behavior="ignore")
-    try:
-        table = pj.read_json(pa.BufferReader(block.lines), pj.ReadOptions(use_threads=False, block_size=len(block.lines) + 1), parse)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    if table.num_rows != rows:
+    table = _table(block.lines, wanted)
+    if table is None or table.num_rows != rows:
         return None
     columns = {column: table[name] for column, name in sources.items()}
-    for name, value in file.partitions.items():
-        columns |= {column: _constant(value, rows) for column, source in sources.items() if source == name and table[name].null_count == rows}
+    columns |= {column: pc.fill_null(columns[column], value) for column, value in _partition_values(schema, file, corpus).items()}
     number = pa.array(np.arange(block.first, block.first + rows, dtype=np.int64))
     return pa.table({**columns, "row": number}).combine_chunks()
+
+
+def _table(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table | None:
+    """The objects' values under those keys; None when one is of another type, or not all is JSON."""
+    parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore")
+    try:
+        return pj.read_json(pa.BufferReader(lines), pj.ReadOptions(use_threads=False, block_size=len(lines) + 1), parse)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
 
 
 def _plain_lines(lines: bytes) -> int | None:
@@ -140,8 +134,13 @@ def _sources(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
     return dict(zip(schema.names, (corpus.id, corpus.text, *corpus.keep), strict=True))
 
 
-def _constant(value: str | None, count: int) -> pa.ChunkedArray:
-    return pa.chunked_array([pa.repeat(pa.scalar(value, pa.string()), count)])
+def _partition_values(schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> dict[str, pa.Scalar]:
+    """Column of the batch -> what it holds where a row has no value of its own; without columns that cannot hold it."""
+    values = {}
+    for column, name in _sources(schema, corpus).items():
+        with contextlib.suppress(pa.ArrowException):
+            values[column] = pa.scalar(file.partitions.get(name), pa.string()).cast(schema.field(column).type)
+    return {column: value for column, value in values.items() if value.is_valid}
 
 
 def _parse(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
@@ -158,6 +157,74 @@ def _parse(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
 
 
 @dataclass
+class _Look:
+    """What the blocks of a file tell about the types of its id and its kept columns."""
+
+    file: SourceFile
+    corpus: CorpusSettings
+    types: dict[str, pa.DataType] = field(init=False)
+    example: dict[str, Any] | None = None               # the first object
+    present: set[str] = field(default_factory=set)
+    negative: bool = False
+    large: bool = False                                 # an id of 2^63 or above
+
+    def __post_init__(self) -> None:
+        self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
+
+    def add(self, block: _Block) -> None:
+        if block.first == 0 and block.lines.lstrip().startswith(b"["):
+            raise self.file.error("JSON lines (one object per line)", "a JSON array", "write one object per line, for instance with jq -c '.[]'")
+        if self.example is not None and self._as_known(block):
+            return
+        objects = [one for line in block.lines.split(b"\n") if line.strip() and (one := _parse(line)[0]) is not None]
+        if objects and self.example is None:
+            self.example = objects[0]
+            self._check_text(objects)
+        for one in objects:
+            self.present |= self.types.keys() & one.keys()
+            self._add_id(one.get(self.corpus.id))
+            for name in self._carried():
+                self.types[name] = _widened(self.types[name], one.get(name))
+
+    def seen(self) -> Seen:
+        for setting, names in (("corpus.id", (self.corpus.id,)), ("corpus.keep", self.corpus.keep)):
+            for name in names:
+                if self.example is not None and name not in self.present and name not in self.file.partitions:
+                    raise missing(self.file, setting, name, [*self.file.partitions, *self.example])
+        types = {name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind for name, kind in self.types.items()}
+        if pa.types.is_integer(types[self.corpus.id]):
+            types[self.corpus.id] = pa.uint64() if self.large and not self.negative else pa.int64()
+        return Seen(self.file, types, negative_ids=self.negative)
+
+    def _as_known(self, block: _Block) -> bool:
+        """Whether Arrow can read the block by the types found so far: it has nothing to add then."""
+        table = _table(block.lines, self.types)
+        if table is not None and pa.types.is_uint64(self.types[self.corpus.id]):
+            self.large |= (pc.max(table[self.corpus.id]).as_py() or 0) >= 2**63
+        return table is not None
+
+    def _check_text(self, objects: list[dict[str, Any]]) -> None:
+        name = self.corpus.text
+        if name not in self.file.partitions and not any(name in one for one in objects):
+            raise missing(self.file, "corpus.text", name, [*self.file.partitions, *objects[0]])
+        texts = [one[name] for one in objects if one.get(name) is not None]
+        if texts and not any(isinstance(text, str) for text in texts):
+            raise mistyped(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
+
+    def _add_id(self, value: Any) -> None:
+        """Integers are taken as uint64 until one is negative."""
+        agreed = _agreed_id(self.types[self.corpus.id], value, self.file, self.corpus)
+        if isinstance(value, int):
+            self.negative |= -(2**63) <= value < 0
+            self.large |= 2**63 <= value < 2**64
+            agreed = pa.int64() if self.negative else pa.uint64()
+        self.types[self.corpus.id] = agreed
+
+    def _carried(self) -> list[str]:
+        return [name for name in self.corpus.keep if name != self.corpus.id]
+
+
+@dataclass
 class _Lines:
     """Takes a block line by line and finds a place for each: a row, or what is wrong with it."""
 
@@ -167,25 +234,28 @@ class _Lines:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     surrogates: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    partition: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partition = {column: value.as_py() for column, value in _partition_values(self.schema, self.file, self.corpus).items()}
 
     def add(self, number: int, line: bytes) -> None:
         value, reason, detail = _parse(line)
         if value is None:
             self.rejected.append(Rejected(number, reason, detail, text=line.decode(errors="replace")))
             return
-        value = {**self.file.partitions, **value}
-        row_id = self._id(value.get(self.corpus.id))
-        text = value.get(self.corpus.text)
-        kept = [_fitted(value.get(name), kind) for name, kind in zip(self.corpus.keep, self.schema.types[2:], strict=True)]
-        wrong = [name for name, (_, fits) in zip(self.corpus.keep, kept, strict=True) if not fits]
-        if not isinstance(text, str | None):
-            wrong.append(self.corpus.text)
+        row_id, text, *others = (self._value(value.get(name), column) for column, name in _sources(self.schema, self.corpus).items())
+        row_id = self._id(row_id)
+        wrong = [] if isinstance(text, str | None) else [(self.corpus.text, text)]
         if isinstance(row_id, int) and not _in_range(row_id, self.schema.field("id").type):
-            wrong.append(self.corpus.id)
+            wrong.append((self.corpus.id, row_id))
         if wrong:
-            detail = ", ".join(f"{name} is {json.dumps(value.get(name))[:60]}" for name in wrong)
+            detail = ", ".join(f"{name} is {json.dumps(found)[:60]}" for name, found in wrong)
             self.rejected.append(Rejected(number, "wrong_type", detail, None if row_id is None else str(row_id), text if isinstance(text, str) else None))
             return
+        kept = [_fitted(one, kind) for one, kind in zip(others, self.schema.types[2:], strict=True)]
+        self.dropped += [number for _, fits in kept if not fits]
         if isinstance(text, str) and has_surrogates(text):
             self.surrogates.append(number)
             text = replace_surrogates(text)
@@ -195,6 +265,9 @@ class _Lines:
         schema = self.schema.append(pa.field("row", pa.int64()))
         columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
         return pa.table([pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)], schema=schema)
+
+    def _value(self, own: Any, column: str) -> Any:
+        return self.partition.get(column) if own is None else own
 
     def _id(self, value: Any) -> int | str | None:
         found = _agreed_id(self.schema.field("id").type, value, self.file, self.corpus)
@@ -249,16 +322,11 @@ def _by_arrow(value: Any, kind: pa.DataType) -> Any:
     return pj.read_json(pa.BufferReader(content), pj.ReadOptions(use_threads=False, block_size=len(content) + 1), parse)["value"][0].as_py()
 
 
-def _present(objects: list[dict[str, Any]], setting: str, name: str, file: SourceFile) -> bool:
-    """True; DataError when no object has the key."""
-    if name not in file.partitions and not any(name in one for one in objects):
-        raise missing(file, setting.split()[0], name, [*file.partitions, *objects[0]])
-    return True
-
-
-def _inferred(values: list[Any]) -> pa.DataType:
-    """The type of a kept column: one that holds the values seen, else that of the first."""
-    for sample in (values, values[:1]):
-        with contextlib.suppress(pa.ArrowException, OverflowError):
-            return pa.infer_type(sample)
-    return pa.string()
+def _widened(kind: pa.DataType, value: Any) -> pa.DataType:
+    """The type that holds values of `kind` and this one (null gives way to any, an integer to a double); `kind` itself where none does."""
+    if value is None:
+        return kind
+    with contextlib.suppress(pa.ArrowException, OverflowError):
+        found = pa.infer_type([value])
+        return kind if found == kind else widest(kind, found)
+    return kind

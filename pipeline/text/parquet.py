@@ -32,7 +32,17 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
         raise mistyped(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
     if not _can_be_text(decoded(types[corpus.text])):
         raise mistyped(file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text])
-    return Seen(file, {corpus.id: found} | {name: types[name] for name in corpus.keep}, rows)
+    return Seen(file, {name: types[name] for name in corpus.keep} | {corpus.id: found}, rows, _may_be_negative(opened.metadata, corpus.id, types[corpus.id]))
+
+
+def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> bool:
+    """Whether a column of integers may hold one below 0, by the footer's statistics."""
+    if pa.types.is_unsigned_integer(kind):
+        return False
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    chunks = [chunk for group in groups for place in range(group.num_columns) if (chunk := group.column(place)).path_in_schema == name]
+    known = [chunk.statistics for chunk in chunks if chunk.statistics is not None and chunk.statistics.has_min_max]
+    return len(known) < len(chunks) or any(pa.types.is_integer(kind) and statistics.min < 0 for statistics in known)
 
 
 def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:

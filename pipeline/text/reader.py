@@ -26,7 +26,7 @@ class Survey:
 
 
 def survey(files: Sequence[SourceFile], corpus: CorpusSettings) -> Survey:
-    """Types that the files agree on, from Parquet footers and the first lines of JSON: an unusable file shows before the first row is read.
+    """Types that the files agree on, from Parquet footers and the first lines of JSON (all lines, for kept columns): an unusable file shows before the first row is read.
 
     With `corpus.bad_files: error` the first such file's DataError is raised.
     """

@@ -17,13 +17,14 @@ from pipeline.text.sources import SourceFile
 class RawBatch:
     """Rows as a reader found them: id (agreed type), text (string or binary), kept columns, row; what it could not read; input bytes read so far.
 
-    surrogates: numbers of the rows whose text had lone surrogates.
+    surrogates: numbers of the rows whose text had lone surrogates; dropped: of those with a kept value that did not fit, once for each such value.
     """
 
     rows: pa.Table
     position: int
     rejected: tuple[Rejected, ...] = ()
     surrogates: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class SourceBatch:
     bad: pa.Table
     position: int = 0
     surrogates: frozenset[int] = field(default_factory=frozenset)
+    dropped: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -45,7 +47,7 @@ class SourceBatch:
             return self
         last = np.sort(np.concatenate([self.good["row"].to_numpy(), self.bad["row"].to_numpy()]))[count]
         good, bad = (table.filter(pc.less(table["row"], int(last))) for table in (self.good, self.bad))
-        return SourceBatch(good, bad, self.position, frozenset(row for row in self.surrogates if row < last))
+        return SourceBatch(good, bad, self.position, frozenset(row for row in self.surrogates if row < last), tuple(row for row in self.dropped if row < last))
 
 
 def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
@@ -60,8 +62,9 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     good = decoded & has_id & filled
     rejected = raw.rejected if good.all() else (*raw.rejected, *_rejected(table.filter(pa.array(~good)), {name: valid[~good] for name, valid in utf8.items()}))
     table = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(pa.array(good))
-    surrogates = frozenset(raw.surrogates).intersection(table["row"].to_pylist()) if raw.surrogates else frozenset()
-    sifted = SourceBatch(table, quarantine(file.name, rejected), raw.position, surrogates)
+    taken = frozenset(table["row"].to_pylist()) if raw.surrogates or raw.dropped else frozenset()
+    dropped = tuple(row for row in raw.dropped if row in taken)
+    sifted = SourceBatch(table, quarantine(file.name, rejected), raw.position, taken.intersection(raw.surrogates), dropped)
     if sifted.rows != raw.rows.num_rows + len(raw.rejected):
         raise Defect(file.uri, f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad", f"{sifted.rows}", "report this with the file")
     return sifted

@@ -4,13 +4,16 @@ import gzip
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.store import open_store
 from pipeline.text.columns import Columns
+from pipeline.text.ingest import ingest
 from pipeline.text.reader import read_batches, survey
 from pipeline.text.sources import list_files
 
@@ -62,7 +65,8 @@ def oracle(line):
     if not isinstance(value, dict):
         return "invalid_json"
     number, text = value.get("number"), value.get("text")
-    if not (number is None or (type(number) is int and -(2**63) <= number < 2**63)) or not isinstance(text, str | None):
+    number = number if type(number) is int and -(2**63) <= number < 2**63 else None
+    if not isinstance(text, str | None):
         return "wrong_type"
     if value.get("id") is None:
         return "null_id"
@@ -102,16 +106,76 @@ def test_a_long_text_stays_whole(tmp_path):
     assert [row["text"] for row in good] == [text.strip(), "s"]
 
 
-def test_kept_values_keep_their_type_or_are_set_aside(tmp_path):
+def test_kept_values_keep_their_type_or_become_null(tmp_path):
     lines = [{"id": 1, "text": "a", "tags": ["x"], "price": 1}, {"id": 2, "text": "b", "tags": None, "price": 2.5},
              {"id": 3, "text": "c", "tags": "y", "price": 3}, {"id": 4, "text": "d"}, {"id": 5, "text": "e", "tags": ["\ud800"], "price": "6"}]
     corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("tags", "price", "text"))
     assert survey(list_files(corpus), corpus).columns.kept == (pa.field("tags", pa.list_(pa.string())), pa.field("price", pa.float64()), pa.field("text", pa.string()))
+    batches = list(read_batches(list_files(corpus)[0], corpus))
     good, bad, _ = rows_of(tmp_path / "a.jsonl", corpus)
-    assert [(row["id"], row["tags"], row["price"], row["kept.text"]) for row in good] == [(1, ["x"], 1.0, "a"), (2, None, 2.5, "b"), (4, None, None, "d")]
-    assert [(row["row"], row["reason"], row["detail"]) for row in bad] == [
-        (2, "wrong_type", 'tags is "y"'), (4, "wrong_type", 'tags is ["\\ud800"], price is "6"'),
+    assert [(row["id"], row["tags"], row["price"], row["kept.text"]) for row in good] == [
+        (1, ["x"], 1.0, "a"), (2, None, 2.5, "b"), (3, None, 3.0, "c"), (4, None, None, "d"), (5, None, None, "e"),
     ]
+    assert (bad, [batch.dropped for batch in batches]) == ([], [(2, 4, 4)])
+    assert batches[0].head(3).dropped == (2,)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_kept_column_widens_to_what_comes_blocks_later(tmp_path, name):
+    late = {"price": 1100.5, "note": 3, "tags": ["x"], "late": "here"}
+    lines = [{"id": number, "text": "some text " * 20, **({"price": 1, "note": None, "tags": []} if number < 12_000 else late)} for number in range(12_001)]
+    good, bad, _ = rows_of(written(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late")))
+    assert (len(good), bad) == (12_001, [])
+    assert [good[place][column] for place in (0, -1) for column in ("price", "note", "tags", "late")] == [1.0, None, [], None, 1100.5, 3, ["x"], "here"]
+
+
+def test_files_whose_kept_columns_differ_cost_no_row(tmp_path):
+    for name, value in (("a.jsonl", 1), ("b.jsonl", 2.5), ("c.jsonl", "three")):
+        written(tmp_path, {"id": name, "text": "t", "price": value}, name=name)
+    store = open_store(tmp_path / "_out")
+    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("price",)), 10, store)
+    assert pq.read_table(store.local(made.units[0].path))["price"].to_pylist() == [1.0, 2.5, None]
+    assert (made.counts["good"], made.counts["kept_values_dropped"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("ids", "kind", "bad"), [
+    ([2**63, 1, 2**64 - 1], pa.uint64(), []),
+    ([1, 2**63, -1], pa.int64(), [1]),
+    ([1, 2**63, 2**64], pa.uint64(), [2]),
+    ([1, 2], pa.int64(), []),
+])
+def test_ids_of_64_bits_are_kept_as_they_are(tmp_path, ids, kind, bad):
+    for keep in ((), ("id",)):
+        corpus = CorpusSettings(uri=str(written(tmp_path, *({"id": one, "text": "t"} for one in ids))), keep=keep)
+        assert survey(list_files(corpus), corpus).columns.id == kind
+        good, wrong, _ = rows_of(tmp_path / "a.jsonl", corpus)
+        assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
+        assert [row["row"] for row in wrong] == bad
+
+
+@pytest.mark.parametrize(("small", "kind"), [(5, pa.uint64()), (-5, pa.int64())])
+def test_files_agree_on_uint64_where_no_id_is_negative(tmp_path, small, kind):
+    written(tmp_path, {"id": small, "text": "t"}, name="a.jsonl")
+    written(tmp_path, {"id": 2**63, "text": "t"}, name="b.jsonl")
+    for schema, name in ((pa.int32(), "c.parquet"), (pa.uint64(), "d.parquet")):
+        pq.write_table(pa.table({"id": pa.array([7], schema), "text": ["t"]}), tmp_path / name)
+    corpus = CorpusSettings(uri=str(tmp_path))
+    files = list_files(corpus)
+    assert survey(files, corpus).columns.id == kind
+    assert survey([files[0], files[2]], corpus).columns.id == pa.int64()
+    assert survey([files[1], files[2]], corpus).columns.id == pa.uint64()
+
+
+def test_a_partition_fills_the_same_rows_whether_or_not_another_line_is_broken(tmp_path):
+    lines = [{"id": 1, "text": "a", "lang": "de"}, {"id": 2, "text": "b", "lang": None}, {"id": 3, "text": "c"}]
+    lines = [{**line, "year": year} for line, year in zip(lines, (1999, None, None), strict=True)]
+    folder = tmp_path / "lang=en" / "year=2024"
+    folder.mkdir(parents=True)
+    for more in ([], [b"{broken"]):
+        written(folder, *lines, *more)
+        corpus = CorpusSettings(uri=str(tmp_path), keep=("lang", "year"))
+        good = [row for batch in read_batches(list_files(corpus)[0], corpus) for row in batch.good.to_pylist()]
+        assert [(row["lang"], row["year"]) for row in good] == [("de", 1999), ("en", 2024), ("en", 2024)]
 
 
 @pytest.mark.parametrize(("lines", "said"), [
