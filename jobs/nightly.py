@@ -8,6 +8,7 @@ import shlex
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration
+from pipeline.settings import Job
 
 
 def nightly(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -30,12 +31,14 @@ def _nightly(run: Run) -> Answer:
     }[outcome.status]
     seconds = sum(stage.seconds for stage in run.stages.finished)
     facts = outcome.facts | {"seconds": run.stages.seconds()}
-    ask = f"manta search {shlex.quote(run.job.release.root)} {shlex.quote(_example(run))}"
-    return Answer(facts, f"{first}, {duration(seconds)}\n  root    {outcome.root}\n  report  {outcome.report}\n  search  {ask}")
+    return Answer(facts, f"{first}, {duration(seconds)}\n  root    {outcome.root}\n  report  {outcome.report}\n  search  {search_command(run.job)}")
 
 
-def _example(run: Run) -> str:
-    return "join two paths" if run.job.corpus.harvest == "docstrings" else "your query"
+def search_command(job: Job) -> str:
+    """What asks the job's release, ready for a shell."""
+    example = "join two paths" if job.corpus.harvest == "docstrings" else "your query"
+    apart = ["--commits-root", job.release.commits_root] if job.release.commits_root else []
+    return shlex.join(["manta", "search", job.release.root, example, *apart])
 
 
 if __name__ == "__main__":

@@ -5,13 +5,17 @@
 """
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jobs.command import Json, Say, Verbose, guarded, standalone, table
 
+if TYPE_CHECKING:
+    from pipeline.index.search import OpenRelease
+
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
+CommitsRoot = Annotated[str | None, typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set.")]
 Query = Annotated[list[str], typer.Argument(metavar="QUERY...", help="One text or several, each in quotes.")]
 
 
@@ -20,6 +24,7 @@ def search(
     query: Query,
     k: Annotated[int, typer.Option("-k", min=1, help="Answers per query.")] = 10,
     release: Annotated[int | None, typer.Option("--release", metavar="N", help="An older release; without it the current one.")] = None,
+    commits_root: CommitsRoot = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -27,21 +32,23 @@ def search(
 
     Encodes the query with the release's own encoder and prints rank, score (cosine), id and the kept columns. With --json: a JSON line per result.
     """
-    guarded(lambda say: _search(say, root, query, k, release, as_json), as_json=as_json, verbose=verbose)
+    guarded(lambda say: _search(say, _opened(root, release, commits_root), query, k, as_json), as_json=as_json, verbose=verbose)
 
 
-def _search(say: Say, root: str, queries: list[str], k: int, number: int | None, as_json: bool) -> None:
+def _opened(root: str, number: int | None, commits_root: str | None) -> "OpenRelease":
     from pipeline import open_release
 
-    found = open_release(root, number).search(queries, k).to_pylist()
-    for line in found:
-        line["query"] = queries[line["query"]]
+    return open_release(root, number, commits=commits_root)
+
+
+def _search(say: Say, release: "OpenRelease", queries: list[str], k: int, as_json: bool) -> None:
+    found = release.search(queries, k).to_pylist()
     if as_json:
         for line in found:
-            say(json.dumps(line, default=str, ensure_ascii=False))
+            say(json.dumps({**line, "query": queries[line["query"]]}, default=str, ensure_ascii=False))
         return
-    for text in queries:
-        lines = [line for line in found if line["query"] == text]
+    for number, text in enumerate(queries):
+        lines = [line for line in found if line["query"] == number]
         say(f"{text}\n{_lines(lines)}\n" if len(queries) > 1 else _lines(lines))
 
 
