@@ -32,7 +32,8 @@ Progress = Callable[[int, int], None]
 def corpus_digest(corpus: CorpusSettings, unit_rows: int, files: list[SourceFile]) -> str:
     """sha256 (hex) over all that decides what ingest writes: by it a corpus that did not change is known without being read."""
     settings = corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"})
-    listing = [[file.name, file.size, file.stamp, file.format] for file in files]
+    used = {corpus.id, corpus.text, *corpus.keep}
+    listing = [[file.name, file.size, file.stamp, file.format, {key: value for key, value in file.partitions.items() if key in used}] for file in files]
     return digest_of({"corpus": settings, "unit_rows": unit_rows, "normalizer": NORMALIZER_VERSION, "files": listing})
 
 

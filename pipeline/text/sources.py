@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, DataError, PipelineError, TransientErro
 from pipeline.settings import CorpusSettings
 from pipeline.store.retry import is_transient, retrying
 from pipeline.store.store import open_store
-from pipeline.text.normalize import has_surrogates
+from pipeline.text.normalize import has_surrogates, replace_surrogates
 
 Format = Literal["parquet", "jsonl"]
 _ENDINGS: dict[Format, tuple[str, ...]] = {
@@ -30,7 +30,9 @@ _PIECE = 8 << 20                # bytes read at once when a file is hashed
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file. name: path below the corpus directory, '/'-separated, its place in the order and in lineage; stamp: changes with the content."""
+    """One input file. name: path below the corpus directory, '/'-separated, its place in the order and in lineage; stamp: changes with the content;
+    partitions: by the key=value directories of its whole path.
+    """
 
     name: str
     uri: str
@@ -65,7 +67,7 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     if odd := next((name for name in named if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(odd), "rename the file")
     files = [
-        SourceFile(name, one.uri, one.size, one.stamp, kind, one.stamp, _partitions(name))
+        SourceFile(name, one.uri, one.size, one.stamp, kind, one.stamp, _partitions(one.path))
         for name, one in sorted(named.items())
         if (listing.single or not _hidden(name)) and (kind := _format(name, corpus.format, listing.single))
     ]
@@ -210,8 +212,9 @@ def _format(name: str, wanted: str, exact: bool) -> Format | None:
     return None
 
 
-def _partitions(name: str) -> dict[str, str | None]:
-    pairs = (part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)
+def _partitions(path: str) -> dict[str, str | None]:
+    """Values of the key=value directories of a whole path: those of the uri count too, the innermost of one key holds."""
+    pairs = (replace_surrogates(part).split("=", 1) for part in path.split("/")[:-1] if "=" in part)
     return {key: None if value == _NULL_PARTITION else unquote(value) for key, value in pairs}
 
 

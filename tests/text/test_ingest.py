@@ -198,6 +198,16 @@ def test_a_second_run_reads_nothing_and_a_changed_input_is_another_corpus(tmp_pa
     assert again.units == made.units                      # equal content is the same unit
 
 
+def test_the_same_file_under_another_partition_is_another_corpus(tmp_path):
+    for lang in ("en", "de"):
+        (tmp_path / f"lang={lang}").mkdir()
+        pq.write_table(pa.table({"id": ["a"], "text": ["t"]}), tmp_path / f"lang={lang}" / "a.parquet")
+        os.utime(tmp_path / f"lang={lang}" / "a.parquet", ns=(1, 1))
+    for keep, digests in (("lang",), 2), ((), 1):
+        corpora = [CorpusSettings(uri=str(tmp_path / f"lang={lang}"), keep=keep) for lang in ("en", "de")]
+        assert len({corpus_digest(corpus, 10, list_files(corpus)) for corpus in corpora}) == digests
+
+
 def test_a_lost_unit_is_made_again(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     made = ingest(corpus, 10, store)

@@ -55,6 +55,24 @@ def test_hive_directories_become_values(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("uri", "name"), [
+    ("", "lang=en/day=2/a.parquet"), ("lang=en", "day=2/a.parquet"), ("lang=en/*/a.parquet", "day=2/a.parquet"),
+    ("lang=en/day=2/*.parquet", "a.parquet"), ("lang=en/day=2/a.parquet", "a.parquet"), ("lang=*/day=2/a.parquet", "lang=en/day=2/a.parquet"),
+])
+def test_hive_directories_count_wherever_the_uri_ends(tmp_path, uri, name):
+    place(tmp_path, "lang=en/day=2/a.parquet")
+    memory = f"memory://{uuid.uuid4().hex}"
+    fsspec.filesystem("memory").pipe(f"{memory}/lang=en/day=2/a.parquet", b"content")
+    for root in (tmp_path, memory):
+        files = list_files(CorpusSettings(uri=f"{root}/{uri}"))
+        assert [(file.name, file.partitions) for file in files] == [(name, {"lang": "en", "day": "2"})]
+
+
+def test_the_innermost_of_one_key_holds(tmp_path):
+    place(tmp_path, "k=1/k=2/a.parquet")
+    assert list_files(CorpusSettings(uri=str(tmp_path / "k=1")))[0].partitions == {"k": "2"}
+
+
 def test_links_are_followed_and_circles_end(tmp_path):
     place(tmp_path, "real/a.parquet")
     (tmp_path / "corpus").mkdir()
