@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,15 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray sa
 
 Say = Callable[[str], None]
 
-EXIT_CODES = "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient (run again), 70 a defect of this program."
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM: how a scheduler asks a job to end."""
+
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient or stopped by SIGTERM (run again), 130 stopped by hand, "
+    "70 a defect of this program."
+)
 
 
 def application(**options: Any) -> typer.Typer:
@@ -80,6 +89,7 @@ def tell(answer: Answer, say: Say, as_json: bool) -> None:
 
 def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> None:
     """The job boundary: an error ends the process with its exit code and a sentence. What `work` says, and nothing else, goes to standard output."""
+    signal.signal(signal.SIGTERM, _stop)
     with _standard_output() as say:
         try:
             work(say)
@@ -89,12 +99,18 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
             if verbose:
                 traceback.print_exc()
             _end(error.exit_code, type(error).__name__, str(error), say if as_json else None)
+        except Stopped:
+            _end(75, "Stopped", "stopped by SIGTERM; finished units are kept, run the same command again to go on", say if as_json else None)
         except KeyboardInterrupt:
             _end(130, "Interrupted", "stopped by hand; finished units are kept, run the same command again to go on", say if as_json else None)
         except Exception as error:
             traceback.print_exc()
             found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"
             _end(70, "Defect", found, say if as_json else None)
+
+
+def _stop(*_: object) -> NoReturn:
+    raise Stopped
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What a run says while it works, on standard error: events and progress, as a bar on a terminal, as plain lines elsewhere, as JSON on demand."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -146,6 +147,15 @@ class _TerminalBar:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def packages(*names: str) -> dict[str, str]:
+    """Versions of those packages that are installed here."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def duration(seconds: float) -> str:

@@ -136,7 +136,7 @@ class ClusterSettings(Settings):
     """The Ray cluster and the pools on it."""
 
     address: str | None = None
-    """ray://host:port, host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is ignored), else a local Ray"""
+    """host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is ignored), else a local Ray"""
     workers: Annotated[int, Field(ge=1)] | None = None
     """encode workers, as many as the cluster has or can grow to; null: one per CPU (or per GPU) that it has now, never more than units"""
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0

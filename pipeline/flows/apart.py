@@ -72,9 +72,12 @@ class Apart:
         """Encode the chunks in a child, in order, until it ends; how it ended."""
         job = {"encoder": self.encoder.model_dump(), "encode": self.encode.model_dump(), "device": self.device, "chunks": chunks}
         (self.scratch / "job.json").write_text(json.dumps(job))
+        _ready(self.scratch).unlink(missing_ok=True)
         command = [sys.executable, "-m", "pipeline.flows.apart", str(self.scratch)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         last = done.stderr.strip().splitlines()[-1:] or [""]
+        if not _ready(self.scratch).exists():           # it never came to a text, so no text is at fault
+            raise ModelError(self.encoder.path, "a process that can load the encoder", f"exit code {done.returncode}: {last[0]}"[:400], "run manta preflight")
         return f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}: {last[0]}"[:300]
 
     def _reject(self, row: int, ended: str, count: int) -> None:
@@ -111,6 +114,10 @@ def _result(scratch: Path, start: int, stop: int) -> Path:
     return scratch / f"done-{start}-{stop}.npz"
 
 
+def _ready(scratch: Path) -> Path:
+    return scratch / "ready"
+
+
 def child(scratch: Path) -> None:
     """Encode the chunks of the job in `scratch`, one file each."""
     from pipeline.models.encoder import load_encoder
@@ -118,6 +125,7 @@ def child(scratch: Path) -> None:
     job = json.loads((scratch / "job.json").read_text())
     texts = json.loads((scratch / "texts.json").read_text(encoding="utf-8"))
     encoder = load_encoder(EncoderSettings.model_validate(job["encoder"]), EncodeSettings.model_validate(job["encode"]), job["device"])
+    _ready(scratch).touch()
     for start, stop in job["chunks"]:
         (encoded,) = encoder.encode_stream([texts[start:stop]])
         written = scratch / "writing.npz"

@@ -75,7 +75,7 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             ray.init(address=address, **own, **noise)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
-        raise ConfigError(named, "a Ray address: ray://host:port, host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
+        raise ConfigError(named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
     except (ConnectionError, TimeoutError, RuntimeError) as error:
         found = f"{type(error).__name__}: {error}"
         raise TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"start the cluster, or {_NO_ADDRESS[named]}") from error

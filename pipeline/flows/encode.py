@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.cluster import Cluster
-from pipeline.flows.tally import tally
 from pipeline.flows.unit import EncodeUnit, Spent, gpu_assigned, record_path
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Stages, say
@@ -60,18 +59,17 @@ class EncodeBlocks:
 def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages) -> tuple[Manifest, Spent]:
     """The corpus's embedding units, in its order. Units that have a record are not encoded again; longest first, so none is waited for at the end."""
     folder = open_folder(job.encoder)
-    made = finished(store, corpus, folder.space_id, job.encode)
+    made = finished(store, corpus, folder.space_id, job)
     todo = sorted((unit for unit in corpus.units if unit.sha256 not in made), key=lambda unit: (-unit.bytes, unit.sha256))
     spent = Spent()
     with stages("encode", corpus.rows) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
-            with tally(bar) as counted:
-                task = EncodeUnit(store, anywhere(job.encoder), job.encode, folder.space_id, job.corpus.id, counted, uuid.uuid4().hex[:12])
-                pool = Pool(cluster.workers(job.cluster, len(todo)), job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
-                for number, (record, seconds) in map_units(task, todo, pool):
-                    made[todo[number].sha256] = record
-                    spent = spent.merge(seconds)
+            task = EncodeUnit(store, anywhere(job.encoder), job.encode, folder.space_id, job.corpus.id, uuid.uuid4().hex[:12])
+            pool = Pool(cluster.workers(job.cluster, len(todo)), job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
+            for number, (record, seconds) in map_units(task, todo, pool, bar):
+                made[todo[number].sha256] = record
+                spent = spent.merge(seconds)
         bar.reach(sum(unit.rows for unit in todo))
         bar.stage.note = _waits(spent)
     for sentence in spent.said:
@@ -82,11 +80,11 @@ def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Sta
     return Manifest(stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id), spent
 
 
-def finished(store: Store, corpus: Corpus, space_id: str, settings: EncodeSettings) -> dict[str, UnitRecord]:
+def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
     """Records of units that need no encoding, by the sha256 of the corpus unit: those whose data file is there with its full size."""
-    directory = record_path(space_id, corpus.units[0], settings).rpartition("/")[0]
+    directory = record_path(space_id, corpus.units[0], job.encode, job.corpus.id).rpartition("/")[0]
     there = {entry.path: entry.size for entry in store.list(directory)}
-    named = [(unit, path) for unit in corpus.units if (path := record_path(space_id, unit, settings)) in there]
+    named = [(unit, path) for unit in corpus.units if (path := record_path(space_id, unit, job.encode, job.corpus.id)) in there]
     with ThreadPoolExecutor(_READERS) as pool:
         records = list(pool.map(lambda each: UnitRecord.load(store, each[1]), named))
     return {unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None and there.get(record.path) == record.bytes}

@@ -55,8 +55,8 @@ def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate:
         duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
     )
     vectors = run_task(EncodeTexts(anywhere(job.encoder), job.encode), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
-    canary = None
-    if before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
+    canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
+    if canary is None and before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
         canary = lowest_cosine(unpack(store.read(before.canary.path), "vectors")[0]["vectors"], vectors)
     gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
     return gates, _keep(store, vectors)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.config import digest_of
+from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.shards import Build, BuiltIndex, FillShard, Finish, Placed, Shard, ShardRecord, Train
-from pipeline.flows.tally import tally
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.index.kinds import plan_index
-from pipeline.log import Stages
+from pipeline.log import Stages, packages
 from pipeline.post.whitening import Whitening
 from pipeline.settings import Job
 from pipeline.store.store import Store
@@ -28,10 +28,10 @@ def build_index(
     made_of = [[placed.ordinal, placed.unit.sha256] for placed in units]
     count = min(job.index.shards or cluster.index_workers(job.cluster, len(units)), len(units)) if plan.shardable else 1
     what = {"units": made_of, "transform": transform.transform_id if transform else None, "plan": plan.model_dump(mode="json"), "shards": count,
-            "settings": job.index.model_dump(mode="json"), "recall": job.gates.recall_at_10}
+            "settings": job.index.model_dump(mode="json"), "recall": job.gates.recall_at_10, "versions": packages("manta-embeddings", "faiss-cpu", "faiss-gpu")}
     build = Build(store, plan, job.index, job.gates, transform, space_id, f"indexes/work/{digest_of(what)[:24]}", job.corpus.id)
     done = f"{build.work}/built.json"
-    if (built := BuiltIndex.load(store, done)) and all(store.size(ref.path) == ref.bytes for ref in (*built.files, *built.ids)):
+    if (built := BuiltIndex.load(store, done)) and all(store.size(ref.path) == ref.bytes for ref in (*built.files, *built.ids, built.queries)):
         return built
     with stages("train") as bar:
         if not (store.exists(build.trained()) and store.exists(build.queries())):
@@ -40,8 +40,7 @@ def build_index(
     shards = [Shard(number=number, units=part) for number, part in enumerate(_contiguous(units, count))]
     filled: dict[int, ShardRecord] = {}
     with stages("index", vectors.rows) as bar:
-        with tally(bar) as counted:
-            filled |= map_units(FillShard(build, counted), shards, Pool(cluster.index_workers(job.cluster, len(shards))))
+        filled |= map_units(FillShard(build), shards, Pool(cluster.index_workers(job.cluster, len(shards))), bar)
         bar.reach(vectors.rows)
     with stages("merge") as bar:
         built = _finished(build, tuple(filled[number] for number in range(len(shards))), done)
@@ -54,7 +53,7 @@ def build_index(
 def _finished(build: Build, shards: tuple[ShardRecord, ...], done: str) -> BuiltIndex:
     try:
         return run_task(Finish(build), shards, Pool(1))
-    except FileNotFoundError:                           # a second run beside this one finished the same index and removed its parts
+    except (FileNotFoundError, DataError):              # a second run beside this one finished the same index and removed its parts
         if built := BuiltIndex.load(build.store, done):
             return built
         raise

@@ -6,12 +6,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PublishConflict
-from pipeline.flows.night import Candidate, build_candidate, fill_corpus, ingest_corpus, open_releases, unchanged
+from pipeline.flows.night import Candidate, build_candidate, check_kind, fill_corpus, ingest_corpus, open_releases, unchanged
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.settings import Job
+from pipeline.store.lease import lease
 from pipeline.store.probe import check_store
-from pipeline.store.release import ReleaseManifest
+from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.units import Corpus
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,17 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
         say(f"nothing changed since release {before.release}")
         return _outcome("unchanged", before, store.uri)
     check_store(releases.commits, creates_once=True)    # without it two nights could both publish
-    corpus = ingest_corpus(job, store, stages)
-    candidate = _candidate(job, before, corpus, releases.store, stages, verbose)
+    check_kind(job)
+    if before is not None and before.release < max(releases.numbers()):
+        say(f"release {before.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
+    with lease(store):
+        corpus = ingest_corpus(job, store, stages)
+        candidate = _candidate(job, before, corpus, releases, stages, verbose)
+        return _published(candidate, releases, stages)
+
+
+def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outcome:
+    store = releases.store
     page = _page(candidate, store.uri, stages)
     if refusals := tuple(gate.sentence for gate in candidate.manifest.gates.values() if not gate.passed):
         folder = f"candidates/{candidate.manifest.id[:24]}"
@@ -52,14 +63,14 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     return _outcome("published", published, store.uri)
 
 
-def _candidate(job: Job, before: ReleaseManifest | None, corpus: Any, store: Any, stages: Stages, verbose: bool) -> Candidate:
+def _candidate(job: Job, before: ReleaseManifest | None, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool) -> Candidate:
     from pipeline.flows.cluster import connect
     from pipeline.flows.gates import run_gates
 
     with connect(job.cluster, stages, verbose=verbose) as cluster:
-        candidate = build_candidate(job, store, before, corpus, cluster, stages)
+        candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
-            gates, canary = run_gates(job, store, before, candidate)
+            gates, canary = run_gates(job, releases.store, before, candidate)
     return replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary}))
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.flows.night import check_kind
 from pipeline.log import Stages, size
 from pipeline.models.folder import open_folder
 from pipeline.settings import Job
@@ -49,6 +50,7 @@ def _checks(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[str, Call
     if job.release.commits_root is not None:
         yield "commits", lambda: _store(open_store(job.release.commits_root or ""), needs_create=True)
     yield "encoder", lambda: _encoder(job)
+    yield "index", lambda: _index(job)
     if job.corpus.harvest is None:
         yield "corpus", lambda: _corpus(job)
         yield "space", lambda: _space(job)
@@ -84,6 +86,11 @@ def _encoder(job: Job) -> Iterator[str]:
     if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
         raise ConfigError(job.encoder.path, "finite vectors", "others", "check the weights and encode.dtype")
     yield f"{encoder.folder.path}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
+
+
+def _index(job: Job) -> Iterator[str]:
+    check_kind(job)
+    yield f"{job.index.kind}: can be made of this encoder's vectors"
 
 
 def _corpus(job: Job) -> Iterator[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.tally import Tally
+from pipeline.flows.units import progress
 from pipeline.index.kinds import IndexPlan
 from pipeline.post.whitening import Whitening
 from pipeline.settings import GateSettings, IndexSettings
@@ -133,8 +133,9 @@ class Train:
         index = train(build.plan, build.transform, sample, build.settings.seed)
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
-            build.store.put(scratch / "trained.faiss", build.trained())
-        build.store.write(build.queries(), pack({"addresses": addresses, "vectors": vectors}, {}))
+            # created once: of two nights that train the same, on machines that round differently, all shards follow one
+            build.store.create(build.trained(), (scratch / "trained.faiss").read_bytes())
+        build.store.create(build.queries(), pack({"addresses": addresses, "vectors": vectors}, {}))
 
 
 def sample_vectors(store: Store, units: Sequence[Placed], space_id: str, id_name: str, count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
@@ -168,7 +169,6 @@ class FillShard:
     """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses. A shard with a record is left as it is."""
 
     build: Build
-    tally: Tally
 
     def start(self) -> Callable[[Shard], ShardRecord]:
         return self._work
@@ -207,7 +207,7 @@ class FillShard:
         for addresses, vectors in batches(self.build.store, shard.units, self.build.space_id):
             yield addresses, vectors
             done += len(addresses)
-            self.tally.put(str(shard.number), done)
+            progress(done)
 
     def _write_ids(self, shard: Shard, file: Path) -> None:
         """Address, id and kept columns of every row, in address order: Arrow IPC that a searcher maps into memory."""

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.config import digest_of
 from pipeline.errors import SpaceMismatch
 from pipeline.flows.apart import Apart
 from pipeline.flows.attempts import LIMIT, Attempts
-from pipeline.flows.tally import Tally
+from pipeline.flows.units import progress
 from pipeline.log import listening
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
@@ -28,7 +29,7 @@ LENGTH_BIN = 8          # tokens per bar of the length histogram
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
 _MODEL_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-_UNUSABLE = ("unusable_vector", "the encoder gave a vector that is zero or not finite")
+_UNUSABLE = ("unusable_vector", "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors")
 
 
 @dataclass
@@ -58,7 +59,6 @@ class EncodeUnit:
     encode: EncodeSettings
     space_id: str
     id_name: str
-    tally: Tally
     run: str
     """one driver's run"""
 
@@ -77,7 +77,7 @@ class EncodeUnit:
 
         def work(unit: UnitRecord) -> tuple[UnitRecord, Spent]:
             spent = Spent({"load": loading.pop()} if loading else {}, tuple(heard))
-            path = record_path(self.space_id, unit, self.encode)
+            path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = UnitRecord.load(self.store, path)
             if record is None or self.store.size(record.path) != record.bytes:      # a truncated file is made again, to the same bytes
                 attempts = Attempts(self.store, path, self.run)
@@ -93,6 +93,8 @@ class EncodeUnit:
             file = scratch / "vectors.parquet"
             try:
                 result = self._apart(encoder, unit, file, spent) if apart else self._encoded(encoder, unit, file, spent)
+            except pa.ArrowException:                   # a damaged corpus unit is no fault of the encoder, though Arrow's errors are ValueErrors too
+                raise
             except _MODEL_FAILURES as error:
                 spent.said += (f"unit {unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); its rows were tried apart",)
                 result = self._apart(encoder, unit, file, spent)
@@ -130,12 +132,12 @@ class EncodeUnit:
         with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
             for encoded in encoder.encode_stream(texts()):
                 batch = ahead.popleft()
-                good = result.add(encoded, batch)
+                good = result.add(encoded, batch, self.encode.vectors)
                 table = _rows(batch.select(names), good, encoded.vectors, schema)
                 start = time.perf_counter()
                 writer.write_table(table)
                 spent.add("store", time.perf_counter() - start)
-                self.tally.put(unit.sha256, result.rows)
+                progress(result.rows)
         return result
 
     def _stored(self, unit: UnitRecord, file: Path, result: "_Result", numerics_id: str) -> UnitRecord:
@@ -179,9 +181,13 @@ class _Result:
         self.dropped: list[int] = []
         self.bad: list[dict[str, Any]] = []
 
-    def add(self, encoded: Any, batch: pa.RecordBatch) -> np.ndarray:
-        """Count a batch; the mask of its rows that have a usable vector."""
+    def add(self, encoded: Any, batch: pa.RecordBatch, stored_as: str) -> np.ndarray:
+        """Count a batch; the mask of its rows whose vector is usable as it will be stored."""
         good = ~np.asarray(encoded.bad)
+        if stored_as == "float16":
+            with np.errstate(over="ignore"):
+                stored = encoded.vectors.astype(np.float16)
+            good &= np.isfinite(stored).all(axis=1) & stored.any(axis=1)
         for number in np.flatnonzero(~good):
             row = {name: batch[name][number].as_py() for name in ("file", "row", "id", "text")}
             reason, detail = self._rejected.get(self.rows + int(number), _UNUSABLE)
@@ -209,10 +215,11 @@ def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: 
     return pa.Table.from_arrays([row_id, text_key, vector_column(vectors, schema.field("vector")), *kept], schema=schema)
 
 
-def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings) -> str:
+def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_name: str) -> str:
     """Where the record of that corpus unit's vectors stands; without the numerics, so that another thread count never encodes again."""
     kind = "" if settings.vectors == "float32" else f"-{settings.vectors}"
-    return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{kind}.json"
+    named = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"         # a unit carries the user's name of the id column
+    return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{kind}{named}.json"
 
 
 def content_ref(content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:

@@ -3,14 +3,22 @@
 Ray moves what names the work, never tensors: an item is a unit's record, an actor reads the unit, writes its output and returns the new record.
 """
 
+import contextlib
 import pickle
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from pipeline.errors import PipelineError, TransientError
+from pipeline.log import Running
+
+_EVERY_S = 1.0
+_MOST_STARTS = 20       # of one item in one run: nodes may come and go, but nothing dies so often by chance
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -33,18 +41,54 @@ class Pool:
     gpus: float = 0.0
 
 
+def progress(rows: int) -> None:
+    """So many rows of the item at work are done; the driver shows it. Waits for nobody and never fails."""
+    with contextlib.suppress(Exception):
+        _report(rows)
+
+
+_report: Callable[[int], Any] = lambda rows: None      # noqa: E731  set in a worker while it is at an item
+
+
+class _Board:
+    """What the workers of one pool tell while they work: rows done, and how often each item was begun. An item that starts again counts from its new start."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
+
+    def begin(self, item: int) -> int:
+        self._begun[item] = self._begun.get(item, 0) + 1
+        return self._begun[item]
+
+    def put(self, item: int, rows: int) -> None:
+        self._rows[item] = rows
+
+    def total(self) -> int:
+        return sum(self._rows.values())
+
+
 class _Worker:
     """One actor of a pool; Ray Data constructs it once per process. An error of ours comes back as a value, since Ray's wrapping would lose its type."""
 
-    def __init__(self, task: bytes) -> None:
-        self._task = task
+    def __init__(self, task: bytes, board: str) -> None:
+        self._task, self._board = task, board
         self._work: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        made = [_attempt(self._make, item) for item in batch["item"].to_pylist()]
+        items = zip(batch["number"].to_pylist(), batch["item"].to_pylist(), strict=True)
+        made = [_attempt(partial(self._make, number), item) for number, item in items]
         return pa.table({"number": batch["number"], "made": made})
 
-    def _make(self, item: bytes) -> Any:
+    def _make(self, number: int, item: bytes) -> Any:
+        global _report
+        import ray
+
+        board = ray.get_actor(self._board)
+        if ray.get(board.begin.remote(number)) > _MOST_STARTS:          # Ray itself would start it again without end
+            remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
+            raise TransientError(f"item {number} of {type(pickle.loads(self._task)).__name__}", "a process that ends it", f"{_MOST_STARTS} that died at it", remedy)
+        _report = lambda rows: board.put.remote(number, rows)           # noqa: E731
         if self._work is None:
             self._work = pickle.loads(self._task).start()
         return self._work(pickle.loads(item))
@@ -64,10 +108,10 @@ def _opened(made: bytes) -> Any:
     return value
 
 
-def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool) -> Iterator[tuple[int, Made]]:
-    """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor.
+def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None) -> Iterator[tuple[int, Made]]:
+    """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
 
-    An error of ours raised by the task ends the run and comes out as it was raised.
+    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies.
     """
     if not items:
         return
@@ -75,20 +119,45 @@ def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool) -> Iter
     from ray.data import ActorPoolStrategy
 
     rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
-    made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Worker,
-        batch_size=1,
-        batch_format="pyarrow",
-        fn_constructor_args=(pickle.dumps(task),),
-        compute=ActorPoolStrategy(size=min(pool.size, len(rows)), max_tasks_in_flight_per_actor=1),
-        num_cpus=pool.cpus,
-        num_gpus=pool.gpus or None,
-    )
+    with _board(bar) as name:
+        made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            _Worker,
+            batch_size=1,
+            batch_format="pyarrow",
+            fn_constructor_args=(pickle.dumps(task), name),
+            compute=ActorPoolStrategy(size=min(pool.size, len(rows)), max_tasks_in_flight_per_actor=1),
+            num_cpus=pool.cpus,
+            num_gpus=pool.gpus or None,
+        )
+        try:
+            for row in made.iter_rows():
+                yield row["number"], _opened(row["made"])
+        except ray.exceptions.RayError as error:
+            raise lost_worker(error) from error
+
+
+@contextlib.contextmanager
+def _board(bar: Running | None) -> Iterator[str]:
+    """The name under which workers find the pool's board; its total moves `bar` while the block runs."""
+    import ray
+
+    name = f"manta-{uuid.uuid4().hex}"
+    board = ray.remote(_Board).options(name=name, num_cpus=0, max_restarts=-1).remote()
+    over = threading.Event()
+
+    def follow() -> None:
+        while bar is not None and not over.wait(_EVERY_S):
+            with contextlib.suppress(ray.exceptions.RayError):      # progress is a courtesy: a lost board stops no night
+                bar.reach(ray.get(board.total.remote(), timeout=10))
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
     try:
-        for row in made.iter_rows():
-            yield row["number"], _opened(row["made"])
-    except ray.exceptions.RayError as error:
-        raise lost_worker(error) from error
+        yield name
+    finally:
+        over.set()
+        thread.join()
+        ray.kill(board)
 
 
 def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:

@@ -13,8 +13,9 @@ from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import addresses_of, can_merge, fingerprint, ivf_of, unwrap
 from pipeline.store.store import sha256_of
 
-_FOUND_AT = 100             # rank within which a row finds itself: duplicate texts and coarse codes put others before it
-_FOUND_SHARE = 0.8          # of a part's rows. Codes of 24 bytes find 0.9 and more; a part under a foreign codebook finds none
+_SCORE_ROUNDING = 1e-4      # between a search of few rows and one of many
+_FOUND_SHARE = 0.95         # of a part's rows
+_WHOLE_VECTORS = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat")
 _PROBED_LISTS = 16
 
 
@@ -169,16 +170,27 @@ def _checked(index: Any, parts: Sequence[Part]) -> Any:
 
 
 def _check_found(index: Any, part: Part) -> None:
+    """A row of the part finds itself, or one as near: many texts are equal, and coarse codes put others first, so no address is asked for.
+
+    Where vectors are kept whole the best score is then 1. Under any codes it is at least that of the part alone, since the merged index holds the same
+    codes and more; under a foreign codebook it is not.
+    """
     if not len(part.probe_addresses):
         return
+    alone, whole = (_best_scores(searched, part.probe_vectors) for searched in (read_index(part.path, mapped=False), index))
+    exact = type(unwrap(index)).__name__ in _WHOLE_VECTORS
+    share = float((whole >= (np.maximum(alone, 1) if exact else alone) - _SCORE_ROUNDING).mean())
+    if share < _FOUND_SHARE:
+        remedy = "fill that part again with the trained index of the others"
+        raise DataError("merged index", f"the rows of {part.path.name} to find themselves or rows as near", f"{share:.0%} that do", remedy)
+
+
+def _best_scores(index: Any, queries: np.ndarray) -> np.ndarray:
     ivf = ivf_of(index)
     before = ivf.nprobe if ivf is not None else 0
     if ivf is not None:
         ivf.nprobe = min(_PROBED_LISTS, ivf.nlist)
-    _, found = index.search(part.probe_vectors, min(_FOUND_AT, index.ntotal))
+    scores, _ = index.search(queries, 1)
     if ivf is not None:
         ivf.nprobe = before
-    share = float((found == part.probe_addresses[:, None]).any(axis=1).mean())
-    if share < _FOUND_SHARE:
-        remedy = "fill that part again with the trained index of the others"
-        raise DataError("merged index", f"the rows of {part.path.name} to find themselves", f"{share:.0%} that do", remedy)
+    return np.asarray(scores[:, 0])

@@ -116,7 +116,10 @@ class _Opened:
         return opened
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        return self.encoder.encode(normalize(list(texts)).to_pylist(), query=True)
+        cleaned = normalize(list(texts)).to_pylist()
+        if not all(cleaned):
+            raise ConfigError("search: query", "some text", "an empty query", "check the variable that holds it")
+        return self.encoder.encode(cleaned, query=True)
 
     @functools.cached_property
     def encoder(self) -> "Encoder":

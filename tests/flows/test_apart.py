@@ -61,13 +61,21 @@ def test_apart_gives_the_vectors_of_the_encoder(encoder: Path, tmp_path: Path):
     assert child.rejected == {}
 
 
-def test_an_encoder_that_fails_on_everything_is_named_as_the_culprit(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_encoder_that_fails_on_everything_is_named_as_the_culprit(encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipeline.flows.apart._MOST_REJECTED", 1)
     monkeypatch.setattr("pipeline.flows.apart.DEATHS", 1)
+    monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
+    child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path)
+    with pytest.raises(ModelError, match=r"nearly all texts, found 2 of 4 .*cannot digest"):
+        list(child.encode_stream([pa.array([RAISES] * 4)]))
+
+
+def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path: Path):
     (tmp_path / "broken").mkdir()
     child = Apart(EncoderSettings(path=str(tmp_path / "broken")), EncodeSettings(), "cpu", tmp_path)
-    with pytest.raises(ModelError, match="nearly all texts"):
-        list(child.encode_stream([pa.array(["one", "two", "three", "four"])]))
+    with pytest.raises(ModelError, match=r"a process that can load the encoder.*config\.json"):
+        list(child.encode_stream([pa.array(["one", "two"])]))
+    assert child.rejected == {}
 
 
 def test_harmful_texts_end_in_quarantine_and_all_others_in_the_index(encoder: Path, tmp_path: Path, poison: dict[str, str]):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import open_release
-from pipeline.errors import DataError, GatesRefused
+from pipeline.errors import ConfigError, DataError, GatesRefused
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.nightly import nightly
 from pipeline.log import Stages
@@ -90,6 +90,7 @@ def test_added_files_make_a_new_release_and_keep_the_old_vectors(cluster: Cluste
     second = nightly(job, Stages())
     assert (first.release, second.release, second.rows) == (1, 2, 402)
     assert before.items() <= unit_bytes(tmp_path / "releases").items(), "nothing that was published changed"
+    assert {name: second.facts["counts"][name] for name in ("new", "changed", "deleted")} == {"new": 2, "changed": 0, "deleted": 0}
     assert second.facts["counts"]["reused"] == 400
     assert second.facts["counts"]["encoded"] == 2
     found = open_release(job.release.root).search("a new man reads", 1).to_pylist()[0]
@@ -115,6 +116,22 @@ def test_rolling_back_and_pruning_leave_what_is_current_whole(cluster: Cluster, 
     again = nightly(job, Stages())
     assert (again.status, again.release, again.rows) == ("published", 4, 401)
     assert open_release(job.release.root).search("a new dog", 1)["id"].to_pylist() == ["new-1"]
+
+
+@pytest.mark.parametrize("kind", ["flat", "IVF4,PQ4x4"])
+def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(cluster: Cluster, make_job: Make, tmp_path: Path, kind: str):
+    equal = pa.table({"id": [f"same-{row}" for row in range(400)], "text": ["the same notice stands here"] * 400, "lang": ["en"] * 400})
+    pq.write_table(equal, tmp_path / "corpus" / "part-9.parquet")
+    outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10=", f"index.kind={kind}"), Stages())
+    assert (outcome.status, outcome.rows) == ("published", 800)
+    found = open_release(outcome.root).search("the same notice stands here", 100)["id"].to_pylist()
+    assert any(name.startswith("same-") for name in found)
+
+
+def test_a_kind_that_faiss_does_not_know_ends_the_night_before_it_begins(cluster: Cluster, make_job: Make, tmp_path: Path):
+    with pytest.raises(ConfigError, match="ivf_flatt"):
+        nightly(make_job("index.kind=ivf_flatt"), Stages())
+    assert not list((tmp_path / "releases").rglob("*.parquet"))
 
 
 def test_a_refused_candidate_is_kept_and_nothing_is_published(cluster: Cluster, make_job: Make):

@@ -17,7 +17,7 @@ from pipeline.models.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases
 from pipeline.store.store import Store, sha256_of
-from pipeline.store.units import FileRef
+from pipeline.store.units import Corpus, FileRef
 from tests.index.clustered import Map
 
 WORDS = re.findall(r"\w+", """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass quick brown fox jumps over lazy
@@ -88,6 +88,7 @@ class Publisher:
             if tables:
                 write_ids(self.scratch / "ids.arrow", tables)
                 references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
+        self.store.write("corpus.json", Corpus(digest="", units=()).to_json())
         candidate = ReleaseManifest(
             parent=before.release if before else None, space_id=self.encoder.space_id, numerics={}, rows=rows, units=(), next_ordinal=99, index=index,
             ids=tuple(references), encoder=self._keep_encoder(), corpus=FileRef(path="corpus.json", sha256=""), tombstones=tombstones,
