@@ -1,16 +1,26 @@
 """Releases: immutable snapshots with a number, made current by a commit that is created once. Nothing that is published ever changes."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Literal
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeVar
 
 from pipeline.config import digest_of
-from pipeline.errors import DataError, PublishConflict
+from pipeline.errors import DataError, PublishConflict, TransientError
+from pipeline.log import say
 from pipeline.store.store import Store
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.units import Corpus, FileRef, Stored
 
+A = TypeVar("A")
+B = TypeVar("B")
+
+_THREADS = 16       # requests at once: an object store answers each in tens of milliseconds
+_COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 _GRACE_S = 10.0     # a publisher creates its commit milliseconds after its manifest; one that has not by now was stopped in between
 
 
@@ -121,39 +131,53 @@ class Releases:
 
     def history(self) -> list[Commit]:
         """Commits in order of number, void and unreadable ones left out."""
-        numbers = sorted(int(entry.path.removesuffix(".json").rpartition("/")[2]) for entry in self.commits.list("commits", ".json"))
-        read = (self._commit(number) for number in numbers)
+        read = _at_once(self._commit, self._commit_numbers())
         return [commit for commit in read if commit is not None and commit.kind != "void"]
 
     def current(self) -> ReleaseManifest | None:
-        """The release that is live; None before the first."""
-        for commit in reversed(self.history()):
-            if manifest := self._manifest(commit):
-                return manifest
+        """The release that is live; None before the first. One whose manifest was changed is passed over, in words."""
+        for commit in self._latest_first():
+            try:
+                if found := self._content(commit):
+                    return ReleaseManifest.from_json(found, self.store.uri_of(str(commit.manifest)))
+            except _Changed as changed:
+                say(f"release {commit.release} is passed over: {changed}")
         return None
 
     def get(self, number: int) -> ReleaseManifest:
         """Release `number`, checked against its commit."""
-        for commit in self.history():
-            if commit.release == number and (manifest := self._manifest(commit)):
-                return manifest
+        return self._committed(number)[1]
+
+    def _committed(self, number: int) -> tuple[Commit, ReleaseManifest]:
+        """Release `number` and a commit of it: its own, which has its number, or a rollback to it."""
+        for commit in chain([self._commit(number)], self._latest_first()):
+            if commit is not None and commit.release == number and (content := self._content(commit)):
+                return commit, ReleaseManifest.from_json(content, self.store.uri_of(str(commit.manifest)))
         kept = ", ".join(str(release) for release in self.numbers()) or "none"
         raise DataError(f"{self.store.uri}: release {number}", "a committed release", "none of that number", f"there are: {kept}")
 
     def numbers(self) -> list[int]:
         """Numbers of the committed releases that are still there."""
         committed = sorted({commit.release for commit in self.history() if commit.release is not None})
-        return [number for number in committed if self.store.exists(manifest_path(number))]
+        there = _at_once(lambda number: self.store.exists(manifest_path(number)), committed)
+        return [number for number, is_there in zip(committed, there, strict=True) if is_there]
+
+    def next_ordinal(self) -> int:
+        """The first ordinal that no release that is there has used; 0 without any: a rollback must not give an address to another row."""
+        paths = [entry.path for entry in self.store.list("releases", "manifest.json")]
+        return max((found.next_ordinal for found in _at_once(self._readable, paths) if found), default=0)
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
         """The candidate with its number, live. `report(number)` is its HTML.
 
         Of two racing publishers exactly one wins: the number of the commit is what both want, and it is created once.
-        PublishConflict when another run has published since `candidate.parent`; then nothing was changed.
+        PublishConflict when another run has published since `candidate.parent`, TransientError when a file of the candidate is gone;
+        then nothing was changed.
         """
         number = self._last_number() + 1
         while True:
             self._refuse_if_overtaken(candidate)
+            self._refuse_if_pruned(candidate)
             release = candidate.model_copy(update={"release": number})
             if self._reserve(release) and self._commit_release(number, release, report):
                 return release
@@ -161,9 +185,9 @@ class Releases:
 
     def rollback(self, number: int) -> Commit:
         """Make the older release `number` current again by a new commit."""
-        target = self.get(number)
+        published, _ = self._committed(number)
         while True:
-            commit = self._commit_of(self._last_number() + 1, target, "rollback")
+            commit = published.model_copy(update={"commit": self._last_number() + 1, "kind": "rollback", "committed_at": _now()})
             if self.commits.create(commit_path(commit.commit), commit.to_json()):
                 return commit
 
@@ -181,7 +205,8 @@ class Releases:
 
     def _commit_release(self, number: int, release: ReleaseManifest, report: Callable[[int], str]) -> bool:
         self.store.write(f"releases/{number:08d}/report.html", report(number).encode())
-        commit = self._commit_of(number, release, "publish")
+        content = sha256(release.to_json()).hexdigest()
+        commit = Commit(commit=number, kind="publish", release=number, manifest=manifest_path(number), sha256=content, committed_at=_now())
         return self.commits.create(commit_path(number), commit.to_json())
 
     def _refuse_if_overtaken(self, candidate: ReleaseManifest) -> None:
@@ -189,13 +214,24 @@ class Releases:
         if current is not None and current.release != candidate.parent:
             raise PublishConflict(number=current.release, winner=current.id)
 
-    def _commit_of(self, number: int, release: ReleaseManifest, kind: Literal["publish", "rollback"]) -> Commit:
-        content = sha256(release.to_json()).hexdigest()
-        return Commit(commit=number, kind=kind, release=release.release, manifest=manifest_path(release.release), sha256=content, committed_at=_now())
+    def _refuse_if_pruned(self, candidate: ReleaseManifest) -> None:
+        if missing := missing_file(self.store, candidate):
+            expected, found = "a file that the new release needs", "none: a prune ran beside this night"
+            raise TransientError(self.store.uri_of(missing), expected, found, "run again: what is gone is made again")
 
     def _last_number(self) -> int:
         """The highest number ever committed, void ones included."""
-        return max((int(entry.path.removesuffix(".json").rpartition("/")[2]) for entry in self.commits.list("commits", ".json")), default=0)
+        return max(self._commit_numbers(), default=0)
+
+    def _commit_numbers(self) -> list[int]:
+        """Ascending; what else lies beside the commits is not ours."""
+        found = (_COMMIT.fullmatch(entry.path) for entry in self.commits.list("commits", ".json"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _latest_first(self) -> Iterator[Commit]:
+        """Each is read when it is asked for: the first few answer nearly every question."""
+        read = (self._commit(number) for number in reversed(self._commit_numbers()))
+        return (commit for commit in read if commit is not None)
 
     def _commit(self, number: int) -> Commit | None:
         try:
@@ -203,7 +239,14 @@ class Releases:
         except DataError:                           # cut off in the middle on a file system without hard links: it never took effect
             return None
 
-    def _manifest(self, commit: Commit) -> ReleaseManifest | None:
+    def _readable(self, path: str) -> ReleaseManifest | None:
+        try:
+            return ReleaseManifest.load(self.store, path)
+        except DataError:                           # damaged: `current` passes it over, so nobody reads its units by ordinal
+            return None
+
+    def _content(self, commit: Commit) -> bytes | None:
+        """The manifest that was committed; None when it was pruned, or for a void commit."""
         if commit.manifest is None or commit.sha256 is None:
             return None
         try:
@@ -212,8 +255,35 @@ class Releases:
             return None
         if (found := sha256(content).hexdigest()) != commit.sha256:
             where, remedy = self.store.uri_of(commit.manifest), "it was changed after it was published: restore it, or roll back to another release"
-            raise DataError(where, f"sha256 {commit.sha256[:16]}...", f"{found[:16]}...", remedy)
-        return ReleaseManifest.from_json(content, self.store.uri_of(commit.manifest))
+            raise _Changed(where, f"sha256 {commit.sha256[:16]}...", f"{found[:16]}...", remedy)
+        return content
+
+
+class _Changed(DataError):
+    """A manifest is not the one that was committed."""
+
+
+def files_of(store: Store, manifest: ReleaseManifest) -> set[str]:
+    """Every file that the release needs, those of its corpus record included, its own manifest excepted."""
+    corpus = Corpus.load(store, manifest.corpus.path)
+    if corpus is None:
+        return manifest.paths()
+    refs = (*corpus.units, *corpus.keys, *([corpus.quarantine] if corpus.quarantine else []))
+    return manifest.paths() | {ref.path for ref in refs}
+
+
+def missing_file(store: Store, manifest: ReleaseManifest) -> str | None:
+    """One file that the release needs and that is not there. By listings: a large corpus has tens of thousands of files."""
+    needed = files_of(store, manifest)
+    folders = sorted({str(PurePosixPath(path).parent) for path in needed} - {"."})
+    listed = {entry.path for entries in _at_once(store.list, folders) for entry in entries}
+    return next((path for path in sorted(needed - listed) if not store.exists(path)), None)
+
+
+def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
+    """call(each), in order."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(call, of))
 
 
 def manifest_path(number: int) -> str:

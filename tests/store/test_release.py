@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError, PublishConflict
+from pipeline.errors import DataError, PublishConflict, TransientError
+from pipeline.log import listening
 from pipeline.store.prune import prune
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit, commit_path, manifest_path
 from pipeline.store.store import Store, open_store
@@ -117,12 +118,61 @@ def test_rollback_to_what_is_not_there_names_what_is(store: Store):
         Releases(store).rollback(7)
 
 
-def test_a_changed_manifest_is_refused(store: Store):
+def test_a_changed_manifest_is_refused_and_the_release_before_it_is_current(store: Store):
     publish(store, "one")
-    manifest = json.loads(store.read(manifest_path(1)))
-    store.write(manifest_path(1), json.dumps(manifest | {"rows": 2}).encode())
-    with pytest.raises(DataError, match=r"manifest\.json.*sha256"):
-        Releases(store).current()
+    publish(store, "two")
+    for number, now_current in ((2, 1), (1, None)):
+        manifest = json.loads(store.read(manifest_path(number)))
+        store.write(manifest_path(number), json.dumps(manifest | {"rows": 2}).encode())
+        with listening() as said:
+            current = Releases(store).current()
+        assert (current.release if current else None) == now_current
+        assert f"releases/{number:08d}/manifest.json: expected sha256" in said[-1]
+        with pytest.raises(DataError, match=r"manifest\.json.*sha256"):
+            Releases(store).get(number)
+
+
+def test_only_the_commits_asked_for_are_read(store: Store, monkeypatch: pytest.MonkeyPatch):
+    for name in ("one", "two", "three"):
+        publish(store, name)
+    read, reading = [], type(store).read
+    monkeypatch.setattr(type(store), "read", lambda self, path: read.append(path) or reading(self, path))
+    Releases(store).current()
+    assert read == [commit_path(3), manifest_path(3)]
+    read.clear()
+    Releases(store).get(1)
+    assert read == [commit_path(1), manifest_path(1)]
+
+
+def test_what_else_lies_beside_the_commits_is_ignored(store: Store):
+    publish(store, "one")
+    for name in ("notes.json", "1.json", "00000002 (copy).json", "old/00000009.json"):
+        store.write(f"commits/{name}", b"{}")
+    assert [commit.commit for commit in Releases(store).history()] == [1]
+    assert publish(store, "two").release == 2
+
+
+def test_ordinals_of_a_release_that_was_rolled_back_are_not_used_again(store: Store):
+    assert Releases(store).next_ordinal() == 0
+    publish(store, "one")
+    Releases(store).publish(candidate(store, "two", 1).model_copy(update={"next_ordinal": 7}), str)
+    Releases(store).rollback(1)
+    current = Releases(store).current()
+    assert current is not None
+    assert (current.next_ordinal, Releases(store).next_ordinal()) == (1, 7)
+
+
+@pytest.mark.parametrize("path", [
+    "units/corpus/shared.parquet", "units/vectors/s/shared.parquet", "keys/two/00000.parquet", "quarantine/two.parquet", "keys/two/corpus.json",
+    "encoders/e/config.json", "indexes/two.faiss",
+])
+def test_a_night_whose_files_were_pruned_publishes_nothing(store: Store, path: str):
+    publish(store, "one")
+    night = candidate(store, "two", 1)
+    store.delete(path)
+    with pytest.raises(TransientError, match=rf"{path}.*a prune ran beside this night; run again"):
+        Releases(store).publish(night, str)
+    assert not store.exists(manifest_path(2))
 
 
 def test_commits_may_live_in_another_store(store: Store, tmp_path: Path):
