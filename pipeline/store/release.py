@@ -268,8 +268,8 @@ def files_of(store: Store, manifest: ReleaseManifest) -> set[str]:
     corpus = Corpus.load(store, manifest.corpus.path)
     if corpus is None:
         return manifest.paths()
-    refs = (*corpus.units, *corpus.keys, *([corpus.quarantine] if corpus.quarantine else []))
-    return manifest.paths() | {ref.path for ref in refs}
+    refs = (*corpus.keys, corpus.quarantine)
+    return {*manifest.paths(), *(unit.path for unit in corpus.units), *(ref.path for ref in refs if ref)}
 
 
 def missing_file(store: Store, manifest: ReleaseManifest) -> str | None:
