@@ -47,10 +47,11 @@ def prune(
     root: Root,
     keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Releases kept: those that were current last.")],
     grace_hours: Annotated[float, typer.Option("--grace-hours", min=0, help="Files that no release names are kept while younger: a night may be running.")] = 24.0,
+    ignore_leases: Annotated[bool, typer.Option("--ignore-leases", help="Prune although a night seems to be at work.")] = False,
     commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
 ) -> None:
     """Remove older releases and every file that only they need, and refused candidates."""
-    _answer(lambda: _prune(root, commits_root, keep, grace_hours), as_json, verbose)
+    _answer(lambda: _prune(root, commits_root, keep, grace_hours, ignore_leases), as_json, verbose)
 
 
 def _answer(work: Callable[[], Answer], as_json: bool, verbose: bool) -> None:
@@ -104,10 +105,10 @@ def _rollback(root: str, commits_root: str | None, number: int) -> Answer:
     return Answer(commit.model_dump(mode="json"), f"release {number} is current again (commit {commit.commit})")
 
 
-def _prune(root: str, commits_root: str | None, keep: int, grace_hours: float) -> Answer:
+def _prune(root: str, commits_root: str | None, keep: int, grace_hours: float, ignore_leases: bool) -> Answer:
     from pipeline.store.prune import prune as remove
 
-    pruned = remove(_open(root, commits_root), keep, grace_s=3600 * grace_hours)
+    pruned = remove(_open(root, commits_root), keep, grace_s=3600 * grace_hours, ignore_leases=ignore_leases)
     kept, removed = (", ".join(str(number) for number in numbers) or "none" for numbers in (pruned.kept, pruned.removed))
     return Answer(pruned.model_dump(mode="json"), f"kept releases: {kept}; removed: {removed}; {pruned.files:,} files, {size(pruned.bytes)} freed")
 

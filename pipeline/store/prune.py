@@ -1,10 +1,11 @@
 """Old releases and abandoned files go; nothing that a kept release needs does."""
 
 import time
-from collections.abc import Iterable
 
-from pipeline.store.release import Releases, manifest_path
-from pipeline.store.units import Corpus, Stored
+from pipeline.errors import TransientError
+from pipeline.store.lease import running
+from pipeline.store.release import Releases, files_of, manifest_path
+from pipeline.store.units import Stored
 
 _OWNED = ("units", "keys", "moments", "transforms", "indexes", "ids", "encoders", "quarantine", "candidates", "releases")
 
@@ -16,11 +17,16 @@ class Pruned(Stored):
     bytes: int
 
 
-def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: float | None = None) -> Pruned:
+def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: float | None = None, ignore_leases: bool = False) -> Pruned:
     """Remove all but the `keep` releases that were current last, and every file that only the removed ones need.
 
     A file that no release names may belong to a night that is running: it goes only once it is older than `grace_s`.
+    TransientError while a night is at work: it may take over files that no kept release needs.
     """
+    if not ignore_leases and (nights := running(releases.store)):
+        found = f"{releases.store.read(nights[0].path).decode()}"
+        remedy = "run prune when that night is over; the lease of a run that was killed ends after 20 minutes, or give --ignore-leases"
+        raise TransientError(f"{releases.store.uri}: prune", "no night at work", found, remedy)
     recent = list(dict.fromkeys(commit.release for commit in reversed(releases.history()) if commit.release is not None))
     there = [number for number in recent if releases.store.exists(manifest_path(number))]
     kept, dropped = there[:keep], there[keep:]
@@ -37,7 +43,6 @@ def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: f
 
 def _needs(releases: Releases, number: int) -> set[str]:
     manifest = releases.get(number)
-    corpus = Corpus.load(releases.store, manifest.corpus.path)
-    own: Iterable[str] = (f"releases/{number:08d}/{name}" for name in ("manifest.json", "report.html"))
-    behind = [ref.path for ref in (*corpus.keys, corpus.quarantine) if ref] if corpus else []
-    return {*manifest.paths(), *own, *behind, *([unit.path for unit in corpus.units] if corpus else [])}
+    own = {f"releases/{number:08d}/{name}" for name in ("manifest.json", "report.html")}
+    whitened = releases.store.list(f"units/whitened/{manifest.transform_id[:16]}") if manifest.transform_id else []
+    return {*files_of(releases.store, manifest), *own, *(entry.path for entry in whitened)}

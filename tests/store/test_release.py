@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.errors import DataError, PublishConflict, TransientError
 from pipeline.log import listening
+from pipeline.store.lease import lease, running
 from pipeline.store.prune import prune
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit, commit_path, manifest_path
 from pipeline.store.store import Store, open_store
@@ -213,3 +214,15 @@ def test_prune_keeps_the_current_release_after_a_rollback(store: Store):
     current = Releases(store).current()
     assert current is not None
     assert current.release == 1
+
+
+def test_prune_waits_for_a_night_that_is_at_work(store: Store):
+    publish(store, "one")
+    with lease(store):
+        with pytest.raises(TransientError, match=r"no night at work.*started_at") as caught:
+            prune(Releases(store), keep=1)
+        assert caught.value.exit_code == 75
+        assert prune(Releases(store), keep=1, ignore_leases=True).kept == (1,)
+        assert running(store, now=time.time() + 3600) == [], "the lease of a run that was killed ends"
+    assert running(store) == []
+    assert prune(Releases(store), keep=1).kept == (1,)
