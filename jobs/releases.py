@@ -69,18 +69,29 @@ def _list(root: str, commits_root: str | None) -> Answer:
     opened = _open(root, commits_root)
     current, there = opened.current(), set(opened.numbers())
     lines, facts = [], []
-    for commit in opened.history():
-        manifest = opened.get(commit.release) if commit.release in there else None
-        live = current is not None and commit.release == current.release
+    history = opened.history()
+    for commit in history:
+        manifest = _readable(opened, commit.release) if commit.release in there else None
+        live = current is not None and commit.release == current.release and commit.commit == max(each.commit for each in history if each.release == current.release)
         fact = {
-            "commit": commit.commit, "kind": commit.kind, "release": commit.release, "committed_at": commit.committed_at, "current": live, "pruned": manifest is None,
-            "rows": manifest.rows if manifest else None, "index": manifest.index.kind if manifest else None, "space_id": manifest.space_id if manifest else None,
+            "commit": commit.commit, "kind": commit.kind, "release": commit.release, "committed_at": commit.committed_at, "current": live,
+            "pruned": commit.release not in there, "rows": manifest.rows if manifest else None, "index": manifest.index.kind if manifest else None, "space_id": manifest.space_id if manifest else None,
         }
         facts.append(fact)
-        about = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12]) if manifest else ("pruned", "", "")
+        about = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12]) if manifest else ("damaged" if commit.release in there else "pruned", "", "")
         lines.append((f"{'*' if live else ' '} {commit.release}", commit.kind, commit.committed_at, *about))
     text = table(lines, ("release", "commit", "at", "rows", "index", "space")) if lines else f"{root}: no release yet; `manta nightly` makes the first"
     return Answer({"root": root, "current": current.release if current else None, "commits": facts}, text)
+
+
+def _readable(opened: Any, number: int) -> Any:
+    """The release's manifest; None where it was changed after it was published."""
+    from pipeline.errors import DataError
+
+    try:
+        return opened.get(number)
+    except DataError:
+        return None
 
 
 def _show(root: str, commits_root: str | None, number: int | None) -> Answer:
