@@ -75,7 +75,8 @@ def _list(root: str, commits_root: str | None) -> Answer:
         live = current is not None and commit.release == current.release and commit.commit == max(each.commit for each in history if each.release == current.release)
         fact = {
             "commit": commit.commit, "kind": commit.kind, "release": commit.release, "committed_at": commit.committed_at, "current": live,
-            "pruned": commit.release not in there, "rows": manifest.rows if manifest else None, "index": manifest.index.kind if manifest else None, "space_id": manifest.space_id if manifest else None,
+            "pruned": commit.release not in there,
+            "rows": manifest.rows if manifest else None, "index": manifest.index.kind if manifest else None, "space_id": manifest.space_id if manifest else None,
         }
         facts.append(fact)
         about = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12]) if manifest else ("damaged" if commit.release in there else "pruned", "", "")
