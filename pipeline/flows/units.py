@@ -42,9 +42,8 @@ class Pool:
 
 
 def progress(rows: int) -> None:
-    """So many rows of the item at work are done; the driver shows it. Waits for nobody and never fails."""
-    with contextlib.suppress(Exception):
-        _report(rows)
+    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item."""
+    _report(rows)
 
 
 _report: Callable[[int], Any] = lambda rows: None      # noqa: E731  set in a worker while it is at an item
@@ -88,7 +87,12 @@ class _Worker:
         if ray.get(board.begin.remote(number)) > _MOST_STARTS:          # Ray itself would start it again without end
             remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
             raise TransientError(f"item {number} of {type(pickle.loads(self._task)).__name__}", "a process that ends it", f"{_MOST_STARTS} that died at it", remedy)
-        _report = lambda rows: board.put.remote(number, rows)           # noqa: E731
+
+        def report(rows: int) -> None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                board.put.remote(number, rows)
+
+        _report = report
         if self._work is None:
             self._work = pickle.loads(self._task).start()
         return self._work(pickle.loads(item))
