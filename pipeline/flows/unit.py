@@ -5,7 +5,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.store import Store, sha256_of
-from pipeline.store.units import FileRef, UnitRecord, create_record
+from pipeline.store.units import FileRef, UnitRecord, create_record, stored_by_content
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
@@ -145,10 +144,9 @@ class EncodeUnit:
         digest, size = sha256_of(file), file.stat().st_size
         name = f"{self.space_id[:16]}/{unit.sha256[:24]}"
         moments = result.moments.to_bytes()
-        moments_ref = content_ref(moments, f"moments/{name}", ".safetensors", rows=result.moments.count)
         path = f"units/vectors/{name}-{digest[:12]}.parquet"
         self.store.put(file, path)
-        self.store.write(moments_ref.path, moments)
+        moments_ref = stored_by_content(self.store, moments, f"moments/{name}", ".safetensors", rows=result.moments.count)
         return UnitRecord(
             name=f"vectors/{name}", path=path, rows=result.moments.count, bytes=size, sha256=digest, counts=result.counts(), space_id=self.space_id,
             numerics_id=numerics_id, source=unit.sha256, dropped=tuple(result.dropped), moments=moments_ref, quarantine=self._set_aside(name, result),
@@ -160,9 +158,7 @@ class EncodeUnit:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(result.bad, schema=QUARANTINE), sink)
         content = sink.getvalue().to_pybytes()
-        reference = content_ref(content, f"quarantine/{name}", ".parquet", rows=len(result.bad))
-        self.store.write(reference.path, content)
-        return reference
+        return stored_by_content(self.store, content, f"quarantine/{name}", ".parquet", rows=len(result.bad))
 
 
 class Streaming(Protocol):
@@ -220,12 +216,6 @@ def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_na
     kind = "" if settings.vectors == "float32" else f"-{settings.vectors}"
     named = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"         # a unit carries the user's name of the id column
     return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{kind}{named}.json"
-
-
-def content_ref(content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
-    """A reference to bytes that are stored under their content's name."""
-    digest = sha256(content).hexdigest()
-    return FileRef(path=f"{stem}-{digest[:12]}{suffix}", sha256=digest, rows=rows, bytes=len(content))
 
 
 def gpu_assigned() -> bool:

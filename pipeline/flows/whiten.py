@@ -13,7 +13,6 @@ from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.probe import EncodeTexts, SampleTexts
-from pipeline.flows.unit import content_ref
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.log import Stages, say
 from pipeline.models.locate import anywhere
@@ -23,7 +22,7 @@ from pipeline.settings import Job
 from pipeline.stats.moments import GROUP, Moments, merge_tree
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
 from pipeline.store.store import Store, open_store, sha256_of
-from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record
+from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record, stored_by_content
 
 _SHORTEST = 2 * MIN_WORDS - 1       # characters: eight words of one letter
 
@@ -50,8 +49,7 @@ def whiten(job: Job, store: Store, corpus: Corpus, vectors: Manifest, cluster: C
     """Merge the units' moments, fit, and decide by `whiten.mode`. `on` with too few rows for the fit is a DataError; `auto` then stays raw."""
     with stages("whiten") as bar:
         moments = merged_moments(store, vectors)
-        reference = content_ref(moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count)
-        store.write(reference.path, moments.to_bytes())
+        reference = stored_by_content(store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count)
         decision = _decide(job, store, corpus, vectors, moments, reference, cluster)
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)

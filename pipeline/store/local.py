@@ -47,8 +47,8 @@ class LocalStore(Store):
             os.replace(temporary, place)
         _sync_directory(place.parent)
 
-    def open(self, path: str) -> pa.NativeFile:
-        place = self._place(path)
+    def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
+        place = verified(self._place(path), sha256, self.uri_of(path))
         return pa.memory_map(str(place)) if place.stat().st_size else pa.OSFile(str(place))
 
     def local(self, path: str, sha256: str | None = None) -> Path:

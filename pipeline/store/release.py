@@ -53,6 +53,25 @@ class IndexFiles(Stored):
     files: tuple[FileRef, ...]
     settings: dict[str, Any] = {}
     """nprobe, nlist, fingerprint of the trained quantizer ..."""
+    base_ordinals: int = 0
+    """rows of units with an ordinal below this lie in the first part, those of later units in the second"""
+    trained: FileRef | None = None
+    """the empty index that every part was filled from"""
+    trained_on: dict[str, float | int | None] = {}
+    """rows, imbalance and recall_at_10 when it was trained: what later nights are compared with"""
+    queries: FileRef | None = None
+    """rows that recall is measured with: addresses and raw vectors"""
+    truth: FileRef | None = None
+    """their exact neighbours among the live rows"""
+
+
+class Choice(Stored):
+    """One thing that a night decided, and why. what: corpus, encoder, whitening, index ...; numbers: what it was decided by, bounds included."""
+
+    what: str
+    chosen: str
+    sentence: str
+    numbers: dict[str, float | int | None] = {}
 
 
 class Gate(Stored):
@@ -87,12 +106,16 @@ class ReleaseManifest(Stored):
     rows: int
     units: tuple[ReleaseUnit, ...]
     next_ordinal: int
+    dead: FileRef | None = None
+    """rows that the units hold and that are not live (Parquet, column address)"""
     tombstones: FileRef | None = None
+    """those of them that the index still holds; null where it holds live rows only"""
     index: IndexFiles
     ids: tuple[FileRef, ...]
     encoder: EncoderFiles
     corpus: FileRef
     gates: dict[str, Gate] = {}
+    choices: tuple[Choice, ...] = ()
     counts: dict[str, int] = {}
     settings: dict[str, Any] = {}
     packages: dict[str, str] = {}
@@ -104,7 +127,8 @@ class ReleaseManifest(Stored):
 
     def paths(self) -> set[str]:
         """Every file that this release needs, its own manifest and the corpus record's files excepted."""
-        single = [ref.path for ref in (self.transform, self.moments, self.canary, self.tombstones, self.corpus) if ref]
+        single = [ref.path for ref in (self.transform, self.moments, self.canary, self.dead, self.tombstones, self.corpus) if ref]
+        single += [ref.path for ref in (self.index.trained, self.index.queries, self.index.truth) if ref]
         units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path)]
         units += [ref.path for unit in self.units for ref in (unit.moments, unit.quarantine) if ref]
         groups = [ref.path for ref in (*self.index.files, *self.ids)]

@@ -65,7 +65,11 @@ class ObjectStore(Store):
         retrying(lambda: self._fs.put_file(str(local), self._key(path)), self.uri_of(path))
         local.unlink()
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
+        if sha256 is not None and self._status(path)["size"] <= _WHOLE_READ:
+            return pa.BufferReader(self.read_checked(path, sha256))
+        if sha256 is not None:
+            return pa.memory_map(str(self.local(path, sha256)))
         if self._status(path)["size"] <= _WHOLE_READ:
             return pa.BufferReader(self.read(path))
         return pa.PythonFile(retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r")

@@ -58,6 +58,13 @@ class Store(abc.ABC):
     def read(self, path: str) -> bytes:
         """The whole file. FileNotFoundError when there is none."""
 
+    def read_checked(self, path: str, sha256: str) -> bytes:
+        """The whole file, once it is known to have that sha256; DataError when it differs."""
+        content = self.read(path)
+        if (found := hashlib.sha256(content).hexdigest()) != sha256:
+            raise changed(self.uri_of(path), sha256, found)
+        return content
+
     @abc.abstractmethod
     def write(self, path: str, data: bytes) -> None:
         """All or nothing; replaces what was there."""
@@ -71,8 +78,8 @@ class Store(abc.ABC):
         """Publish a finished local file, all or nothing; the local file is gone afterwards."""
 
     @abc.abstractmethod
-    def open(self, path: str) -> pa.NativeFile:
-        """A seekable reader for pyarrow."""
+    def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
+        """A seekable reader for pyarrow; with `sha256` given, the content is checked first (DataError when it differs)."""
 
     @abc.abstractmethod
     def local(self, path: str, sha256: str | None = None) -> Path:
@@ -130,9 +137,14 @@ def sha256_of(file: Path) -> str:
 def verified(file: Path, sha256: str | None, name: str) -> Path:
     """`file` itself when its content has that sha256."""
     if sha256 is not None and (found := sha256_of(file)) != sha256:
-        remedy = "the file was changed or damaged after it was written; restore it, or roll back to an older release"
-        raise DataError(name, f"sha256 {sha256[:16]}...", f"{found[:16]}...", remedy)
+        raise changed(name, sha256, found)
     return file
+
+
+def changed(name: str, expected: str, found: str) -> DataError:
+    """The error for a file whose content is not the one meant."""
+    remedy = "the file was changed or damaged after it was written; restore it, or roll back to an older release"
+    return DataError(name, f"sha256 {expected[:16]}...", f"{found[:16]}...", remedy)
 
 
 def cache_directory() -> Path:

@@ -1,6 +1,7 @@
 """Records of finished units and what they add up to. Equal work gives equal records: no time, host or attempt in any of them."""
 
 import json
+from hashlib import sha256
 from collections.abc import Iterable
 from typing import Self
 
@@ -41,6 +42,15 @@ class FileRef(Settings):
     sha256: str
     rows: int = 0
     bytes: int = 0
+
+
+def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
+    """A reference to bytes that are stored now, `stem` and the beginning of their sha256 as the name."""
+    digest = sha256(content).hexdigest()
+    reference = FileRef(path=f"{stem}-{digest[:12]}{suffix}", sha256=digest, rows=rows, bytes=len(content))
+    if store.size(reference.path) != reference.bytes:
+        store.write(reference.path, content)
+    return reference
 
 
 class UnitRecord(Stored):
