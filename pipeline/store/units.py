@@ -1,8 +1,8 @@
 """Records of finished units and what they add up to. Equal work gives equal records: no time, host or attempt in any of them."""
 
 import json
-from hashlib import sha256
 from collections.abc import Iterable
+from hashlib import sha256
 from typing import Self
 
 from pydantic import ValidationError
