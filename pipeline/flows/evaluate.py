@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.flows.cluster import connect
 from pipeline.flows.gates import RepeatedIds
 from pipeline.flows.night import open_releases
-from pipeline.flows.shards import Placed, batches, sample_vectors
+from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.units import Pool, run_task
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job
@@ -67,11 +67,12 @@ class MeasureRelease:
         store, manifest = self.store, self.manifest
         units = tuple(_placed(unit) for unit in sorted(manifest.units, key=lambda unit: unit.ordinal) if unit.rows)
         id_name = pq.ParquetFile(store.open(units[0].unit.path)).schema_arrow.names[0]
-        queries = Queries(*sample_vectors(store, units, manifest.space_id, id_name, self.settings.queries, "evaluate"))
+        source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
+        queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
         transform: Any = load_transform(store.read(manifest.transform.path)) if manifest.transform else None
         fold = ExactTopK(queries, transform)
         truth, bad = fold.none(), 0
-        for addresses, vectors in batches(store, units, manifest.space_id):
+        for addresses, vectors in source.batches(units):
             lengths = np.einsum("nd,nd->n", vectors, vectors)
             bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))

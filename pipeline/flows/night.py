@@ -9,6 +9,7 @@ from pipeline.flows.changes import Changes, CompareKeys
 from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.encode import encode
 from pipeline.flows.index import build_index
+from pipeline.flows.placed import Placed
 from pipeline.flows.shards import BuiltIndex
 from pipeline.flows.unit import Spent
 from pipeline.flows.units import Pool, run_task
@@ -108,7 +109,8 @@ def build_candidate(job: Job, releases: Releases, before: ReleaseManifest | None
     vectors, spent = encode(corpus, job, store, cluster, stages)
     decision = whiten(job, store, corpus, vectors, cluster, stages)
     ordinals, following = number_units(corpus, before, releases.next_ordinal())
-    built = build_index(job, store, vectors, ordinals, decision.transform, folder.dim, cluster, stages)
+    units = [Placed(ordinal=ordinal, unit=unit) for ordinal, unit in zip(ordinals, vectors.units, strict=True)]
+    built = build_index(job, store, units, None, decision.transform, folder.dim, cluster, stages)
     changes = run_task(CompareKeys(store), (_corpus_of(store, before), corpus), Pool(1))
     if built.rows != vectors.rows:
         raise DataError("index", f"{vectors.rows:,} rows, as encoded", f"{built.rows:,}", "remove indexes/work below the root and run again")

@@ -1,32 +1,23 @@
-"""What workers do for an index: sample and train, fill a shard, merge and measure."""
+"""What workers do for an index: count live rows, sample and train, fill a shard, merge and measure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.units import progress
 from pipeline.index.kinds import IndexPlan
 from pipeline.post.whitening import Whitening
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.schema import checked_space, vector_matrix
+from pipeline.store.release import IndexFiles
 from pipeline.store.store import Store, sha256_of
-from pipeline.store.units import FileRef, Stored, UnitRecord
+from pipeline.store.units import FileRef, Stored
 
-_BATCH = 8_192          # rows added at once: 12 MB of float32 at d = 384
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
-
-
-class Placed(Stored):
-    """An embedding unit with its place in the chain of releases."""
-
-    ordinal: int
-    unit: UnitRecord
 
 
 class Shard(Stored):
@@ -36,6 +27,13 @@ class Shard(Stored):
     units: tuple[Placed, ...]
 
 
+class Trained(Stored):
+    """The empty, trained index that all parts are filled from, and the rows asked as queries."""
+
+    index: FileRef
+    queries: FileRef
+
+
 class ShardRecord(Stored):
     """What a filled shard leaves: the part, the queries' exact neighbours in it with rows to look up, and the ids of its addresses."""
 
@@ -43,6 +41,7 @@ class ShardRecord(Stored):
     truth: FileRef
     ids: FileRef
     rows: int
+    space_id: str
 
 
 class Example(Stored):
@@ -53,7 +52,7 @@ class Example(Stored):
 
 
 class BuiltIndex(Stored):
-    """A built and measured index."""
+    """A built, or extended, and measured index."""
 
     kind: str
     factory: str
@@ -62,57 +61,58 @@ class BuiltIndex(Stored):
     files: tuple[FileRef, ...]
     ids: tuple[FileRef, ...]
     rows: int
+    """live ones: those in the files without the tombstones"""
     settings: dict[str, Any]
     """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
     measured: dict[str, Any]
     """recall, curve, latency ... as pipeline.index.validate found them"""
     examples: tuple[Example, ...]
-    queries: FileRef
     plan: IndexPlan
+    trained: FileRef
+    trained_on: dict[str, float | int | None]
+    queries: FileRef
+    truth: FileRef
+    base_ordinals: int
+    tombstones: FileRef | None = None
+    """dead rows that the files still hold"""
 
+    def index_files(self) -> IndexFiles:
+        """The index as a release's manifest names it."""
+        return IndexFiles(
+            kind=self.kind, factory=self.factory, dim=self.dim, parts=self.parts, files=self.files, settings=self.settings, base_ordinals=self.base_ordinals,
+            trained=self.trained, trained_on=self.trained_on, queries=self.queries, truth=self.truth,
+        )
 
-def placed_rows(placed: Placed) -> np.ndarray:
-    """Addresses (n,) int64 of the unit's vectors, in its order: ordinal << 32 | row of the corpus unit."""
-    dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
-    rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
-    return (np.int64(placed.ordinal) << 32) | rows
-
-
-def batches(store: Store, units: Sequence[Placed], space_id: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(addresses, raw vectors float32) of all units, in order, a block at a time."""
-    for placed in units:
-        addresses, start = placed_rows(placed), 0
-        source = checked_space(pq.ParquetFile(store.open(placed.unit.path)), placed.unit.path, space_id)
-        for batch in source.iter_batches(_BATCH, columns=["vector"]):
-            vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
-            yield addresses[start : start + len(vectors)], vectors
-            start += len(vectors)
+    def is_whole(self, store: Store) -> bool:
+        """Whether every file of it is there, in full."""
+        own = (self.trained, self.queries, self.truth, *([self.tombstones] if self.tombstones else []))
+        return all(store.size(reference.path) == reference.bytes for reference in (*self.files, *self.ids, *own))
 
 
 @dataclass(frozen=True)
 class Build:
     """What all steps of one build share. work: directory of its parts, named by what is built."""
 
-    store: Store
+    source: LiveRows
     plan: IndexPlan
     settings: IndexSettings
     gates: GateSettings
     transform: Whitening | None
-    space_id: str
     work: str
-    id_name: str
 
-    def trained(self) -> str:
-        return f"{self.work}/trained.faiss"
+    @property
+    def store(self) -> Store:
+        return self.source.store
 
-    def queries(self) -> str:
-        return f"{self.work}/queries.safetensors"
 
-    def load_queries(self) -> Any:
-        from pipeline.index.truth import Queries
+@dataclass(frozen=True)
+class CountLive:
+    """Live rows of each unit."""
 
-        tensors, _ = unpack(self.store.read(self.queries()), "addresses", "vectors")
-        return Queries(tensors["addresses"], tensors["vectors"])
+    source: LiveRows
+
+    def start(self) -> Callable[[tuple[Placed, ...]], tuple[int, ...]]:
+        return self.source.counts
 
 
 @dataclass(frozen=True)
@@ -121,47 +121,47 @@ class Train:
 
     build: Build
 
-    def start(self) -> Callable[[tuple[Placed, ...]], None]:
+    def start(self) -> Callable[[tuple[Placed, ...]], Trained]:
         return self._work
 
-    def _work(self, units: tuple[Placed, ...]) -> None:
+    def _work(self, units: tuple[Placed, ...]) -> Trained:
+        store, record = self.build.store, f"{self.build.work}/trained.json"
+        found = Trained.load(store, record)
+        if found is not None and all(store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)):
+            return found
+        made = self._trained(units)
+        if found is not None:                           # its files are gone
+            store.write(record, made.to_json())
+        elif not store.create(record, made.to_json()):
+            # of two nights that train the same, on machines that round differently, all shards follow one
+            return Trained.load(store, record) or made
+        return made
+
+    def _trained(self, units: tuple[Placed, ...]) -> Trained:
         from pipeline.index.build import train, write_index
 
         build = self.build
-        addresses, vectors = sample_vectors(build.store, units, build.space_id, build.id_name, build.settings.queries, "queries")
-        _, sample = sample_vectors(build.store, units, build.space_id, build.id_name, max(build.plan.train_rows, 1), "train")
+        _, sample = build.source.sample(units, max(build.plan.train_rows, 1), "train")
         index = train(build.plan, build.transform, sample, build.settings.seed)
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
-            # created once: of two nights that train the same, on machines that round differently, all shards follow one
-            build.store.create(build.trained(), (scratch / "trained.faiss").read_bytes())
-        build.store.create(build.queries(), pack({"addresses": addresses, "vectors": vectors}, {}))
+            reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", ".faiss", 0)
+            return Trained(index=reference, queries=sample_queries(build, units, scratch))
 
 
-def sample_vectors(store: Store, units: Sequence[Placed], space_id: str, id_name: str, count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
-    """(addresses, raw vectors) of `count` rows over all units, each giving its share by hash of id. Another salt is an independent sample."""
-    from pipeline.index.sample import apportion, sample_rows
-
-    shares = apportion([placed.unit.rows for placed in units], count)
-    taken = []
-    for placed, share in zip(units, shares, strict=True):
-        if share:
-            source = checked_space(pq.ParquetFile(store.open(placed.unit.path)), placed.unit.path, space_id)
-            rows = sample_rows(source.read(columns=[id_name])[id_name], int(share), salt)
-            taken.append((placed_rows(placed)[rows], _vectors_at(source, rows)))
-    return np.concatenate([rows for rows, _ in taken]), np.concatenate([vectors for _, vectors in taken])
+def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> FileRef:
+    """Rows over all units that are asked as queries, as a file: addresses and raw vectors."""
+    addresses, vectors = build.source.sample(units, build.settings.queries, "queries")
+    (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors}, {}))
+    return put_by_content(build.store, scratch / "queries", "indexes/queries", ".safetensors", len(addresses))
 
 
-def _vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
-    """The vectors (n, d) float32 of those rows (ascending), a row group in memory at a time."""
-    found, start = [], 0
-    for number in range(source.num_row_groups):
-        end = start + source.metadata.row_group(number).num_rows
-        wanted = rows[(rows >= start) & (rows < end)] - start
-        if len(wanted):
-            found.append(vector_matrix(source.read_row_group(number, columns=["vector"])["vector"])[wanted].astype(np.float32, copy=False))
-        start = end
-    return np.concatenate(found)
+def load_queries(store: Store, reference: FileRef) -> Any:
+    """The `Queries` in that file."""
+    from pipeline.index.truth import Queries
+
+    tensors, _ = unpack(store.read_checked(reference.path, reference.sha256), "addresses", "vectors")
+    return Queries(tensors["addresses"], tensors["vectors"])
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ class FillShard:
     """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses. A shard with a record is left as it is."""
 
     build: Build
+    trained: Trained
 
     def start(self) -> Callable[[Shard], ShardRecord]:
         return self._work
@@ -184,43 +185,33 @@ class FillShard:
 
     def _filled(self, shard: Shard) -> ShardRecord:
         from pipeline.index.build import fill, read_index, threads, write_index
+        from pipeline.index.ids import write_ids
         from pipeline.index.truth import ExactTopK
 
-        build = self.build
-        index = read_index(build.store.local(build.trained()), mapped=False)
-        with build.store.scratch() as scratch, threads(1):
-            filled = fill(index, self._counted(shard), ExactTopK(build.load_queries(), build.transform))
+        build, store = self.build, self.build.store
+        index = read_index(store.local(self.trained.index.path, self.trained.index.sha256), mapped=False)
+        with store.scratch() as scratch, threads(1):
+            filled = fill(index, counted(build.source.batches(shard.units)), ExactTopK(load_queries(store, self.trained.queries), build.transform))
             write_index(index, scratch / "part.faiss")
             found = filled.neighbours
             assert found is not None
             tensors = {"addresses": found.addresses, "scores": found.scores, "probe_addresses": filled.probe_addresses, "probe_vectors": filled.probe_vectors}
             (scratch / "truth").write_bytes(pack(tensors, {}))
-            self._write_ids(shard, scratch / "ids.arrow")
+            write_ids(scratch / "ids.arrow", build.source.ids(shard.units))
             stem = f"{build.work}/shard-{shard.number:05d}"
-            part = put_by_content(build.store, scratch / "part.faiss", stem, ".faiss", filled.rows)
-            truth = put_by_content(build.store, scratch / "truth", stem, ".safetensors", len(found.addresses))
-            ids = put_by_content(build.store, scratch / "ids.arrow", "ids/", ".arrow", filled.rows)
-        return ShardRecord(part=part, truth=truth, ids=ids, rows=filled.rows)
+            part = put_by_content(store, scratch / "part.faiss", stem, ".faiss", filled.rows)
+            truth = put_by_content(store, scratch / "truth", stem, ".safetensors", len(found.addresses))
+            ids = put_by_content(store, scratch / "ids.arrow", "ids/", ".arrow", filled.rows)
+        return ShardRecord(part=part, truth=truth, ids=ids, rows=filled.rows, space_id=build.source.space_id)
 
-    def _counted(self, shard: Shard) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        done = 0
-        for addresses, vectors in batches(self.build.store, shard.units, self.build.space_id):
-            yield addresses, vectors
-            done += len(addresses)
-            progress(done)
 
-    def _write_ids(self, shard: Shard, file: Path) -> None:
-        """Address, id and kept columns of every row, in address order: Arrow IPC that a searcher maps into memory."""
-        from pipeline.index.ids import write_ids
-
-        def tables() -> Iterator[pa.Table]:
-            for placed in shard.units:
-                source = pq.ParquetFile(self.build.store.open(placed.unit.path))
-                names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
-                rows = source.read(columns=names).rename_columns(["id", *names[1:]])
-                yield rows.add_column(0, pa.field("address", pa.int64(), nullable=False), [pa.array(placed_rows(placed))])
-
-        write_ids(file, tables())
+def counted(batches: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The batches as they come, their rows told to the driver."""
+    done = 0
+    for addresses, vectors in batches:
+        yield addresses, vectors
+        done += len(addresses)
+        progress(done)
 
 
 @dataclass(frozen=True)
@@ -228,40 +219,72 @@ class Finish:
     """Merge the parts in order, choose the search effort, and measure."""
 
     build: Build
+    trained: Trained
+    base_ordinals: int
 
     def start(self) -> Callable[[tuple[ShardRecord, ...]], BuiltIndex]:
         return self._work
 
     def _work(self, shards: tuple[ShardRecord, ...]) -> BuiltIndex:
         from pipeline.index.finish import finish
-        from pipeline.index.merge import Part
-        from pipeline.index.truth import Neighbours
 
-        build, store = self.build, self.build.store
+        build, store, queries = self.build, self.build.store, load_queries(self.build.store, self.trained.queries)
         with store.scratch() as scratch:
-            found = [unpack(store.read(shard.truth.path), "addresses", "scores", "probe_addresses", "probe_vectors")[0] for shard in shards]
-            truths = [Neighbours(each["addresses"], each["scores"]) for each in found]
-            parts = [
-                Part(store.local(shard.part.path, shard.part.sha256), shard.rows, each["probe_addresses"], each["probe_vectors"])
-                for shard, each in zip(shards, found, strict=True)
-            ]
-            queries = build.load_queries()
-            files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truths, scratch)
-            examples = _examples(files[0], queries, build.plan.on_disk)
+            parts, truth = filled_parts(store, shards, queries)
+            files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truth, scratch)
+            examples = _examples_in(files[0], queries, build.plan.on_disk)
             refs = tuple(put_by_content(store, file, "indexes/", file.suffix, measured["rows"]) for file in files)
-        settings = {name: measured[name] for name in ("effort_name", "effort", "nlist", "fingerprint")}
-        size = store.size(build.queries()) or 0
+            kept = keep_truth(store, truth, scratch)
         return BuiltIndex(
             kind=build.plan.kind, factory=build.plan.factory, dim=build.plan.dim, parts=1, files=refs, ids=tuple(shard.ids for shard in shards), rows=measured["rows"],
-            settings=settings, measured=measured, examples=examples, queries=FileRef(path=build.queries(), sha256="", bytes=size), plan=build.plan,
+            settings=settings_of(measured), measured=measured, examples=examples, plan=build.plan, trained=self.trained.index, queries=self.trained.queries, truth=kept,
+            trained_on={"rows": measured["rows"], "imbalance": measured["imbalance"], "recall_at_10": measured["recall"]["10"]["value"]},
+            base_ordinals=self.base_ordinals,
         )
 
 
-def _examples(file: Path, queries: Any, on_disk: bool) -> tuple[Example, ...]:
-    """A few queries with what the index answers, their own address left out."""
+def settings_of(measured: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of the files wants to know of what was measured."""
+    return {name: measured[name] for name in ("effort_name", "effort", "nlist", "fingerprint")}
+
+
+def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) -> tuple[list[Any], Any]:
+    """The shards' parts, ready to be merged, and the queries' exact neighbours over all of them (`Neighbours`)."""
+    from pipeline.index.merge import Part
+    from pipeline.index.truth import ExactTopK, Neighbours
+
+    truth, parts = ExactTopK(queries).none(), []
+    for shard in shards:
+        content = store.read_checked(shard.truth.path, shard.truth.sha256)
+        found = unpack(content, "addresses", "scores", "probe_addresses", "probe_vectors")[0]
+        truth = ExactTopK(queries).merge(truth, Neighbours(found["addresses"], found["scores"]))
+        file = store.local(shard.part.path, shard.part.sha256)
+        parts.append(Part(file, shard.rows, found["probe_addresses"], found["probe_vectors"], shard.space_id))
+    return parts, truth
+
+
+def keep_truth(store: Store, truth: Any, scratch: Path) -> FileRef:
+    """Exact neighbours as a file: addresses and scores, (q, k) each."""
+    (scratch / "truth").write_bytes(pack({"addresses": truth.addresses, "scores": truth.scores}, {}))
+    return put_by_content(store, scratch / "truth", "indexes/truth", ".safetensors", len(truth.addresses))
+
+
+def load_truth(store: Store, reference: FileRef) -> Any:
+    """The `Neighbours` in that file."""
+    from pipeline.index.truth import Neighbours
+
+    tensors, _ = unpack(store.read_checked(reference.path, reference.sha256), "addresses", "scores")
+    return Neighbours(tensors["addresses"], tensors["scores"])
+
+
+def _examples_in(file: Path, queries: Any, on_disk: bool) -> tuple[Example, ...]:
     from pipeline.index.build import read_index
 
-    index = read_index(file, on_disk=on_disk)
+    return examples(read_index(file, on_disk=on_disk), queries)
+
+
+def examples(index: Any, queries: Any) -> tuple[Example, ...]:
+    """A few queries with what the index answers, their own address left out."""
     asked = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
     scores, found = index.search(asked.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
     answers = []

@@ -1,6 +1,5 @@
 """The last step of a build: parts are merged, the search effort is chosen, the index is measured and written."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from pipeline.index.build import write_index
 from pipeline.index.kinds import IndexPlan
 from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
 from pipeline.index.structure import addresses_of, fingerprint, imbalance, ivf_of
-from pipeline.index.truth import ExactTopK, Neighbours, Queries
+from pipeline.index.truth import Neighbours, Queries
 from pipeline.index.validate import Measured, choose_nprobe, effort_name, get_effort, latency, recall, set_effort
 from pipeline.settings import GateSettings, IndexSettings
 
@@ -17,11 +16,11 @@ _TARGET = 0.95              # recall@10 that nprobe is chosen for when the gate 
 
 
 def finish(
-    plan: IndexPlan, settings: IndexSettings, gates: GateSettings, queries: Queries, parts: Sequence[Part], truths: Sequence[Neighbours], folder: Path
+    plan: IndexPlan, settings: IndexSettings, gates: GateSettings, queries: Queries, parts: Sequence[Part], truth: Neighbours, folder: Path
 ) -> tuple[tuple[Path, ...], dict[str, Any]]:
     """The published files, written into `folder`, and what was measured (`Measured` as a dict).
 
-    truths: the queries' exact neighbours in each part. The second file, if the plan keeps lists on disk, has a name that the first refers to: store it
+    truth: the queries' exact neighbours over all parts. The second file, if the plan keeps lists on disk, has a name that the first refers to: store it
     under that name, beside the first.
     """
     lists: tuple[Path, ...] = ()
@@ -30,7 +29,6 @@ def finish(
         lists = (on_disk,)
     else:
         index = merge(parts)
-    truth = functools.reduce(ExactTopK(queries).merge, truths)
     file = folder / "index.faiss"
     measured = measure(index, queries, truth, settings, gates.recall_at_10)
     write_index(index, file)

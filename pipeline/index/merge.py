@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import addresses_of, can_merge, fingerprint, ivf_of, unwrap
@@ -21,19 +21,24 @@ _PROBED_LISTS = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A filled part: its file, the rows it must have, and some of its rows, (p,) int64 and (p, d) float32, to be looked up after the merge."""
+    """A filled part: its file, the rows it must have, and some of its rows, (p,) int64 and (p, d) float32, to be looked up after the merge.
+
+    space_id: of its vectors. A faiss file does not know it, and flat parts have no training to tell them apart by.
+    """
 
     path: Path
     rows: int
     probe_addresses: np.ndarray
     probe_vectors: np.ndarray
+    space_id: str
 
 
 def merge(parts: Sequence[Part]) -> Any:
     """One index in memory with the rows of all parts, in order; it answers as if all rows had been added to one.
 
     IVF lists are copied from the mapped parts, so memory is that of the result; other kinds need one part beside it.
-    DataError for parts of different training, lost rows, an address that is twice there, and a part whose rows are not found afterwards.
+    SpaceMismatch for parts of two spaces. DataError for parts of different training, lost rows, an address that is twice there, and a part whose rows are not
+    found afterwards.
     """
     _check_fit(parts)
     if len(parts) > 1 and _copies_lists(parts[0].path):
@@ -110,6 +115,9 @@ def _check_fit(parts: Sequence[Part]) -> None:
         raise DataError("merge", "at least one part", "none", "fill the index first")
     expected = None
     for part in parts:
+        if part.space_id != parts[0].space_id:
+            both = f"vectors of space {parts[0].space_id}, as {parts[0].path.name}", f"space {part.space_id}"
+            raise SpaceMismatch(str(part.path), *both, "vectors of two spaces cannot be compared: merge parts of one encoder")
         index = read_index(part.path)
         if len(parts) > 1 and not can_merge(index):
             raise DataError(str(part.path), "a kind whose parts can be merged", type(unwrap(index)).__name__, "fill an index of this kind in one part")

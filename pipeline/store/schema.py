@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError
+from pipeline.errors import SpaceMismatch
 
 SPACE_ID, DIM = b"manta.space_id", b"manta.dim"
 KEY = pa.binary(16)
@@ -71,8 +71,8 @@ def writer_options(schema: pa.Schema) -> dict[str, object]:
 
 
 def checked_space(file: pq.ParquetFile, name: str, space_id: str) -> pq.ParquetFile:
-    """`file` itself when its vectors are of that space."""
+    """`file` itself when its vectors are of that space, else SpaceMismatch that names both."""
     found = (file.schema_arrow.metadata or {}).get(SPACE_ID, b"none").decode()
     if found != space_id:
-        raise DataError(name, f"vectors of space {space_id[:16]}", f"space {found[:16]}", "two spaces cannot be compared; encode again")
+        raise SpaceMismatch(name, f"vectors of space {space_id}", f"space {found}", "vectors of two spaces cannot be compared: encode again")
     return file

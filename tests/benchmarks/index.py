@@ -145,7 +145,7 @@ def _sharded(bench: Bench, empty: np.ndarray, folder: Path) -> Any:
         index = faiss.deserialize_index(empty)
         filled = fill(index, bench.batches(slice(rows[0], rows[-1] + 1)))
         write_index(index, folder / f"{number}.faiss")
-        parts.append(Part(folder / f"{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors))
+        parts.append(Part(folder / f"{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space"))
     write_index(merge(parts), folder / "merged.faiss")
     return read_index(folder / "merged.faiss")
 

@@ -110,7 +110,7 @@ class Publisher:
         write_index(index, self.scratch / "index.faiss")
         if not plan.on_disk:
             return (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
-        merged, lists = merge_on_disk([Part(self.scratch / "index.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors)], self.scratch)
+        merged, lists = merge_on_disk([Part(self.scratch / "index.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space")], self.scratch)
         write_index(merged, self.scratch / "mapped.faiss")
         return self.put(self.scratch / "mapped.faiss", "indexes", ".faiss"), self.put(lists, "indexes", ".ivfdata")
 

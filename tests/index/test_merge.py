@@ -38,7 +38,7 @@ def part(folder: Path, name: str, index, vectors: Vectors) -> Part:
     index = copied(index)
     filled = fill(index, vectors.batches())
     write_index(index, folder / name)
-    return Part(folder / name, filled.rows, filled.probe_addresses, filled.probe_vectors)
+    return Part(folder / name, filled.rows, filled.probe_addresses, filled.probe_vectors, "space")
 
 
 def three_parts(folder: Path, index) -> list[Part]:
@@ -122,13 +122,13 @@ def test_rows_that_are_twice_there_are_refused(kind, tmp_path):
 def test_lost_rows_are_noticed(tmp_path):
     one = part(tmp_path, "a.faiss", trained("flat"), VECTORS)
     with pytest.raises(DataError, match=r"a\.faiss: expected 2,501 rows, found 2,500"):
-        merge([Part(one.path, 2_501, one.probe_addresses, one.probe_vectors)])
+        merge([Part(one.path, 2_501, one.probe_addresses, one.probe_vectors, "space")])
 
 
 def test_a_part_whose_rows_are_not_where_they_should_be_is_noticed(tmp_path):
     one = part(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
     with pytest.raises(DataError, match=r"the rows of a\.faiss to find themselves"):
-        merge([Part(one.path, one.rows, one.probe_addresses, clustered(len(one.probe_addresses), seed=8).raw)])
+        merge([Part(one.path, one.rows, one.probe_addresses, clustered(len(one.probe_addresses), seed=8).raw, "space")])
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,5 +1,6 @@
 """Recall counts what exact search counts, effort is the least that reaches the target, and gates are values."""
 
+import functools
 import math
 
 import faiss
@@ -143,10 +144,10 @@ def test_a_build_ends_with_files_that_hold_what_was_measured(on_disk, tmp_path):
         index = train(plan, some_map(), vectors.raw)
         filled = fill(index, vectors.part(rows).batches(), ExactTopK(queries, some_map()))
         write_index(index, tmp_path / f"part{number}.faiss")
-        parts.append(Part(tmp_path / f"part{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors))
+        parts.append(Part(tmp_path / f"part{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space"))
         truths.append(filled.neighbours)
     (tmp_path / "out").mkdir()
-    files, found = finish(plan, settings, GateSettings(), queries, parts, truths, tmp_path / "out")
+    files, found = finish(plan, settings, GateSettings(), queries, parts, functools.reduce(ExactTopK(queries).merge, truths), tmp_path / "out")
     result = Measured.model_validate(found)
     assert [file.suffix for file in files] == ([".faiss", ".ivfdata"] if on_disk == "always" else [".faiss"])
     assert (result.rows, result.queries, result.duplicate_addresses) == (3_000, 100, 0)
