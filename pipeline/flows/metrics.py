@@ -1,0 +1,104 @@
+"""What a night tells Prometheus, through the metrics agent that every Ray node runs; without a connected Ray each call does nothing.
+
+Ray sends a process's figures to its node's agent every ten seconds and when the process disconnects, and serves them on the node's metrics port as
+`ray_<name>`, counters with `_total` behind. An agent keeps a counter for as long as it lives, a gauge for about half a minute after its process.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pipeline.store.release import Gate
+
+_QUARANTINED = "quarantined_"           # what a count of rows set aside begins with; the reason follows
+
+
+@dataclass(frozen=True)
+class Series:
+    """One name in Prometheus, with its labels."""
+
+    kind: Literal["Counter", "Gauge"]
+    name: str
+    description: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exported(self) -> str:
+        """The name that Prometheus sees."""
+        return f"ray_{self.name}_total" if self.kind == "Counter" else f"ray_{self.name}"
+
+    def record(self, value: float, **labels: str) -> None:
+        """Add to a counter, or set a gauge."""
+        ray = sys.modules.get("ray")                        # a night in which nothing changed never imports it
+        if ray is None or not ray.is_initialized():
+            return
+        from ray.util import metrics
+
+        metric: Any = getattr(metrics, self.kind)(self.name, description=self.description, tag_keys=self.labels)
+        if self.kind == "Gauge":
+            metric.set(value, tags=labels)
+        elif value > 0:                                     # Ray refuses to add nothing
+            metric.inc(value, tags=labels)
+
+
+ROWS = Series("Counter", "manta_encoded_rows", "rows whose vectors were computed")
+TOKENS = Series("Counter", "manta_encoded_tokens", "tokens of those rows")
+SECONDS = Series("Counter", "manta_worker_seconds", "seconds that encode workers spent on the device, or waiting for tokenizer, store or model", ("doing",))
+UNITS = Series("Counter", "manta_units", "items of work that workers ended or began again after a process died", ("task", "outcome"))
+QUARANTINED = Series("Counter", "manta_quarantined_rows", "rows that a night set aside", ("reason",))
+NIGHTS = Series("Counter", "manta_nights", "nights by how they ended", ("outcome", "exit_code"))
+RELEASE = Series("Gauge", "manta_release_number", "number of the current release")
+PUBLISHED = Series("Gauge", "manta_release_published_timestamp_seconds", "when the current release was committed, in seconds since 1970; its age is time() less this")
+LIVE_ROWS = Series("Gauge", "manta_release_rows", "live rows of the current release")
+GATE_VALUE = Series("Gauge", "manta_gate_value", "what a gate measured on the last candidate", ("gate",))
+GATE_THRESHOLD = Series("Gauge", "manta_gate_threshold", "what the gate asks for", ("gate",))
+GATE_PASSED = Series("Gauge", "manta_gate_passed", "1 where the last candidate passed the gate, else 0", ("gate",))
+
+ALL = (ROWS, TOKENS, SECONDS, UNITS, QUARANTINED, NIGHTS, RELEASE, PUBLISHED, LIVE_ROWS, GATE_VALUE, GATE_THRESHOLD, GATE_PASSED)
+
+DOING = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}        # what `Spent` calls it: what a chart calls it
+
+
+def count_unit(task: object, outcome: Literal["done", "failed", "restarted"]) -> None:
+    """One item of a pool's work; on the worker. restarted: begun again since the process at it died."""
+    UNITS.record(1, task=type(task).__name__, outcome=outcome)
+
+
+def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
+    """One unit that was encoded just now; on the worker. seconds: as in `Spent`, whatever else stands there is passed over."""
+    ROWS.record(rows)
+    TOKENS.record(tokens)
+    for name, doing in DOING.items():
+        SECONDS.record(seconds.get(name, 0.0), doing=doing)
+
+
+def count_quarantined(counts: Mapping[str, int]) -> None:
+    """A night's counts `quarantined_<reason>`; on the driver, once a night."""
+    for name, rows in counts.items():
+        if name.startswith(_QUARANTINED):
+            QUARANTINED.record(rows, reason=name.removeprefix(_QUARANTINED))
+
+
+def record_gates(gates: Mapping[str, Gate]) -> None:
+    """What the gates found on a candidate, whether it is published or refused."""
+    for name, gate in gates.items():
+        GATE_PASSED.record(float(gate.passed), gate=name)
+        if gate.value is not None:
+            GATE_VALUE.record(float(gate.value), gate=name)
+        if gate.threshold is not None:
+            GATE_THRESHOLD.record(float(gate.threshold), gate=name)
+
+
+def record_release(number: int, rows: int, committed_at: str) -> None:
+    """The release that is current now. committed_at: as its commit says, ISO 8601; empty where unknown."""
+    RELEASE.record(number)
+    LIVE_ROWS.record(rows)
+    if committed_at:
+        PUBLISHED.record(datetime.fromisoformat(committed_at).timestamp())
+
+
+def count_night(outcome: str, exit_code: int) -> None:
+    """How a night ended, with the exit code that its command will have; before the driver disconnects from Ray."""
+    NIGHTS.record(1, outcome=outcome, exit_code=str(exit_code))

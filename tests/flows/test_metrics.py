@@ -1,0 +1,97 @@
+"""What workers and the driver record stands on the node's metrics port, in the text that Prometheus reads; without Ray nothing happens and nothing fails."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.request import urlopen
+
+import pytest
+
+from pipeline.flows import metrics
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.units import Pool, map_units
+from pipeline.store.release import Gate
+from tests.flows.conftest import ROOT
+
+_PATIENCE_S = 60.0          # Ray sends every ten seconds
+_SAMPLE = re.compile(r"^(ray_manta_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+Text = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Says that it encoded, as an encode worker does."""
+
+    def start(self) -> Callable[[int], int]:
+        def work(item: int) -> int:
+            metrics.count_encoded(100, 1_700, {"forward_s": 2.0, "waiting_s": 0.25, "store": 0.5, "texts": 100.0})
+            metrics.count_unit(self, "done")
+            return item
+
+        return work
+
+
+def scraped() -> Text:
+    """Every sample of the project on the node's port, summed over processes."""
+    import ray
+
+    node = ray.nodes()[0]
+    text = urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=10).read().decode()
+    found: Text = {}
+    own = {label for series in metrics.ALL for label in series.labels}
+    for name, labels, value in _SAMPLE.findall(text):
+        key = (name, frozenset(pair for pair in _LABEL.findall(labels) if pair[0] in own))
+        found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+def gained(before: Text, series: metrics.Series, **labels: str) -> float:
+    key = (series.exported, frozenset(labels.items()))
+    return scraped().get(key, 0.0) - before.get(key, 0.0)
+
+
+def reaches(look: Callable[[], float], value: float) -> bool:
+    deadline = time.monotonic() + _PATIENCE_S
+    while (there := abs(look() - value) < 1e-6) is False and time.monotonic() < deadline:
+        time.sleep(1)
+    return there
+
+
+def test_series_are_exported_with_the_values_of_all_processes(cluster: Cluster):
+    pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
+    before = scraped()
+    assert sorted(number for number, _ in map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))) == list(range(6))
+    metrics.count_quarantined({"rows": 900, "quarantined": 9, "quarantined_empty_text": 7, "quarantined_duplicate_id": 2})
+    metrics.record_gates({"recall_at_10": Gate(value=0.97, threshold=0.95, passed=True), "unique_ids": Gate(value=3, threshold=None, passed=False)})
+    metrics.record_release(42, 600, "2026-01-02T03:04:05+00:00")
+    metrics.count_night("published", 0)
+    assert reaches(lambda: gained(before, metrics.NIGHTS, outcome="published", exit_code="0"), 1)
+    assert reaches(lambda: gained(before, metrics.ROWS), 600)
+    assert gained(before, metrics.TOKENS) == 6 * 1_700
+    assert [gained(before, metrics.SECONDS, doing=doing) for doing in ("device", "tokenizer", "store", "model")] == [12.0, 1.5, 3.0, 0.0]
+    assert gained(before, metrics.UNITS, task="Encoding", outcome="done") == 6
+    assert [gained(before, metrics.QUARANTINED, reason=reason) for reason in ("empty_text", "duplicate_id")] == [7, 2]
+    assert [gained({}, series, gate="recall_at_10") for series in (metrics.GATE_VALUE, metrics.GATE_THRESHOLD, metrics.GATE_PASSED)] == [0.97, 0.95, 1.0]
+    assert [gained({}, series, gate="unique_ids") for series in (metrics.GATE_VALUE, metrics.GATE_PASSED)] == [3.0, 0.0]
+    assert [gained({}, series) for series in (metrics.RELEASE, metrics.LIVE_ROWS, metrics.PUBLISHED)] == [42.0, 600.0, 1767323045.0]
+
+
+def test_without_ray_nothing_is_imported_and_nothing_fails():
+    program = (
+        "import sys\nfrom pipeline.flows import metrics\nmetrics.record_release(1, 2, '')\nmetrics.count_night('unchanged', 0)\n"
+        "metrics.count_encoded(1, 2, {})\nprint('ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_names_are_those_that_prometheus_allows_and_none_stands_twice():
+    names = [series.exported for series in metrics.ALL]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
+    assert all(re.fullmatch(r"[a-z_]+", label) for series in metrics.ALL for label in series.labels)
