@@ -108,6 +108,8 @@ class IndexSettings(Settings):
     """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds memory_gib"""
     seed: int = 0
     """of the quantizer's training"""
+    rewrite_gib: Annotated[float, Field(gt=0)] = 64.0
+    """index file up to which a night takes rows out of last night's index and adds the new ones; a larger one stays, and new rows get a file beside it"""
 
 
 class GateSettings(Settings):

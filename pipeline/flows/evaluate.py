@@ -11,13 +11,14 @@ from pipeline.errors import DataError
 from pipeline.flows.cluster import connect
 from pipeline.flows.gates import RepeatedIds
 from pipeline.flows.night import open_releases
-from pipeline.flows.placed import LiveRows, Placed
+from pipeline.flows.placed import LiveRows, placed_in
 from pipeline.flows.units import Pool, run_task
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job
-from pipeline.store.release import Gate, ReleaseManifest, ReleaseUnit
+from pipeline.store.dead import Dead
+from pipeline.store.release import Gate, ReleaseManifest
 from pipeline.store.store import Store
-from pipeline.store.units import Corpus, UnitRecord
+from pipeline.store.units import Corpus
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class MeasureRelease:
         return self._work
 
     def _work(self, _: None) -> tuple[dict[str, Any], int]:
-        from pipeline.index.finish import measure
-        from pipeline.index.search import open_parts
+        from pipeline.index.finish import measure_parts
+        from pipeline.index.parts import open_parts
         from pipeline.index.truth import ExactTopK, Queries
         from pipeline.post import load_transform
 
         store, manifest = self.store, self.manifest
-        units = tuple(_placed(unit) for unit in sorted(manifest.units, key=lambda unit: unit.ordinal) if unit.rows)
+        units = tuple(placed for placed in placed_in(manifest) if placed.unit.rows)
         id_name = pq.ParquetFile(store.open(units[0].unit.path)).schema_arrow.names[0]
         source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
         queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
@@ -76,14 +77,8 @@ class MeasureRelease:
             lengths = np.einsum("nd,nd->n", vectors, vectors)
             bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))
-        (index,) = open_parts(manifest.index.files, lambda reference: store.local(reference.path, reference.sha256))
-        measured = measure(index, queries, truth, self.settings.model_copy(update={"nprobe": manifest.index.settings.get("effort")}), None)
+        tombstones = Dead.load(store, manifest.tombstones).addresses
+        parts = open_parts(manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones)
+        measured = measure_parts(parts, queries, truth)
         size = sum(reference.bytes for reference in manifest.index.files)
         return measured.model_copy(update={"file_bytes": size}).model_dump(mode="json"), bad
-
-
-def _placed(unit: ReleaseUnit) -> Placed:
-    record = UnitRecord(
-        name=unit.record, path=unit.path, rows=unit.rows, bytes=0, sha256=unit.sha256, space_id=unit.space_id, numerics_id=unit.numerics_id, dropped=unit.dropped,
-    )
-    return Placed(ordinal=unit.ordinal, unit=record)

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.store.dead import Dead
+from pipeline.store.release import ReleaseManifest
 from pipeline.store.schema import checked_space, vector_matrix
 from pipeline.store.store import Store
 from pipeline.store.units import FileRef, Stored, UnitRecord
@@ -28,6 +29,16 @@ def placed_rows(placed: Placed) -> np.ndarray:
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
     rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
     return (np.int64(placed.ordinal) << 32) | rows
+
+
+def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
+    """The units of a release, by ordinal."""
+    return tuple(
+        Placed(ordinal=unit.ordinal, unit=UnitRecord(
+            name=unit.record, path=unit.path, rows=unit.rows, bytes=0, sha256=unit.sha256, space_id=unit.space_id, numerics_id=unit.numerics_id, dropped=unit.dropped,
+        ))
+        for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
+    )
 
 
 def space_of(units: Sequence[Placed]) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 from pipeline.index.build import write_index
 from pipeline.index.kinds import IndexPlan
 from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
-from pipeline.index.structure import addresses_of, fingerprint, imbalance, ivf_of
+from pipeline.index.parts import Parts
+from pipeline.index.structure import fingerprint, ivf_of
 from pipeline.index.truth import Neighbours, Queries
-from pipeline.index.validate import Measured, choose_nprobe, effort_name, get_effort, latency, recall, set_effort
+from pipeline.index.validate import Measured, choose_nprobe, curve_point, effort_name, get_effort, latency, recall, set_effort
 from pipeline.settings import GateSettings, IndexSettings
 
 _TARGET = 0.95              # recall@10 that nprobe is chosen for when the gate is off
@@ -41,14 +42,19 @@ def measure(index: Any, queries: Queries, truth: Neighbours, settings: IndexSett
     chosen, curve = choose_nprobe(index, queries[0::2], truth[0::2], _TARGET if target is None else target)
     if settings.nprobe is not None and chosen is not None:
         set_effort(index, settings.nprobe)
-    odd = slice(1, None, 2) if len(queries) > 1 else slice(None)
+    return measure_parts(Parts([index]), queries, truth).model_copy(update={"curve": curve})
+
+
+def measure_parts(parts: Parts, queries: Queries, truth: Neighbours) -> Measured:
+    """Recall and latency on the odd queries at the effort that the parts have; the curve is that one point, on the even queries."""
+    base, odd = parts.base, slice(1, None, 2) if len(queries) > 1 else slice(None)
     return Measured(
-        rows=index.ntotal,
-        recall={str(k): share for k, share in recall(index, queries[odd], truth[odd]).items()},
-        effort=get_effort(index), effort_name=effort_name(index), curve=curve,
-        latency=latency(index, queries[odd]), queries=len(queries[odd].addresses),
-        duplicate_addresses=duplicates(addresses_of(index)).count,
-        file_bytes=0, nlist=_nlist(index), imbalance=imbalance(index), fingerprint=fingerprint(index),
+        rows=parts.ntotal,
+        recall={str(k): share for k, share in recall(parts, queries[odd], truth[odd]).items()},
+        effort=get_effort(base), effort_name=effort_name(base), curve=curve_point(parts, queries[0::2], truth[0::2]),
+        latency=latency(parts, queries[odd]), queries=len(queries[odd].addresses),
+        duplicate_addresses=duplicates(parts.addresses()).count,
+        file_bytes=0, nlist=_nlist(base), imbalance=parts.imbalance(), fingerprint=fingerprint(base),
     )
 
 

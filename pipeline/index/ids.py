@@ -44,6 +44,22 @@ def _check_table(file: Path, table: pa.Table, first: pa.Table, addresses: np.nda
         raise DataError(str(file), "addresses that ascend", f"{after} after {before}", "write units in the order of their ordinals")
 
 
+def surviving(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
+    """The rows of those ids files, in address order and a batch at a time, without the addresses `gone` (n,) int64, ascending."""
+    filled = (batch for batch in _batches(files) if batch.num_rows)
+    for batch in sorted(filled, key=lambda batch: batch["address"][0].as_py()):
+        addresses = batch["address"].to_numpy()
+        low, high = np.searchsorted(gone, [addresses[0], addresses[-1] + 1])
+        table = pa.Table.from_batches([batch])
+        yield table.filter(pa.array(~np.isin(addresses, gone[low:high]))) if high > low else table
+
+
+def ids_schema(file: Path) -> pa.Schema:
+    """Columns of an ids file: address, id, and the kept ones."""
+    with _readable(file):
+        return pa.ipc.open_file(pa.memory_map(str(file))).schema
+
+
 class Ids:
     """The rows behind addresses: a column id, then the kept ones. Opens in the time it takes to read the files' footers; safe to share between threads."""
 
@@ -82,6 +98,10 @@ class Ids:
 
 def open_ids(files: Sequence[Path]) -> Ids:
     """The ids in those files, mapped, not read. DataError for a file that is no Arrow IPC file with a column address."""
+    return Ids(_batches(files))
+
+
+def _batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     for file in files:
         with _readable(file):
@@ -89,7 +109,7 @@ def open_ids(files: Sequence[Path]) -> Ids:
             if reader.schema.names[:2] != ["address", "id"] or reader.schema.field("address").type != pa.int64():
                 raise DataError(str(file), "columns address (int64) and id first", ", ".join(reader.schema.names), "build the index again")
             batches += [reader.get_batch(number) for number in range(reader.num_record_batches)]
-    return Ids(batches)
+    return batches
 
 
 @contextlib.contextmanager

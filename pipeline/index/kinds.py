@@ -39,6 +39,8 @@ class IndexPlan(Settings):
     """the lists stay in a file of their own"""
     shardable: bool = True
     """parts can be filled apart and merged"""
+    removable: bool = True
+    """rows can be taken out again"""
     why: str
 
 
@@ -102,7 +104,7 @@ def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per
         factory=_factory(kind, nlist, parts, per_code),
         dim=dim, nlist=nlist, train_rows=train_rows,
         file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
-        on_disk=on_disk, shardable=kind != "hnsw", why=why,
+        on_disk=on_disk, shardable=kind != "hnsw", removable=kind != "hnsw", why=why,
     )
 
 
@@ -167,5 +169,5 @@ def _factory_plan(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
     return IndexPlan(
         kind="factory", factory=settings.kind, dim=dim, nlist=found.nlist, train_rows=train_rows,
         file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
-        on_disk=on_disk, shardable=found.shardable, why="index.kind is a faiss factory string",
+        on_disk=on_disk, shardable=found.shardable, removable=found.removable, why="index.kind is a faiss factory string",
     )

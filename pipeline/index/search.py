@@ -1,11 +1,9 @@
 """A published release, opened for searching: checked, mapped, encoding queries with its own encoder, and swapped for a newer one on request."""
 
-import contextlib
 import functools
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +11,8 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
-from pipeline.index.build import read_index
 from pipeline.index.ids import open_ids
+from pipeline.index.parts import folder_of, open_parts
 from pipeline.index.truth import NOBODY
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.release import ReleaseManifest, Releases
@@ -24,8 +22,6 @@ from pipeline.text.normalize import normalize
 
 if TYPE_CHECKING:
     from pipeline.models.encoder import Encoder
-
-_LISTS = ".ivfdata"         # lists on disk, beside the index file that refers to them
 
 
 def open_release(
@@ -102,11 +98,12 @@ class _Opened:
     def __init__(self, store: Store, manifest: ReleaseManifest, verify: bool, device: str) -> None:
         self.manifest, self._store, self._device = manifest, store, device
         local = functools.partial(_local, store, verify=verify)
-        self._parts = open_parts(manifest.index.files, local)
         self._ids = open_ids([local(reference) for reference in manifest.ids])
-        self._tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else np.zeros(0, dtype=np.int64)
-        if (found := sum(part.ntotal for part in self._parts) - len(self._tombstones)) != manifest.rows:
-            raise DataError(store.uri_of(manifest.index.files[0].path), f"{manifest.rows:,} live rows", f"{found:,}", "restore the index, or roll back")
+        tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else None
+        self._parts = open_parts(manifest.index.files, local, tombstones)
+        if self._parts.ntotal != manifest.rows:
+            found = f"{self._parts.ntotal:,}"
+            raise DataError(store.uri_of(manifest.index.files[0].path), f"{manifest.rows:,} live rows", found, "restore the index, or roll back")
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "_Opened":
         """The newer release, with this one's encoder where it is the same."""
@@ -129,7 +126,7 @@ class _Opened:
 
         # not compiled: that would cost the first query seconds. The process keeps its number of threads
         settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
-        with _folder([(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]) as folder:
+        with folder_of([(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]) as folder:
             encoder = load_encoder(self._encoder_settings(folder), settings, self._device)
         if encoder.space_id != self.manifest.space_id:
             where = self._store.uri_of(self.manifest.encoder.path)
@@ -147,39 +144,21 @@ class _Opened:
             raise DataError(where, "settings that this version knows", str(error.errors()[0]["loc"]), "open it with the version that wrote it") from None
 
     def search(self, vectors: np.ndarray, k: int) -> pa.Table:
-        scores, addresses = self._nearest(self._checked(vectors), k)
+        scores, addresses = self._parts.search(self._checked(vectors), k)
         query, rank = np.nonzero(addresses != NOBODY)
         rows = self._ids.take(addresses[query, rank])
         columns = {"query": pa.array(query, pa.int32()), "rank": pa.array(rank + 1, pa.int32()), "id": rows["id"], "score": pa.array(scores[query, rank], pa.float32())}
         kept = {name: rows[name] for name in rows.column_names if name not in columns}
         return pa.table({**columns, **kept})
 
-    def _nearest(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and addresses (q, k) over all parts, dead addresses left out; NOBODY behind the last."""
-        found = [_live(part, vectors, k, self._tombstones) for part in self._parts]
-        scores, addresses = (np.concatenate([each[place] for each in found], axis=1) for place in (0, 1))
-        order = np.lexsort((addresses, -scores), axis=1)[:, :k]
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
-
     def _checked(self, vectors: np.ndarray) -> np.ndarray:
-        dim = self._parts[0].d
+        dim = self._parts.d
         if vectors.ndim != 2 or vectors.shape[1] != dim:
             raise DataError("search", f"vectors of shape (q, {dim})", f"{vectors.shape}", "give raw vectors of the release's encoder, one row a query")
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
             raise DataError("search", "finite vectors, none of them zero", f"query {bad[0]} is not so", "encode the query again")
         return vectors
-
-
-def _live(part: Any, vectors: np.ndarray, k: int, tombstones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and addresses (q, at least k) of one part: its k nearest that are not dead are among them, the dead are NOBODY with score -inf."""
-    asked = k
-    while True:
-        scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)))
-        dead = np.isin(addresses, tombstones) | (addresses == NOBODY)
-        if not len(tombstones) or asked >= part.ntotal or ((~dead).sum(axis=1) >= k).all():
-            return np.where(dead, np.float32(-np.inf), scores), np.where(dead, NOBODY, addresses)
-        asked *= 2          # so many of the nearest are dead that too few are left
 
 
 def _local(store: Store, reference: FileRef, verify: bool) -> Path:
@@ -189,28 +168,8 @@ def _local(store: Store, reference: FileRef, verify: bool) -> Path:
         raise DataError(store.uri_of(reference.path), "a file of the release", "no such file", "restore it, or roll back to a whole release") from None
 
 
-def open_parts(files: Sequence[FileRef], local: Any) -> list[Any]:
-    """An index per part. Files of lists are put beside them under the names by which they are referred to."""
-    places = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
-    if not any(name.endswith(_LISTS) for name, _ in places):
-        return [read_index(place) for _, place in places]
-    with _folder(places) as folder:
-        return [read_index(folder / name, on_disk=True) for name, _ in places if not name.endswith(_LISTS)]
-
-
-@contextlib.contextmanager
-def _folder(places: Sequence[tuple[str, Path]]) -> Iterator[Path]:
-    """A folder in which the files have the given names, wherever they lie. What was mapped from it stays mapped when it is gone."""
-    with tempfile.TemporaryDirectory(prefix="manta-") as directory:
-        for name, place in places:
-            link = Path(directory, checked(name))
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(place.resolve())
-        yield Path(directory)
-
-
 def _read_addresses(file: Path) -> np.ndarray:
     try:
-        return np.sort(pq.read_table(file, columns=["address"])["address"].to_numpy())
+        return np.asarray(pq.read_table(file, columns=["address"])["address"].to_numpy())
     except (pa.ArrowInvalid, KeyError, OSError) as error:
         raise DataError(str(file), "a Parquet file with a column address", " ".join(str(error).split()), "restore it, or roll back") from None

@@ -31,6 +31,7 @@ class Inspected:
     trains: bool
     shardable: bool
     mappable: bool
+    removable: bool
 
 
 def inspect_factory(factory: str, dim: int) -> Inspected:
@@ -53,6 +54,7 @@ def inspect_factory(factory: str, dim: int) -> Inspected:
         trains=not index.is_trained,
         shardable=name not in _GRAPHS + _IVF_PACKED,
         mappable=name in _IVF,
+        removable=name not in _GRAPHS,
     )
 
 

@@ -85,6 +85,44 @@ class ExactTopK:
         return Neighbours(np.where(none, NOBODY, found), np.where(none, np.float32(-np.inf), scores))
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The beginning of each query's exact ranking of some rows. others (q,): how many rows there are to rank, its own not counted."""
+
+    best: Neighbours
+    others: np.ndarray
+
+    def lengths(self) -> np.ndarray:
+        """(q,): ranks that are known."""
+        return np.asarray((self.best.addresses != NOBODY).sum(axis=1))
+
+    def reaches(self, rank: int) -> np.ndarray:
+        """Mask (q,) of the queries whose ranking is known down to `rank`, or to its end."""
+        return np.asarray(self.lengths() >= np.minimum(rank, self.others))
+
+    def end(self) -> tuple[np.ndarray, np.ndarray]:
+        """Score and address (q, 1) of the last known rank: nothing that is unknown comes before it. (-inf, any) where all is known."""
+        lengths = self.lengths()
+        last = np.maximum(lengths - 1, 0)[:, None]
+        scores, addresses = np.take_along_axis(self.best.scores, last, axis=1), np.take_along_axis(self.best.addresses, last, axis=1)
+        scores = np.where((lengths == 0)[:, None], np.float32(np.inf), scores)
+        return np.where((lengths >= self.others)[:, None], np.float32(-np.inf), scores), addresses
+
+
+def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Neighbours:
+    """The exact ranking of the rows of `before` that stay together with those of `added`, as far as the two tell it.
+
+    stays (q, k): mask of before's answers; a row that is gone leaves a gap that nobody fills, so rankings grow shorter until a scan of all rows renews them.
+    Of the merged ranks those are kept that come no later than the end of either: whatever is unknown comes after them.
+    """
+    left = Neighbours(np.where(stays, before.best.addresses, NOBODY), np.where(stays, before.best.scores, np.float32(-np.inf)))
+    merged = fold.merge(left, added.best)
+    known = merged.addresses != NOBODY
+    for scores, addresses in (before.end(), added.end()):
+        known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
+    return Neighbours(np.where(known, merged.addresses, NOBODY), np.where(known, merged.scores, np.float32(-np.inf)))
+
+
 def indexed(vectors: np.ndarray, transform: Affine | None) -> np.ndarray:
     """Raw vectors (n, d) as the index compares them: transformed, then of length one (zero stays zero); (n, k) float32, C order, always a copy."""
     moved = np.array(vectors, dtype=np.float32) if transform is None else vectors.astype(np.float32, copy=False) @ transform.matrix.T + transform.bias

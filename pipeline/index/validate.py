@@ -12,6 +12,7 @@ from pipeline.config import Settings
 from pipeline.index.build import threads
 from pipeline.index.kinds import GIB
 from pipeline.index.library import faiss
+from pipeline.index.parts import Parts
 from pipeline.index.structure import chain_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
@@ -99,7 +100,7 @@ def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ..
     less 1e-6. Exact scores are known for the answers listed in `truth` (which goes beyond k) and for indexes that store vectors whole; an answer beyond
     the list of a compressing index counts as wrong. Where there are fewer than k other rows, all of them are asked for.
     """
-    exact_scores = _scores_are_exact(index)
+    exact_scores = _scores_are_exact(index.base if isinstance(index, Parts) else index)
     shares = {}
     for k in ranks:
         found, scores = _answers(index, queries, k)         # of its own: HNSW searches at least as wide as the answers it is asked for
@@ -175,8 +176,18 @@ def _is_flat(curve: list[CurvePoint]) -> bool:
     return len(curve) > _FLAT_POINTS and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
 
 
+def curve_point(parts: Parts, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
+    """The point at the effort that is set; none for exhaustive kinds."""
+    effort = get_effort(parts.base)
+    return () if effort is None else (_timed(parts, queries, truth, effort),)
+
+
 def _point(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
     set_effort(index, effort)
+    return _timed(index, queries, truth, effort)
+
+
+def _timed(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
     with threads(1):
         began = time.perf_counter()
         share = recall(index, queries, truth, (10,))[10]

@@ -55,6 +55,8 @@ class IndexFiles(Stored):
     """nprobe, nlist, fingerprint of the trained quantizer ..."""
     base_ordinals: int = 0
     """rows of units with an ordinal below this lie in the first part, those of later units in the second"""
+    delta_ids: int = 0
+    """how many of the release's files of ids, the last ones, are of the second part"""
     trained: FileRef | None = None
     """the empty index that every part was filled from"""
     trained_on: dict[str, float | int | None] = {}
