@@ -1,8 +1,8 @@
 """Every section of a job's YAML: the same keys for every command. No I/O, no tensors, no device: values that travel to a worker."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.config import Settings
 
@@ -134,19 +134,49 @@ class ReleaseSettings(Settings):
     """a store that has create-once, for commits, when `root` has not"""
 
 
+class WorkerSettings(Settings):
+    """Encode workers; a plain number (cluster.workers=4) is both. Both null: as many as fit the cluster now. Never more than there are units."""
+
+    min: Annotated[int, Field(ge=1)] | None = None
+    """as few as a pool may have; null: 1. Fewer are used where the cluster cannot grow and has no room for them"""
+    max: Annotated[int, Field(ge=1)] | None = None
+    """as many as a pool may grow to, while nodes come; null: as many as fit the cluster now"""
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> "WorkerSettings":
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min to be at most max, not {self.min} and {self.max}")
+        return self
+
+
 class ClusterSettings(Settings):
     """The Ray cluster and the pools on it."""
 
     address: str | None = None
     """host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is ignored), else a local Ray"""
-    workers: Annotated[int, Field(ge=1)] | None = None
-    """encode workers, as many as the cluster has or can grow to; null: one per CPU (or per GPU) that it has now, never more than units"""
+    workers: WorkerSettings = WorkerSettings()
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     """CPUs that Ray sets aside for an encode worker; encode.threads is what it uses"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of an encode worker: 1, or a share such as 0.5; 0 encodes on the CPU"""
+    """GPUs of an encode worker: a whole number, or a share such as 0.5; 0 encodes on the CPU"""
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
+    patience_s: Annotated[float, Field(ge=10)] = 900.0
+    """seconds that a stage waits while none of its workers runs, for instance for nodes that are being added; then it ends with exit code 75"""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _number_is_both(cls, value: Any) -> Any:
+        if value is None:
+            return WorkerSettings()
+        return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _shares_are_of_one_gpu(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise ValueError("a share of one GPU or a whole number of GPUs, since Ray splits single GPUs only")
+        return value
 
 
 _RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")

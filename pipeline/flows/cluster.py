@@ -9,11 +9,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.log import Stages
+from pipeline.flows.board import open_board
+from pipeline.flows.units import Pool
+from pipeline.log import Stages, say
 from pipeline.settings import ClusterSettings
 
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
@@ -23,23 +25,64 @@ _NO_ADDRESS = {
 }
 
 
+_SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
+_SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node offers to Ray."""
+
+    cpus: float
+    gpus: float = 0.0
+
+    def fit(self, cpus: float, gpus: float) -> int:
+        """Workers with so many CPUs and GPUs that it holds. A share of a GPU is a share of one GPU."""
+        by_gpu = float("inf") if not gpus else int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
+        return int(min(self.cpus / cpus, by_gpu))
+
+
 @dataclass(frozen=True)
 class Cluster:
-    """What the connected cluster has."""
+    """What the connected cluster has. grows: whether an autoscaler can add nodes."""
 
-    cpus: int
-    gpus: int
+    nodes: tuple[Node, ...]
+    grows: bool = False
+    board: Any = field(default=None, repr=False, compare=False)
+    """held, so that it lives as long as the connection"""
+
+    @property
+    def cpus(self) -> int:
+        return max(1, int(sum(node.cpus for node in self.nodes)))
+
+    @property
+    def gpus(self) -> int:
+        return int(sum(node.gpus for node in self.nodes))
+
+    def pool(self, settings: ClusterSettings, work: int) -> Pool:
+        """Encode workers for `work` units: between workers.min and workers.max, never more than units.
+
+        A cluster that cannot grow gets no more than it has room for, and says so; ConfigError when not one worker fits any of its nodes.
+        """
+        cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
+        fit = sum(node.fit(cpus, gpus) for node in self.nodes)
+        asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
+        if not fit and not (self.grows and (asked.min or asked.max)):
+            raise ConfigError("cluster", f"{cpus:g} CPUs and {gpus:g} GPUs for one worker", self._nodes(), _SMALLER if not self.grows else _SAY_HOW_MANY)
+        least = asked.min or (1 if asked.max else wanted)
+        if not self.grows:
+            _tell_short(asked.min or 1, fit, work)
+            wanted, least = min(wanted, fit), min(least, fit)
+        most = max(1, min(wanted, work))
+        return Pool(most, cpus, gpus, least=min(least, most), now=max(1, min(fit, most)))
 
     def workers(self, settings: ClusterSettings, work: int) -> int:
-        """Encode workers for `work` units: as set, also where a cluster that grows on demand has no room for them yet, else as many as fit; never more than units."""
-        if settings.workers is not None:
-            return max(1, min(settings.workers, work))
-        fit = int(self.gpus / settings.gpus_per_worker) if settings.gpus_per_worker else int(self.cpus / settings.cpus_per_worker)
-        if fit < 1:
-            wanted = f"{settings.cpus_per_worker:g} CPUs and {settings.gpus_per_worker:g} GPUs for one worker"
-            there, remedy = f"{self.cpus} CPUs and {self.gpus} GPUs in the cluster", "lower cluster.cpus_per_worker or cluster.gpus_per_worker"
-            raise ConfigError("cluster", wanted, there, remedy)
-        return max(1, min(fit, work))
+        """The most encode workers for `work` units."""
+        return self.pool(settings, work).size
+
+    def _nodes(self) -> str:
+        each = ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in self.nodes))
+        return f"{len(self.nodes)} nodes of {each}" if len(self.nodes) > 1 else f"one node of {each}" if self.nodes else "no node"
 
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
         """Workers for shards of an index."""
@@ -57,11 +100,31 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False)
         if mine:
             _start(settings, verbose)
     try:
-        total = ray.cluster_resources()
-        yield Cluster(cpus=max(1, int(total.get("CPU", 1))), gpus=int(total.get("GPU", 0)))
+        yield Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
     finally:
         if mine:
             ray.shutdown()
+
+
+def _nodes() -> Iterator[Node]:
+    import ray
+
+    for node in ray.nodes():
+        if node["Alive"]:
+            yield Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+
+
+def _grows() -> bool:
+    """Whether some kind of node can be added: what Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
+    from ray._private.state import state
+
+    told = state.get_cluster_config()
+    return any(group.resources and (group.max_count < 0 or group.max_count > group.min_count) for group in (told.node_group_configs if told else ()))
+
+
+def _tell_short(least: int, fit: int, work: int) -> None:
+    if fit < min(least, work):
+        say(f"cluster.workers.min is {least} and the cluster, which cannot grow, has room for {fit}: it goes on with {fit}")
 
 
 def _start(settings: ClusterSettings, verbose: bool) -> None:

@@ -71,7 +71,7 @@ def _planned(
     from pipeline.models.encoder import load_encoder
 
     rows, exact = _rows(files, looked, corpus, len(texts), read_bytes)
-    workers = job.cluster.workers or max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
+    workers = job.cluster.workers.max or max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
     with stages("measure", unit="texts") as bar:
         encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker))
         encoder.encode(texts[:_MEASURED_TEXTS])                    # the first buffers pay for preparation

@@ -3,10 +3,7 @@
 Ray moves what names the work, never tensors: an item is a unit's record, an actor reads the unit, writes its output and returns the new record.
 """
 
-import contextlib
 import pickle
-import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +12,11 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from pipeline.errors import PipelineError, TransientError
+from pipeline.flows.board import Call, Watch, watched
 from pipeline.log import Running
 
-_EVERY_S = 1.0
 _MOST_STARTS = 20       # of one item in one run: nodes may come and go, but nothing dies so often by chance
+_LOOK_S = 1.0
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -34,11 +32,26 @@ class Task(Protocol[Item_contra, Made_co]):
 
 @dataclass(frozen=True)
 class Pool:
-    """Actors of one kind. Ray restarts lost actors and repeats their items without limit; finished items keep their records."""
+    """Actors of one kind. Ray restarts lost actors and repeats their items without limit; finished items keep their records.
+
+    size: the most there are; least: the fewest (null: `size`); now: how many to begin with (null: `size`), more come while there is work and room for them.
+    """
 
     size: int
     cpus: float = 1.0
     gpus: float = 0.0
+    least: int | None = None
+    now: int | None = None
+
+    def of_items(self, count: int) -> "tuple[int, int, int]":
+        """(fewest, most, at the beginning) for so many items."""
+        most = max(1, min(self.size, count))
+        least = min(self.least or self.size, most)
+        return least, most, max(least, min(self.now or self.size, most))
+
+    def needs(self) -> str:
+        """What one actor takes, in words."""
+        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
 
 
 def progress(rows: int) -> None:
@@ -49,30 +62,13 @@ def progress(rows: int) -> None:
 _report: Callable[[int], Any] = lambda rows: None      # noqa: E731  set in a worker while it is at an item
 
 
-class _Board:
-    """What the workers of one pool tell while they work: rows done, and how often each item was begun. An item that starts again counts from its new start."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, int] = {}
-        self._begun: dict[int, int] = {}
-
-    def begin(self, item: int) -> int:
-        self._begun[item] = self._begun.get(item, 0) + 1
-        return self._begun[item]
-
-    def put(self, item: int, rows: int) -> None:
-        self._rows[item] = rows
-
-    def total(self) -> int:
-        return sum(self._rows.values())
-
-
 class _Worker:
     """One actor of a pool; Ray Data constructs it once per process. An error of ours comes back as a value, since Ray's wrapping would lose its type."""
 
-    def __init__(self, task: bytes, board: str) -> None:
-        self._task, self._board = task, board
+    def __init__(self, task: bytes, call: Call) -> None:
+        self._task, self._call = task, call
         self._work: Callable[[Any], Any] | None = None
+        self._alive = call.live()
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         items = zip(batch["number"].to_pylist(), batch["item"].to_pylist(), strict=True)
@@ -80,22 +76,19 @@ class _Worker:
         return pa.table({"number": batch["number"], "made": made})
 
     def _make(self, number: int, item: bytes) -> Any:
-        global _report
-        import ray
-
-        board = ray.get_actor(self._board)
-        if ray.get(board.begin.remote(number)) > _MOST_STARTS:          # Ray itself would start it again without end
-            remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
-            raise TransientError(f"item {number} of {type(pickle.loads(self._task)).__name__}", "a process that ends it", f"{_MOST_STARTS} that died at it", remedy)
-
-        def report(rows: int) -> None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                board.put.remote(number, rows)
-
-        _report = report
+        _begin(self._call, number, self._task)
         if self._work is None:
             self._work = pickle.loads(self._task).start()
         return self._work(pickle.loads(item))
+
+
+def _begin(call: Call, number: int, task: bytes) -> None:
+    """Count the start, and send the item's progress to the board from now on; TransientError when processes keep dying at the item."""
+    global _report
+    if call.begin(number) > _MOST_STARTS:                       # Ray itself would start it again without end
+        remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
+        raise TransientError(f"item {number} of {type(pickle.loads(task)).__name__}", "a process that ends it", f"{_MOST_STARTS} that died at it", remedy)
+    _report = partial(call.put, number)
 
 
 def _attempt(work: Callable[[bytes], Any], item: bytes) -> bytes:
@@ -115,69 +108,97 @@ def _opened(made: bytes) -> Any:
 def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None) -> Iterator[tuple[int, Made]]:
     """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
 
-    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies.
+    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, and
+    when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s.
     """
     if not items:
         return
     import ray
-    from ray.data import ActorPoolStrategy
 
-    rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
-    with _board(bar) as name:
-        made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            _Worker,
-            batch_size=1,
-            batch_format="pyarrow",
-            fn_constructor_args=(pickle.dumps(task), name),
-            compute=ActorPoolStrategy(size=min(pool.size, len(rows)), max_tasks_in_flight_per_actor=1),
-            num_cpus=pool.cpus,
-            num_gpus=pool.gpus or None,
-        )
+    with watched(pool.needs(), bar) as (call, watch):
         try:
-            for row in made.iter_rows():
+            for row in _dataset(task, items, pool, call, watch).iter_rows():
                 yield row["number"], _opened(row["made"])
         except ray.exceptions.RayError as error:
             raise lost_worker(error) from error
 
 
-@contextlib.contextmanager
-def _board(bar: Running | None) -> Iterator[str]:
-    """The name under which workers find the pool's board; its total moves `bar` while the block runs."""
+def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:
     import ray
+    from ray.data import ActorPoolStrategy
 
-    name = f"manta-{uuid.uuid4().hex}"
-    board = ray.remote(_Board).options(name=name, num_cpus=0, max_restarts=-1).remote()
-    over = threading.Event()
+    rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
+    least, most, first = pool.of_items(len(rows))
+    made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        _Worker,
+        batch_size=1,
+        batch_format="pyarrow",
+        fn_constructor_args=(pickle.dumps(task), call),
+        compute=ActorPoolStrategy(min_size=least, max_size=most, initial_size=first, max_tasks_in_flight_per_actor=1),
+        num_cpus=pool.cpus,
+        num_gpus=pool.gpus or None,
+    )
+    context = made.context
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0       # with one item in flight per actor no pool is busier than that
+    context.execution_no_progress_timeout_s = -1                               # a long unit is no standstill; the watch knows better
+    context.max_consecutive_actor_init_deaths = _MOST_STARTS                   # what is heavy starts with the first item, so only kills from outside
+    _Patience.watch = watch
+    context.custom_execution_callback_classes = [_Patience]
+    return made
 
-    def follow() -> None:
-        while bar is not None and not over.wait(_EVERY_S):
-            with contextlib.suppress(ray.exceptions.RayError):      # progress is a courtesy: a lost board stops no night
-                bar.reach(ray.get(board.total.remote(), timeout=10))
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield name
-    finally:
-        over.set()
-        thread.join()
-        ray.kill(board)
+class _Patience:
+    """Ends Ray Data's loop when the watch gives up; made by it when the loop starts, one per execution."""
+
+    watch: Watch | None = None
+
+    def __init__(self) -> None:
+        self._watch = _Patience.watch
+
+    def before_execution_starts(self, executor: Any) -> None: ...
+
+    def on_execution_step(self, executor: Any) -> None:
+        if self._watch is not None:
+            self._watch.check()
+
+    def after_execution_succeeds(self, executor: Any) -> None: ...
+
+    def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
 
 
 def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
-    """What the task makes of one item, on one worker of the cluster."""
+    """What the task makes of one item, on one worker of the cluster. TransientError as of `map_units`."""
     import ray
 
-    remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=3)
-    try:
-        result: Made = _opened(ray.get(remote.remote(pickle.dumps(task), pickle.dumps(item))))
-    except ray.exceptions.RayError as error:
-        raise lost_worker(error) from error
+    remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=_MOST_STARTS)
+    with watched(pool.needs()) as (call, watch):
+        made = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
+        try:
+            _wait(made, watch)
+            result: Made = _opened(ray.get(made))
+        except ray.exceptions.RayError as error:
+            raise lost_worker(error) from error
     return result
 
 
-def _run(task: bytes, item: bytes) -> bytes:
-    return _attempt(lambda packed: pickle.loads(task).start()(pickle.loads(packed)), item)
+def _wait(made: Any, watch: Watch) -> None:
+    import ray
+
+    while not ray.wait([made], timeout=_LOOK_S)[0]:
+        try:
+            watch.check()
+        except TransientError:
+            ray.cancel(made, force=True)
+            raise
+
+
+def _run(task: bytes, item: bytes, call: Call) -> bytes:
+    def work(packed: bytes) -> Any:
+        _begin(call, 0, task)
+        return pickle.loads(task).start()(pickle.loads(packed))
+
+    with call.alive():
+        return _attempt(work, item)
 
 
 def lost_worker(error: Exception) -> Exception:

@@ -1,10 +1,13 @@
 """Tasks for the tests of flows; in a module that a worker can import."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipeline.device import resolve
 from pipeline.errors import DataError
+from pipeline.flows.unit import gpu_assigned
 
 
 @dataclass(frozen=True)
@@ -18,3 +21,46 @@ class Double:
         if item == 13:
             raise DataError("item 13", "luck", "13", "take another number")
         return 2 * item, os.getpid()
+
+
+@dataclass(frozen=True)
+class Where:
+    """(process id, node, GPUs, from when to when it was at work, in seconds) of the worker that an item came to; each takes `seconds`."""
+
+    seconds: float = 0.0
+
+    def start(self) -> Callable[[int], tuple[int, str, tuple[str, ...], float, float]]:
+        return self._work
+
+    def _work(self, item: int) -> tuple[int, str, tuple[str, ...], float, float]:
+        import ray
+
+        start = time.time()
+        time.sleep(self.seconds)
+        return os.getpid(), ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())), start, time.time()
+
+
+@dataclass(frozen=True)
+class Device:
+    """Kind of the device that encode.device=auto means on the worker."""
+
+    def start(self) -> Callable[[int], str]:
+        return lambda item: resolve("auto", float(gpu_assigned())).kind
+
+
+@dataclass(frozen=True)
+class Swell:
+    """Takes more and more memory, up to `most` bytes, and holds it."""
+
+    most: int
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        held = []
+        while sum(map(len, held)) < self.most:
+            held.append(bytearray(os.urandom(1 << 20)) * 64)       # touched, and not to be merged
+            time.sleep(0.02)
+        time.sleep(2.0)
+        return len(held)

@@ -1,11 +1,14 @@
 """Which cluster is meant, how many workers it gets, and what a wrong address is called. No Ray is started."""
 
+from typing import Any
+
 import pytest
 
+from pipeline.config import load_settings
 from pipeline.errors import ConfigError
-from pipeline.flows.cluster import Cluster, address_of, connect
+from pipeline.flows.cluster import Cluster, Node, address_of, connect
 from pipeline.log import Stages
-from pipeline.settings import ClusterSettings
+from pipeline.settings import ClusterSettings, Job
 
 
 @pytest.mark.parametrize(("setting", "variable", "expected"), [
@@ -41,10 +44,74 @@ def test_a_malformed_address_is_a_wrong_setting_and_says_where_it_stands(monkeyp
         pass
 
 
-def test_workers_that_are_set_are_trusted_where_the_cluster_has_yet_to_grow():
-    small = Cluster(cpus=2, gpus=0)
-    assert small.workers(ClusterSettings(workers=8, gpus_per_worker=1), 100) == 8
-    assert small.workers(ClusterSettings(workers=8, cpus_per_worker=4), 3) == 3
-    assert small.workers(ClusterSettings(), 100) == 2
-    with pytest.raises(ConfigError, match="1 GPUs for one worker"):
-        small.workers(ClusterSettings(gpus_per_worker=1), 100)
+SMALL = Cluster((Node(cpus=2), Node(cpus=2)))
+GROWING = Cluster((Node(cpus=2),), grows=True)
+GPUS = Cluster((Node(cpus=16), Node(cpus=8, gpus=2), Node(cpus=8, gpus=2)))
+
+
+def settings(**values: Any) -> ClusterSettings:
+    return ClusterSettings.model_validate(values)
+
+
+@pytest.mark.parametrize(("cluster", "values", "work", "expected"), [
+    (SMALL, {}, 100, (4, 4, 4)),                                                        # fewest, most, at the beginning
+    (SMALL, {}, 3, (3, 3, 3)),
+    (SMALL, {"workers": 3}, 100, (3, 3, 3)),
+    (SMALL, {"workers": {"max": 3}}, 100, (1, 3, 3)),
+    (SMALL, {"workers": {"min": 2}}, 100, (2, 4, 4)),
+    (SMALL, {"workers": {"min": 2, "max": 3}}, 100, (2, 3, 3)),
+    (SMALL, {"workers": 100}, 100, (4, 4, 4)),                                          # no more than there is room for
+    (SMALL, {"cpus_per_worker": 2}, 100, (2, 2, 2)),
+    (GROWING, {}, 100, (2, 2, 2)),
+    (GROWING, {"workers": {"max": 8}}, 100, (1, 8, 2)),
+    (GROWING, {"workers": {"min": 4, "max": 8}}, 100, (4, 8, 4)),
+    (GROWING, {"workers": {"min": 4, "max": 8}}, 3, (3, 3, 3)),
+    (GROWING, {"workers": 8, "gpus_per_worker": 1}, 100, (8, 8, 8)),                    # nodes with GPUs have yet to come
+    (GROWING, {"workers": {"min": 2}, "gpus_per_worker": 1}, 100, (2, 2, 2)),
+    (GPUS, {"gpus_per_worker": 1}, 100, (4, 4, 4)),
+    (GPUS, {"gpus_per_worker": 0.5}, 100, (8, 8, 8)),
+    (GPUS, {"gpus_per_worker": 0.4}, 100, (8, 8, 8)),                                   # two to a GPU: a share is of one GPU
+    (GPUS, {"gpus_per_worker": 0.5, "cpus_per_worker": 4}, 100, (4, 4, 4)),             # CPUs of the same nodes bound it
+    (GPUS, {"gpus_per_worker": 2}, 100, (2, 2, 2)),
+    (GPUS, {}, 100, (32, 32, 32)),
+])
+def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(cluster: Cluster, values: dict[str, Any], work: int, expected: tuple[int, int, int]):
+    pool = cluster.pool(settings(**values), work)
+    assert pool.of_items(work) == expected
+    assert cluster.workers(settings(**values), work) == expected[1]
+
+
+@pytest.mark.parametrize(("cluster", "values", "words"), [
+    (SMALL, {"cpus_per_worker": 4}, "4 CPUs and 0 GPUs for one worker, found 2 nodes of 2 CPUs and 0 GPUs; lower cluster"),     # 4 CPUs in all, on no one node
+    (SMALL, {"gpus_per_worker": 1, "workers": 2}, "1 CPUs and 1 GPUs for one worker"),
+    (GPUS, {"gpus_per_worker": 3}, "3 GPUs for one worker, found 3 nodes of 16 CPUs and 0 GPUs, 8 CPUs and 2 GPUs; lower"),
+    (GROWING, {"gpus_per_worker": 1}, "set cluster.workers.max, and the cluster's autoscaler"),
+])
+def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Cluster, values: dict[str, Any], words: str):
+    with pytest.raises(ConfigError, match=words):
+        cluster.pool(settings(**values), 100)
+
+
+def test_a_minimum_that_a_fixed_cluster_cannot_hold_is_lowered_with_a_sentence(capfd):
+    assert SMALL.pool(settings(workers={"min": 6, "max": 8}), 100).of_items(100) == (4, 4, 4)
+    assert "cluster.workers.min is 6 and the cluster, which cannot grow, has room for 4: it goes on with 4" in capfd.readouterr().err
+    SMALL.pool(settings(workers={"min": 6, "max": 8}), 4)
+    SMALL.pool(settings(workers={"max": 8}), 100)
+    assert not capfd.readouterr().err, "neither four units nor a maximum need six"
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("cluster.workers=4", (4, 4)), ("cluster.workers=null", (None, None)), ("cluster.workers=", (None, None)), ("cluster.workers.max=4", (None, 4)),
+    ("cluster.workers={min: 2, max: 5}", (2, 5)),
+])
+def test_a_plain_number_of_workers_is_both_bounds(override: str, expected: tuple[int | None, int | None]):
+    workers = load_settings(Job, None, (override,)).cluster.workers
+    assert (workers.min, workers.max) == expected
+
+
+@pytest.mark.parametrize("override", [
+    "cluster.workers=0", "cluster.workers={min: 3, max: 2}", "cluster.workers=true", "cluster.workers=2.5", "cluster.gpus_per_worker=1.5", "cluster.patience_s=0",
+])
+def test_other_numbers_of_workers_and_gpus_are_refused(override: str):
+    with pytest.raises(ConfigError, match="cluster"):
+        load_settings(Job, None, (override,))

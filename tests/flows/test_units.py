@@ -1,11 +1,19 @@
-"""Every item goes through the pool once, on several actors, and an error of ours comes out as it was raised."""
+"""Every item goes through the pool once, on several actors; errors of ours come out as raised, and nobody waits for ever for what cannot come."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, TransientError
+from pipeline.flows.board import PATIENCE_S
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units, run_task
-from tests.flows.tasks import Double
+from tests.flows.conftest import ROOT
+from tests.flows.tasks import Double, Where
 
 
 def test_every_item_comes_back_once_with_its_number(cluster: Cluster):
@@ -23,3 +31,74 @@ def test_an_error_of_ours_keeps_its_type_and_words(cluster: Cluster):
 
 def test_no_items_start_no_actor():
     assert list(map_units(Double(), [], Pool(1))) == []
+
+
+def test_a_pool_grows_from_one_actor_while_there_is_work(cluster: Cluster):
+    made = dict(map_units(Where(0.3), list(range(12)), Pool(2, cpus=0.5, least=1, now=1)))
+    assert len(made) == 12
+    assert len({process for process, *_ in made.values()}) == 2
+
+
+@pytest.fixture
+def impatient(cluster: Cluster) -> Iterator[None]:
+    cluster.board.expect.remote(5.0)
+    yield
+    cluster.board.expect.remote(PATIENCE_S)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_no_node_can_hold_is_given_up_with_a_sentence():
+    words = r"cluster: expected a running worker \(1000 CPUs and 0 GPUs\) within 5 s \(cluster\.patience_s\), found none, with .* free on 1 nodes; add such nodes"
+    with pytest.raises(TransientError, match=words) as caught:
+        list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
+    assert caught.value.exit_code == 75
+    with pytest.raises(TransientError, match=words):
+        run_task(Double(), 1, Pool(1, cpus=1000))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_long_item_is_no_reason_to_give_up():
+    made = dict(map_units(Where(8.0), [0], Pool(1, cpus=0.5)))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(("count", "pool", "expected"), [
+    (10, Pool(4), (4, 4, 4)),
+    (2, Pool(4), (2, 2, 2)),
+    (10, Pool(4, least=1, now=2), (1, 4, 2)),
+    (10, Pool(4, least=3, now=2), (3, 4, 3)),
+    (1, Pool(4, least=3, now=2), (1, 1, 1)),
+    (10, Pool(4, least=1, now=0), (1, 4, 4)),
+])
+def test_a_pool_has_never_more_actors_than_items(count: int, pool: Pool, expected: tuple[int, int, int]):
+    assert pool.of_items(count) == expected
+
+
+@pytest.fixture(scope="module")
+def gpus() -> dict[str, object]:
+    """What a process found that had a Ray of two GPUs to itself (logical ones: nothing computes on them)."""
+    command = [sys.executable, "-m", "tests.flows.gpus"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_halves_of_gpus_hold_two_workers_each_at_the_same_time(gpus):
+    assert gpus["most"] == 4, "two GPUs, half a GPU each"
+    assert gpus["workers by gpu"] == {"0": 2, "1": 2}
+    assert gpus["at once"] == 4
+    assert gpus["device"] == "cuda"
+
+
+def test_gpus_are_free_and_workers_gone_when_a_stage_has_ended(gpus):
+    assert gpus["free between the stages"] == 2
+    assert gpus["left over"] == 0
+    assert gpus["next stage"] == 2, "a pool of whole GPUs follows"
+
+
+def test_on_a_cluster_with_gpus_a_pool_without_them_stays_on_the_cpu(gpus):
+    assert gpus["device without"] == "cpu"
+
+
+def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
+    assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"

@@ -1,0 +1,190 @@
+"""What workers tell while they work, and the driver's watch over it: rows done, how often an item was begun, and that somebody is at work at all."""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import TransientError
+from pipeline.log import Running, say
+
+PATIENCE_S = 900.0      # cloud nodes with a GPU take up to ten minutes to come
+_LOOK_S = 1.0
+_SIGN_S = 2.0           # between two signs of life of one worker
+_NODES_S = 5.0          # between two looks at the cluster's nodes
+
+
+class Board:
+    """An actor beside the driver. A call is one pool or task; an item that starts again counts from its new start."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._rows: dict[str, dict[int, int]] = {}
+        self._begun: dict[tuple[str, int], int] = {}
+        self._heard: dict[str, float] = {}
+
+    def expect(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+
+    def open(self, call: str) -> None:
+        self._rows[call], self._heard[call] = {}, time.monotonic()
+
+    def close(self, call: str) -> None:
+        self._rows.pop(call, None)
+        self._heard.pop(call, None)
+        self._begun = {key: count for key, count in self._begun.items() if key[0] != call}
+
+    def sign(self, call: str) -> None:
+        self._heard[call] = time.monotonic()
+
+    def begin(self, call: str, item: int) -> int:
+        """How often the item was begun, this time included."""
+        self.sign(call)
+        self._begun[call, item] = self._begun.get((call, item), 0) + 1
+        return self._begun[call, item]
+
+    def put(self, call: str, item: int, rows: int) -> None:
+        self._rows.setdefault(call, {})[item] = rows
+
+    def look(self, call: str) -> tuple[int, float, float]:
+        """(rows done, seconds since a worker gave a sign of life, patience). A board that was restarted counts from then."""
+        silent = time.monotonic() - self._heard.setdefault(call, time.monotonic())
+        return sum(self._rows.get(call, {}).values()), silent, self._patience_s
+
+
+def open_board(patience_s: float | None = None) -> Any:
+    """The board of this driver's connection, made where there is none; on the driver's node, since what outlives the driver is of no use.
+
+    It lives as long as the first handle to it, which `connect` holds.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    context = ray.get_runtime_context()
+    here = NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=True)
+    options = {"name": f"manta-{context.get_job_id()}", "get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    board = ray.remote(Board).options(scheduling_strategy=here, **options).remote(patience_s or PATIENCE_S)
+    if patience_s is not None:
+        board.expect.remote(patience_s)
+    return board
+
+
+@dataclass(frozen=True)
+class Call:
+    """One pool or task at work, as its workers know it."""
+
+    board: Any
+    name: str
+
+    def begin(self, item: int) -> int:
+        import ray
+
+        return int(ray.get(self.board.begin.remote(self.name, item)))
+
+    def put(self, item: int, rows: int) -> None:
+        """Waits for nobody; a board that is lost fails no item."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.board.put.remote(self.name, item, rows)
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """Signs of life while the block runs."""
+        over = self.live()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def live(self) -> threading.Event:
+        """Signs of life from now on, until the event that comes back is set or the process ends."""
+        import ray
+
+        over = threading.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self.board.sign.remote(self.name)
+                while not over.wait(_SIGN_S):
+                    self.board.sign.remote(self.name)
+
+        threading.Thread(target=tell, daemon=True).start()
+        return over
+
+
+class Watch:
+    """Follows one call from the driver: its progress, and whether any worker of it runs."""
+
+    def __init__(self, call: Call, wanted: str, bar: Running | None) -> None:
+        self._call, self._wanted, self._bar = call, wanted, bar
+        self._failure: TransientError | None = None
+        self._over = threading.Event()
+        self._nodes = _alive_nodes()
+        self._looked = time.monotonic()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """TransientError when no worker has been heard of for longer than cluster.patience_s."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        import ray
+
+        while self._failure is None and not self._over.wait(_LOOK_S):
+            with contextlib.suppress(ray.exceptions.RayError):      # progress is a courtesy: a lost board stops no night
+                rows, silent_s, patience_s = ray.get(self._call.board.look.remote(self._call.name), timeout=10)
+                if self._bar is not None:
+                    self._bar.reach(rows)
+                if silent_s > patience_s:
+                    self._failure = _nobody(self._wanted, patience_s)
+            if time.monotonic() - self._looked >= _NODES_S:
+                self._tell_lost_nodes()
+
+    def _tell_lost_nodes(self) -> None:
+        there, self._looked = _alive_nodes(), time.monotonic()
+        for node in self._nodes.keys() - there.keys():
+            say(f"node {self._nodes[node]} is lost; what it had not finished is done again on the {len(there)} that are left")
+        self._nodes = there
+
+
+def _nobody(wanted: str, patience_s: float) -> TransientError:
+    import ray
+
+    free = ray.available_resources()
+    found = f"none, with {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free on {len(_alive_nodes())} nodes"
+    remedy = "add such nodes or end what occupies them, or lower cluster.cpus_per_worker and cluster.gpus_per_worker; then run again: finished units are kept"
+    return TransientError("cluster", f"a running worker ({wanted}) within {patience_s:g} s (cluster.patience_s)", found, remedy)
+
+
+def _alive_nodes() -> dict[str, str]:
+    """Address of each node that lives, by its id."""
+    import ray
+
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+@contextlib.contextmanager
+def watched(wanted: str, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
+    """A call on the board and the watch over it, for as long as the block runs. wanted: what one worker needs, in words."""
+    import ray
+
+    call = Call(open_board(), uuid.uuid4().hex)
+    call.board.open.remote(call.name)
+    watch = Watch(call, wanted, bar)
+    try:
+        yield call, watch
+    finally:
+        watch.stop()
+        with contextlib.suppress(ray.exceptions.RayError):
+            call.board.close.remote(call.name)
+

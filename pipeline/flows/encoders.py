@@ -1,0 +1,48 @@
+"""The release's own copy of its encoder: what a later reader opens, and what workers load where they share no disk with the driver."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from pipeline.config import digest_of
+from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.models.locate import anywhere
+from pipeline.settings import EncoderSettings
+from pipeline.store.local import LocalStore
+from pipeline.store.release import EncoderFiles
+from pipeline.store.store import Store
+from pipeline.store.units import FileRef
+
+_WRITERS = 8            # files written at once: over a network each waits for an answer
+
+
+def encoder_place(folder: EncoderFolder) -> str:
+    """Where the copy of an encoder's files is kept: by all of them, since files that no vector depends on (prompts, versions) make another folder too."""
+    return f"encoders/{digest_of(dict(folder.files))[:24]}"
+
+
+def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
+    """The release's own copy of the encoder's files, stored once."""
+    top = encoder_place(folder)
+    there = {entry.path: entry.size for entry in store.list(top)}
+
+    def kept(named: tuple[str, str]) -> FileRef:
+        name, sha256 = named
+        file = folder.file(name)
+        size = file.stat().st_size
+        if there.get(f"{top}/{name}") != size:
+            store.write(f"{top}/{name}", file.read_bytes())
+        return FileRef(path=name, sha256=sha256, bytes=size)
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        return EncoderFiles(path=top, files=tuple(pool.map(kept, sorted(folder.files.items()))))
+
+
+def for_workers(settings: EncoderSettings, store: Store) -> EncoderSettings:
+    """The same encoder as a worker on any node can load it, its space unchanged.
+
+    Where the releases are remote, nothing of this machine's disk is assumed there: a folder, a packaged model or a hub id is read from the copy that the
+    release keeps anyway, through the node's cache. Where the root is a directory, every node has to see it, and the encoder's folder likewise.
+    """
+    if "://" in settings.path or isinstance(store, LocalStore):
+        return anywhere(settings)
+    kept = keep_encoder(open_folder(settings), store)
+    return settings.model_copy(update={"path": store.uri_of(kept.path)})

@@ -1,0 +1,69 @@
+"""A driver on a Ray of its own with two logical GPUs: where workers are placed, and what is left of them. Prints what it found as JSON."""
+
+import json
+import time
+from collections import Counter
+
+import psutil
+
+from pipeline.errors import ConfigError
+from pipeline.flows.cluster import Cluster, connect, quiet
+from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.log import Stages
+from pipeline.settings import ClusterSettings
+from tests.flows.tasks import Device, Where
+
+_PATIENCE_S = 20.0
+
+
+def main() -> None:
+    quiet(False)
+    import ray
+
+    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+    with connect(ClusterSettings(), Stages()) as cluster:
+        print(json.dumps(_found(cluster)))
+
+
+def _found(cluster: Cluster) -> dict[str, object]:
+    halves = ClusterSettings.model_validate({"cpus_per_worker": 0.5, "gpus_per_worker": 0.5})
+    pool = cluster.pool(halves, 12)
+    made = list(dict(map_units(Where(1.5), list(range(12)), pool)).values())
+    free, left = _afterwards({process for process, *_ in made})
+    whole = cluster.pool(ClusterSettings(gpus_per_worker=1), 8)
+    following = dict(map_units(Where(0.5), list(range(8)), whole))
+    return {
+        "most": pool.size, "workers by gpu": Counter(gpus[0] for _, gpus in {(process, gpus) for process, _, gpus, *_ in made}), "at once": _at_once(made),
+        "device": run_task(Device(), 0, Pool(1, gpus=0.5)),
+        "device without": run_task(Device(), 0, Pool(1)),
+        "free between the stages": free, "left over": left, "next stage": len({process for process, *_ in following.values()}), "refused": _refused(cluster),
+    }
+
+
+def _afterwards(processes: set[int]) -> tuple[float, int]:
+    """(GPUs that are free, workers that live on) once the stage has ended and a moment has passed."""
+    import ray
+
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        free, left = ray.available_resources().get("GPU", 0.0), sum(map(psutil.pid_exists, processes))
+        if free == 2 and not left:
+            break
+        time.sleep(0.1)
+    return free, left
+
+
+def _at_once(made: list[tuple[int, str, tuple[str, ...], float, float]]) -> int:
+    return max(sum(start <= moment < end for *_, start, end in made) for *_, moment, _ in made)
+
+
+def _refused(cluster: Cluster) -> str:
+    try:
+        cluster.pool(ClusterSettings(gpus_per_worker=3), 1)
+    except ConfigError as error:
+        return str(error).partition(";")[0]
+    return ""
+
+
+if __name__ == "__main__":
+    main()
