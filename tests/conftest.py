@@ -1,4 +1,4 @@
-"""Fixtures for all tests: an S3 server on loopback."""
+"""Fixtures for all tests: an S3 server on loopback, and a proxy before it that fails on purpose."""
 
 import os
 import socket
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults import FaultyProxy
+
 _START_S = 60.0
 
 
@@ -17,7 +19,8 @@ def s3() -> Iterator[str]:
     """URI of a bucket on a server that speaks S3 over HTTP; endpoint and credentials are in the environment while it runs."""
     port = _free_port()
     address = ["-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", *address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pages = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}        # listings of real stores come in pages too
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", *address], env=pages, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     access = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", **access}.items():
@@ -28,6 +31,14 @@ def s3() -> Iterator[str]:
         finally:
             server.terminate()
             server.wait()
+
+
+@pytest.fixture
+def faulty(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before the S3 server, without faults at first. Stores that this process opens go through it; set its `faults`."""
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
 
 
 def _free_port() -> int:

@@ -11,8 +11,9 @@ from typing import Any
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
 from pipeline.log import say
-from pipeline.models.locate import digest_of_file, locate
+from pipeline.models.locate import locate
 from pipeline.settings import EncoderSettings
+from pipeline.store.cache import digest_of_file
 from pipeline.text.tokens import Side
 
 POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last")

@@ -1,22 +1,23 @@
 """Where an encoder's files are: a local folder, a remote one copied here, the packaged MiniLM, or a hub id. Imports neither torch nor transformers."""
 
-import functools
 import hashlib
 import importlib.util
-import os
+import json
 import re
-import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipeline.errors import ModelError
+from pipeline.errors import ModelError, TransientError
 from pipeline.settings import EncoderSettings
-from pipeline.store.store import Entry, Store, cache_directory, open_store, sha256_of
+from pipeline.store.cache import cache_directory, digest_of_file, kept
+from pipeline.store.store import Entry, Store, open_store
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"       # model.safetensors as published
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _CONFIGS = ("*.json", "*.txt", "*.model", "*/config.json", "*/*.txt")
+_ENDINGS = (".json", ".txt", ".model", ".safetensors", ".bin")
+_FILES, _SUMS = "files", "sums.json"
 _OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "coreml")
 
 
@@ -32,17 +33,6 @@ def locate(path: str) -> Path:
     if not _HUB_ID.fullmatch(path):
         raise ModelError(path, "an encoder folder", "no such folder", "check encoder.path; a hub id has the form name or owner/name")
     return (_packaged() if path in PACKAGED else None) or _from_hub(path if path != PACKAGED[0] else PACKAGED[1])
-
-
-def digest_of_file(file: Path) -> str:
-    """sha256 (hex); a file that has not changed since is not read again."""
-    status = file.stat()
-    return _digest(file, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=256)
-def _digest(file: Path, size: int, modified_ns: int) -> str:
-    return sha256_of(file)
 
 
 def anywhere(settings: EncoderSettings) -> EncoderSettings:
@@ -71,32 +61,39 @@ def _from_uri(uri: str) -> Path:
         if not folder.is_dir():
             raise ModelError(uri, "an encoder folder", "no such folder", "check encoder.path")
         return folder
-    entries = [entry for entry in store.list() if _is_wanted(entry.path)]
+    entries = _wanted(store)
     if not any(entry.path.endswith("config.json") for entry in entries):
         raise ModelError(uri, "an encoder folder with config.json", f"{len(entries)} files, none of that name", "check encoder.path and the credentials")
     return _copied(store, entries)
 
 
-def _is_wanted(path: str) -> bool:
-    return not path.startswith(_OTHER_RUNTIMES) and path.endswith((".json", ".txt", ".model", ".safetensors", ".bin"))
+def _wanted(store: Store) -> list[Entry]:
+    return [entry for entry in store.list() if not entry.path.startswith(_OTHER_RUNTIMES) and entry.path.endswith(_ENDINGS)]
 
 
 def _copied(store: Store, entries: list[Entry]) -> Path:
     """A folder of this machine's cache with those files, named by what they are: a changed remote folder gets a new one."""
     listing = "\n".join([store.uri, *(f"{entry.path} {entry.size} {entry.stamp}" for entry in entries)])
-    folder = cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32]
-    if folder.is_dir():
-        return folder
-    building = folder.with_name(f"{folder.name}.{os.getpid()}")
-    for entry in entries:
-        place = building / entry.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(store.local(entry.path), place)
+
+    def build(copy: Path) -> None:
+        for entry in entries:
+            place = copy / _FILES / entry.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            store.fetch(entry.path, place)
+        if _wanted(store) != entries:                   # a mixture of two encoders would be a third
+            raise TransientError(store.uri, "an encoder folder that nobody writes", "files that changed while they were copied", "run again when it is complete")
+        (copy / _SUMS).write_text(json.dumps({entry.path: digest_of_file(copy / _FILES / entry.path) for entry in entries}))
+
+    return kept(cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32], build, _is_whole) / _FILES
+
+
+def _is_whole(copy: Path) -> bool:
+    """Whether every file is there with the content it was copied with."""
     try:
-        building.rename(folder)
-    except OSError:                                     # another process was faster; its copy is as good
-        shutil.rmtree(building)
-    return folder
+        sums = json.loads((copy / _SUMS).read_text())
+        return bool(sums) and all(digest_of_file(copy / _FILES / name) == sha256 for name, sha256 in sums.items())
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _from_hub(name: str) -> Path:

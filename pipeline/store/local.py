@@ -1,6 +1,7 @@
 """A store in a directory."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -12,11 +13,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.store.store import PARTIAL, Entry, Store, checked, verified
+from pipeline.errors import DataError
+from pipeline.store.store import PARTIAL, Entry, Store, checked, room, verified
+
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class LocalStore(Store):
-    """A directory. Writes go to a temporary name, are flushed to disk, and take their name in one step."""
+    """A directory. Writes go to a temporary name, are flushed to disk, and take their name in one step.
+
+    The root may be a link, and so may what lies below it as long as it leads to another place below it: a link that leads out is a DataError when it is read or
+    written, and no listing shows it. A part of the root that has to lie on another disk is mounted there.
+    """
 
     def read(self, path: str) -> bytes:
         return self._place(path).read_bytes()
@@ -70,7 +78,9 @@ class LocalStore(Store):
         return sorted((entry for entry in entries if entry), key=lambda entry: entry.path)
 
     def delete(self, path: str) -> None:
-        self._place(path).unlink(missing_ok=True)
+        place = Path(self.uri, checked(path))
+        self._refuse_outside(place.parent)              # of a link that leads out the link goes
+        place.unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
         place = Path(self.uri)
@@ -89,25 +99,40 @@ class LocalStore(Store):
         for place in Path(self.uri).glob(f"{mine}*-*"):
             if _is_dead(place.name.split("-")[-2]):     # a killed run's, and it may be as large as the corpus
                 _removed(place)
-        with tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=self.uri) as directory:
+        with tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=self.uri) as directory, room(self.uri):
             yield Path(directory)
 
     def _place(self, path: str) -> Path:
-        return Path(self.uri, checked(path))
+        place = Path(self.uri, checked(path))
+        self._refuse_outside(place)
+        return place
+
+    def _refuse_outside(self, place: Path) -> None:
+        if not self._is_inside(place):
+            remedy = "mount the other disk there instead, or do not use what put the link in place"
+            raise DataError(str(place), "a place below the root", f"a link to {os.path.realpath(place)}", remedy)
+
+    def _is_inside(self, place: Path) -> bool:
+        root = os.path.realpath(self.uri)
+        return os.path.commonpath([root, os.path.realpath(place)]) == root
 
     def _entry(self, place: Path) -> Entry | None:
         try:
             status = place.stat()
-        except FileNotFoundError:                       # removed while we were listing
+        except FileNotFoundError:                       # removed while we were listing, or a link to nothing
+            return None
+        if place.is_symlink() and not self._is_inside(place):
             return None
         return Entry(place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns), status.st_mtime)
 
     @contextlib.contextmanager
     def _temporary(self, place: Path) -> Iterator[Path]:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        with room(self.uri):
+            place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
         try:
-            yield temporary
+            with room(self.uri):
+                yield temporary
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -168,13 +193,25 @@ def _link_once(temporary: Path, place: Path, data: bytes) -> bool:
         os.link(temporary, place)
     except FileExistsError:
         return False
-    except OSError:                                     # a file system without hard links: claim the name itself
-        try:
-            handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _claim_once(place, data)
+    return True
+
+
+def _claim_once(place: Path, data: bytes) -> bool:
+    """On a file system without hard links: the name itself is claimed, and given up again when the content does not fit."""
+    try:
+        handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+    except OSError:
+        place.unlink(missing_ok=True)
+        raise
     return True

@@ -2,8 +2,6 @@
 
 import contextlib
 import hashlib
-import os
-import secrets
 import time
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -12,11 +10,12 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
+from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.retry import retrying
-from pipeline.store.store import PARTIAL, Entry, Store, cache_directory, checked, verified
+from pipeline.store.store import Entry, Store, checked, verified
 
-_WHOLE_READ = 256 << 20         # bytes: up to here one request reads an object; beyond, a reader seeks
+_WHOLE_READ = 256 << 20         # bytes: up to here an object is read whole; beyond, a reader seeks
 
 
 class ObjectStore(Store):
@@ -24,7 +23,6 @@ class ObjectStore(Store):
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
-        self._scheme = urlsplit(uri).scheme
         self._prefix = uri.split("://", 1)[1]
 
     @property
@@ -32,15 +30,20 @@ class ObjectStore(Store):
         """The file system; fsspec keeps one instance per process and settings."""
         import fsspec
 
-        options = {"use_listings_cache": False} if self._scheme in ("s3", "s3a") else {}
         try:
-            return fsspec.filesystem(self._scheme, **options)
+            return fsspec.filesystem(urlsplit(self.uri).scheme)
         except (ImportError, ValueError) as error:
             remedy = "use file://, s3://, or install the file system's package"
             raise ConfigError(self.uri, "a URI that fsspec can open", str(error), remedy) from None
 
     def read(self, path: str) -> bytes:
-        return retrying(lambda: self._fs.cat_file(self._key(path)), self.uri_of(path))
+        return bytes(retrying(lambda: self._fs.cat_file(self._key(path)), self.uri_of(path)))
+
+    def read_checked(self, path: str, sha256: str) -> bytes:
+        try:
+            return super().read_checked(path, sha256)
+        except DataError:                               # what was damaged on the way comes whole the second time
+            return super().read_checked(path, sha256)
 
     def write(self, path: str, data: bytes) -> None:
         retrying(lambda: self._fs.pipe_file(self._key(path), data), self.uri_of(path))
@@ -66,27 +69,30 @@ class ObjectStore(Store):
         local.unlink()
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
-        if sha256 is not None and self._status(path)["size"] <= _WHOLE_READ:
-            return pa.BufferReader(self.read_checked(path, sha256))
-        if sha256 is not None:
-            return pa.memory_map(str(self.local(path, sha256)))
-        if self._status(path)["size"] <= _WHOLE_READ:
-            return pa.BufferReader(self.read(path))
-        return pa.PythonFile(retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r")
+        status = self._status(path)
+        if status["size"] > _WHOLE_READ:
+            return pa.memory_map(str(self.local(path, sha256))) if sha256 is not None else self._reader(path, status)
+        return pa.BufferReader(self.read(path) if sha256 is None else self.read_checked(path, sha256))
 
     def local(self, path: str, sha256: str | None = None) -> Path:
         status = self._status(path)
+        size = int(status["size"])
         name = sha256 or hashlib.sha256(f"{self.uri_of(path)} {_stamp(status)}".encode()).hexdigest()
         place = cache_directory() / name[:2] / (name + PurePosixPath(path).suffix)
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
-            try:
-                retrying(lambda: self._fs.get_file(self._key(path), str(temporary)), self.uri_of(path))
-                os.replace(verified(temporary, sha256, self.uri_of(path)), place)      # two starters may both download; either file is whole
-            finally:
-                temporary.unlink(missing_ok=True)
-        return place
+
+        def whole(copy: Path) -> bool:
+            return copy.stat().st_size == size and (sha256 is None or digest_of_file(copy) == sha256)
+
+        def build(copy: Path) -> None:
+            self._download(path, status, copy)
+            if not whole(copy):                         # damaged on the way: once more
+                self._download(path, status, copy)
+            verified(copy, sha256, self.uri_of(path))
+
+        return kept(place, build, whole)
+
+    def fetch(self, path: str, place: Path) -> None:
+        self._download(path, self._status(path), place)
 
     def size(self, path: str) -> int | None:
         try:
@@ -98,19 +104,38 @@ class ObjectStore(Store):
         top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
         below = f"{self._prefix}/"
-        named = {name: status for name, status in found.items() if name.startswith(below) and name.endswith(suffix)}
-        entries = (Entry(name.removeprefix(below), int(status["size"]), _stamp(status), _modified(status)) for name, status in named.items())
-        return sorted(entries, key=lambda entry: entry.path)
+        named = ((name.removeprefix(below), status) for name, status in found.items() if name.startswith(below))
+        return entries_of([(name, status) for name, status in named if name.endswith(suffix)])
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             retrying(lambda: self._fs.rm_file(self._key(path)), self.uri_of(path))
 
+    def _download(self, path: str, status: dict[str, Any], place: Path) -> None:
+        retrying(lambda: self._fs.get_file(self._key(path), str(place)), self.uri_of(path))
+
+    def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
+        return pa.PythonFile(retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r")
+
     def _status(self, path: str) -> dict[str, Any]:
+        """size and whatever tells the content apart; FileNotFoundError where there is no such file."""
         return dict(retrying(lambda: self._fs.info(self._key(path)), self.uri_of(path)))
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{checked(path)}"
+
+
+def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:
+    """In path order; a key that is no path of a file (a//b, a/../b, a/) belongs to somebody else."""
+    mine = [(name, status) for name, status in found if _is_path(name)]
+    return sorted((Entry(name, int(status["size"]), _stamp(status), _modified(status)) for name, status in mine), key=lambda entry: entry.path)
+
+
+def _is_path(name: str) -> bool:
+    try:
+        return checked(name) == name
+    except DataError:
+        return False
 
 
 def _stamp(status: dict[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 import abc
 import contextlib
+import errno
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError, TransientError
 
 PARTIAL = ".tmp-"              # prefix of names that no listing shows
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,35 @@ class Entry:
 
 
 def open_store(uri: str | Path) -> "Store":
-    """The store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix)."""
+    """The store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix). ConfigError for one with credentials in it."""
     text = str(uri)
+    refuse_credentials(text)
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
         from pipeline.store.local import LocalStore
 
         return LocalStore(os.path.abspath(path))
+    if scheme in ("s3", "s3a"):
+        from pipeline.store.s3 import S3Store
+
+        return S3Store(text.rstrip("/"))
     from pipeline.store.remote import ObjectStore
 
     return ObjectStore(text.rstrip("/"))
+
+
+def refuse_credentials(uri: str) -> None:
+    """ConfigError, without the secret, for a URI that has a user, a password or a query in it: URIs are kept in manifests and shown in logs."""
+    scheme, sign, rest = uri.partition("://")
+    if not sign or scheme == "file":
+        return
+    host = rest.partition("/")[0]
+    # a secret key may hold a slash: then what ends the host is a part of the secret, and only the colon tells
+    named = "@" in host or (":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit())
+    if named or "?" in rest:
+        remedy = "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) or from the machine's role"
+        raise ConfigError(f"{scheme}://...", "a URI without user, password or query", "one with them (not shown here)", remedy)
 
 
 class Store(abc.ABC):
@@ -85,6 +106,10 @@ class Store(abc.ABC):
     def local(self, path: str, sha256: str | None = None) -> Path:
         """A path on this machine with the file's content; with `sha256` given, content is checked first (DataError when it differs)."""
 
+    def fetch(self, path: str, place: Path) -> None:
+        """Copy the file to `place` on this machine."""
+        shutil.copyfile(self.local(path), place)
+
     @abc.abstractmethod
     def size(self, path: str) -> int | None:
         """Bytes of the file; None when there is none."""
@@ -112,7 +137,7 @@ class Store(abc.ABC):
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A temporary local directory, removed at the end; on the store's own disk where it has one, so that `put` moves instead of copying."""
-        with tempfile.TemporaryDirectory(prefix="manta-") as directory:
+        with tempfile.TemporaryDirectory(prefix="manta-") as directory, room(tempfile.gettempdir()):
             yield Path(directory)
 
     def uri_of(self, path: str) -> str:
@@ -147,9 +172,13 @@ def changed(name: str, expected: str, found: str) -> DataError:
     return DataError(name, f"sha256 {expected[:16]}...", f"{found[:16]}...", remedy)
 
 
-def cache_directory() -> Path:
-    """Where copies of remote files lie on this machine: MANTA_CACHE, or manta below the user's cache directory. Safe to delete when nothing runs."""
-    base = os.environ.get("MANTA_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "manta")
-    directory = Path(base)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+@contextlib.contextmanager
+def room(where: str) -> Iterator[None]:
+    """TransientError where the block fails because a disk is full, in whatever library's words: nothing half-written was published, so room is all it needs."""
+    try:
+        yield
+    except (OSError, RuntimeError, pa.ArrowException) as error:
+        if getattr(error, "errno", None) not in _FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
+            raise
+        found, remedy = " ".join(str(error).split()), "make room (manta releases prune, or a larger disk) and run again: finished work is kept"
+        raise TransientError(where, "room for a new file", found, remedy) from error

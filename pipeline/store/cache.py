@@ -1,0 +1,151 @@
+"""Copies of remote files on this machine: whole and checked, shared by its processes, and bounded.
+
+MANTA_CACHE names the directory (manta below the user's cache directory), MANTA_CACHE_GIB its size (50). What was used longest ago goes first, and nothing that
+was used within the last hour: so the cache may hold more for a while, and a path that was just handed out is there when its caller opens it. A file that is
+open or mapped stays readable after it went.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pipeline.store.retry import seconds
+from pipeline.store.store import PARTIAL, room, sha256_of
+
+_GIB = 50.0
+_IN_USE_S = 3_600.0         # between being handed out and being opened lies far less
+_ABANDONED_S = 24 * 3_600.0
+_LOCKS = "locks"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+def cache_directory() -> Path:
+    """Where copies of remote files lie on this machine. Safe to delete when nothing runs."""
+    base = os.environ.get("MANTA_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "manta")
+    directory = Path(base)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def kept(place: Path, build: Callable[[Path], None], whole: Callable[[Path], bool]) -> Path:
+    """`place` in the cache, a file or a folder, once it is whole: as it lies there, or as `build` makes it under a temporary name.
+
+    Of several processes that want it at once one builds; when that one is killed the next one does.
+    """
+    with _alone(place):
+        there = _touched(place)
+    if there and whole(place):
+        return place
+    with _alone(place):
+        if not (_touched(place) and whole(place)):
+            _built(place, build)
+    shrink()
+    return place
+
+
+def digest_of_file(file: Path) -> str:
+    """sha256 (hex); a file that has not changed since is not read again."""
+    status = file.stat()
+    return _digest(file, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(file: Path, inode: int, size: int, modified_ns: int) -> str:
+    return sha256_of(file)
+
+
+def shrink(limit: int | None = None) -> int:
+    """Remove what was used longest ago until at most `limit` bytes (default MANTA_CACHE_GIB) are left, and what killed processes left; bytes removed."""
+    limit = int(seconds("MANTA_CACHE_GIB", _GIB) * (1 << 30)) if limit is None else limit
+    now, removed = time.time(), 0
+    items = sorted((used, place, size) for place in _items() for used, size in [_use(place)])
+    total = sum(size for _, _, size in items)
+    for used, place, _ in items:
+        partial, idle_s = place.name.startswith(PARTIAL), now - used
+        if idle_s > _ABANDONED_S if partial else total > limit and idle_s > _IN_USE_S:
+            gone = _evicted(place, now)
+            total, removed = total - gone, removed + gone
+    return removed
+
+
+def _items() -> Iterator[Path]:
+    for shelf in cache_directory().iterdir():
+        if shelf.is_dir() and shelf.name != _LOCKS:
+            yield from shelf.iterdir()
+
+
+def _use(place: Path) -> tuple[float, int]:
+    """(when it was last handed out, its bytes)."""
+    try:
+        files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+        return place.stat().st_atime, sum(file.stat().st_size for file in files)
+    except FileNotFoundError:                           # another process removed it meanwhile
+        return time.time(), 0
+
+
+def _evicted(place: Path, now: float) -> int:
+    """Bytes of what is gone now; 0 where somebody is at it or has taken it up since."""
+    with _alone(place, wait=False) as alone:
+        used, size = _use(place)
+        if not alone or used >= now - _IN_USE_S:
+            return 0
+        _remove(place)
+        return size
+
+
+def _built(place: Path, build: Callable[[Path], None]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
+    try:
+        with room(str(cache_directory())):
+            build(temporary)
+        _remove(place)
+        os.replace(temporary, place)
+        _touched(place)
+    finally:
+        _remove(temporary)
+
+
+def _touched(place: Path) -> bool:
+    """Whether it is there; then it counts as used now. The access time tells, whatever the mount's options: the modification time belongs to the content."""
+    try:
+        os.utime(place, ns=(time.time_ns(), place.stat().st_mtime_ns))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(place: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Whether no other process is at `place` while the block runs; ends with the process, however that ends.
+
+    A fixed number of lock files, those of folders apart from those of files: a folder is built out of files.
+    """
+    directory = cache_directory() / _LOCKS
+    directory.mkdir(exist_ok=True)
+    stripe = f"{place.parent.name[:8]}-{hashlib.sha256(place.name.encode()).hexdigest()[:2]}"
+    with (directory / stripe).open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield True
