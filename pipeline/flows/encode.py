@@ -9,12 +9,14 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.cluster import Cluster
-from pipeline.flows.unit import EncodeUnit, Spent, gpu_assigned, record_path
+from pipeline.flows.placed import placed_in
+from pipeline.flows.unit import EncodeUnit, Spent, gpu_assigned, load_record, record_path
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.models.locate import anywhere
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.store.release import ReleaseManifest
 from pipeline.store.store import Store
 from pipeline.store.units import Corpus, Manifest, UnitRecord
 from pipeline.text.normalize import normalize
@@ -56,8 +58,13 @@ class EncodeBlocks:
         return block.append_column(self._vector, column)
 
 
-def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages) -> tuple[Manifest, Spent]:
-    """The corpus's embedding units, in its order. Units that have a record are not encoded again; longest first, so none is waited for at the end."""
+def encode(
+    corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages, before: ReleaseManifest | None = None
+) -> tuple[Manifest, Spent]:
+    """The corpus's embedding units, in its order. Units that have a record are not encoded again; longest first, so none is waited for at the end.
+
+    before: the release whose vectors are copied for texts that it holds, where they are of the same space and stored alike.
+    """
     folder = open_folder(job.encoder)
     made = finished(store, corpus, folder.space_id, job)
     todo = sorted((unit for unit in corpus.units if unit.sha256 not in made), key=lambda unit: (-unit.bytes, unit.sha256))
@@ -65,7 +72,8 @@ def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Sta
     with stages("encode", corpus.rows) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
-            task = EncodeUnit(store, anywhere(job.encoder), job.encode, folder.space_id, job.corpus.id, uuid.uuid4().hex[:12])
+            sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
+            task = EncodeUnit(store, anywhere(job.encoder), job.encode, folder.space_id, job.corpus.id, uuid.uuid4().hex[:12], sources)
             pool = Pool(cluster.workers(job.cluster, len(todo)), job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
             for number, (record, seconds) in map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record
@@ -80,13 +88,18 @@ def encode(corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Sta
     return Manifest(stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id), spent
 
 
+def copies_from(before: ReleaseManifest, job: Job, space_id: str) -> bool:
+    """Whether a release's vectors can stand beside those that the job makes: of the same space and stored in the same type."""
+    return before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
+
+
 def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
     """Records of units that need no encoding, by the sha256 of the corpus unit: those whose data file is there with its full size."""
     directory = record_path(space_id, corpus.units[0], job.encode, job.corpus.id).rpartition("/")[0]
     there = {entry.path: entry.size for entry in store.list(directory)}
     named = [(unit, path) for unit in corpus.units if (path := record_path(space_id, unit, job.encode, job.corpus.id)) in there]
     with ThreadPoolExecutor(_READERS) as pool:
-        records = list(pool.map(lambda each: UnitRecord.load(store, each[1]), named))
+        records = list(pool.map(lambda each: load_record(store, each[1], space_id), named))
     return {unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None and there.get(record.path) == record.bytes}
 
 

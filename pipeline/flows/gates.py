@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.night import Candidate
+from pipeline.flows.candidate import Candidate
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.units import Pool, run_task
 from pipeline.models.locate import anywhere
@@ -40,8 +40,8 @@ class RepeatedIds:
         return lambda corpus: sum(self._repeated(reference) for reference in corpus.keys)
 
     def _repeated(self, bucket: FileRef) -> int:
-        table = pq.read_table(self.store.open(bucket.path), columns=["id", "unit"])
-        live = table.filter(table["unit"].is_valid())
+        table = pq.read_table(self.store.open(bucket.path, bucket.sha256), columns=["id", "address"])
+        live = table.filter(table["address"].is_valid())
         return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
 
 
@@ -51,7 +51,7 @@ def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate:
 
     counts = candidate.manifest.counts
     counted = Counted(
-        read=counts["total"], vectors=candidate.vectors.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
+        read=counts["total"], vectors=candidate.manifest.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
         duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
     )
     vectors = run_task(EncodeTexts(anywhere(job.encoder), job.encode), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))

@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PublishConflict
-from pipeline.flows.night import Candidate, build_candidate, check_kind, fill_corpus, ingest_corpus, open_releases, unchanged
+from pipeline.flows.before import Before, load_before, same_making, unchanged
+from pipeline.flows.candidate import Candidate, encoder_place
+from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, open_releases
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.settings import Job
@@ -31,20 +33,26 @@ class Outcome:
 def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     """Make and publish tonight's release. GatesRefused keeps the candidate for inspection; a night that another one overtook changes nothing."""
     releases = open_releases(job)
-    store, before = releases.store, releases.current()
-    open_folder(job.encoder)                            # an encoder that cannot be used shows before any work
+    store, before = releases.store, load_before(releases)
+    place = encoder_place(open_folder(job.encoder))     # an encoder that cannot be used shows before any work
     fill_corpus(job, stages)
-    if before is not None and unchanged(job, before):
-        say(f"nothing changed since release {before.release}")
-        return _outcome("unchanged", before, store.uri)
+    if before.release is not None and unchanged(job, before, place):
+        return _nothing(before.release, store.uri, "nothing changed")
     check_store(releases.commits, creates_once=True)    # without it two nights could both publish
     check_kind(job)
-    if before is not None and before.release < max(releases.numbers()):
-        say(f"release {before.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
+    if before.release is not None and before.release.release < max(releases.numbers()):
+        say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
     with lease(store):
-        corpus = ingest_corpus(job, store, stages)
+        corpus = ingest_corpus(job, releases, before, stages)
+        if before.release is not None and not corpus.anew and not corpus.changes.any and same_making(job, before.release, place):
+            return _nothing(before.release, store.uri, "files changed, but no row did")
         candidate = _candidate(job, before, corpus, releases, stages, verbose)
         return _published(candidate, releases, stages)
+
+
+def _nothing(release: ReleaseManifest, root: str, why: str) -> Outcome:
+    say(f"{why} since release {release.release}")
+    return _outcome("unchanged", release, root)
 
 
 def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outcome:
@@ -63,14 +71,14 @@ def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outc
     return _outcome("published", published, store.uri)
 
 
-def _candidate(job: Job, before: ReleaseManifest | None, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool) -> Candidate:
+def _candidate(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool) -> Candidate:
     from pipeline.flows.cluster import connect
     from pipeline.flows.gates import run_gates
 
     with connect(job.cluster, stages, verbose=verbose) as cluster:
         candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
-            gates, canary = run_gates(job, releases.store, before, candidate)
+            gates, canary = run_gates(job, releases.store, before.release, candidate)
     return replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary}))
 
 
@@ -89,5 +97,6 @@ def _outcome(status: Literal["published", "unchanged", "overtaken"], release: Re
     facts = {
         "status": status, "release": release.release, "root": root, "report": report, "rows": release.rows, "counts": release.counts, "space_id": release.space_id,
         "transform_id": release.transform_id, "index": release.index.model_dump(mode="json"), "gates": gates,
+        "decisions": [choice.model_dump(mode="json") for choice in release.choices],
     }
     return Outcome(status, release.release, root, report, release.rows, facts)

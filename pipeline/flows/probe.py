@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 from pipeline.flows.unit import gpu_assigned
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
+from pipeline.store.dead import Dead
 from pipeline.store.store import Store
+from pipeline.store.units import CorpusUnit, FileRef
 
 _BATCH = 65_536         # rows looked at together
 _SPARE = 4              # candidates drawn for each text wanted, since some turn out too short
@@ -34,20 +36,25 @@ class EncodeTexts:
 
 @dataclass(frozen=True)
 class SampleTexts:
-    """Texts of corpus units with at least `characters` of them, drawn by their content key over all units; in key order, `count` or fewer."""
+    """Texts of corpus units with at least `characters` of them, drawn by their content key over the live rows of all units; in key order, `count` or fewer."""
 
     store: Store
     count: int
     characters: int = 1
+    dead: FileRef | None = None
 
-    def start(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    def start(self) -> Callable[[tuple[CorpusUnit, ...]], tuple[str, ...]]:
         return self._sample
 
-    def _sample(self, paths: tuple[str, ...]) -> tuple[str, ...]:
+    def _sample(self, units: tuple[CorpusUnit, ...]) -> tuple[str, ...]:
         best: pa.Table | None = None
-        for path in paths:
-            for batch in pq.ParquetFile(self.store.open(path)).iter_batches(_BATCH, columns=["text", "text_key"]):
-                best = self._best(best, batch)
+        dead = Dead.load(self.store, self.dead)
+        for unit in units:
+            start, gone = 0, dead.rows_of(unit.ordinal)
+            for batch in pq.ParquetFile(self.store.open(unit.path, unit.sha256)).iter_batches(_BATCH, columns=["text", "text_key"]):
+                live = ~np.isin(np.arange(start, start + len(batch)), gone)
+                start += len(batch)
+                best = self._best(best, batch if live.all() else batch.filter(pa.array(live)))
         return tuple(best["text"].to_pylist()[: self.count]) if best else ()
 
     def _best(self, best: pa.Table | None, batch: pa.RecordBatch) -> pa.Table:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import to_yaml
-from pipeline.flows.night import Candidate
+from pipeline.flows.candidate import Candidate
 from pipeline.flows.unit import LENGTH_BIN, Spent
 from pipeline.log import Stages
 from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
@@ -59,9 +59,8 @@ def _counts(candidate: Candidate) -> Counts:
 
 
 def _decisions(candidate: Candidate) -> tuple[str, ...]:
-    plan, measured = candidate.built.plan, candidate.built.measured
-    first = f"Index {plan.kind} ({plan.factory}): {plan.why}."
-    return (first, candidate.decision.sentence, *_effort(measured, candidate.manifest.settings["gates"]["recall_at_10"]))
+    measured = candidate.built.measured
+    return (*(choice.sentence for choice in candidate.manifest.choices), *_effort(measured, candidate.manifest.settings["gates"]["recall_at_10"]))
 
 
 def _effort(measured: dict[str, Any], target: float | None) -> tuple[str, ...]:

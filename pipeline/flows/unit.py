@@ -16,13 +16,15 @@ from pipeline.config import digest_of
 from pipeline.errors import SpaceMismatch
 from pipeline.flows.apart import Apart
 from pipeline.flows.attempts import LIMIT, Attempts
+from pipeline.flows.copies import Knowing, Known, find_known
+from pipeline.flows.placed import Placed
 from pipeline.flows.units import progress
 from pipeline.log import listening
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.store import Store, sha256_of
-from pipeline.store.units import FileRef, UnitRecord, create_record, stored_by_content
+from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record, stored_by_content
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
@@ -60,8 +62,10 @@ class EncodeUnit:
     id_name: str
     run: str
     """one driver's run"""
+    sources: tuple[Placed, ...] = ()
+    """units of the release before, in this space: texts that they hold are not encoded again"""
 
-    def start(self) -> Callable[[UnitRecord], tuple[UnitRecord, Spent]]:
+    def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, Spent]]:
         from pipeline.device import resolve
         from pipeline.models.encoder import load_encoder
 
@@ -72,26 +76,27 @@ class EncodeUnit:
         if encoder.space_id != self.space_id:
             where, remedy = f"encoder {self.encoder.path} on this worker", "make the same files available on every node"
             raise SpaceMismatch(where, f"space {self.space_id[:16]} as on the driver", f"space {encoder.space_id[:16]}", remedy)
-        loading = [time.perf_counter() - start]
+        loading, sources = [time.perf_counter() - start], {placed.ordinal: placed for placed in self.sources}
 
-        def work(unit: UnitRecord) -> tuple[UnitRecord, Spent]:
+        def work(unit: CorpusUnit) -> tuple[UnitRecord, Spent]:
             spent = Spent({"load": loading.pop()} if loading else {}, tuple(heard))
             path = record_path(self.space_id, unit, self.encode, self.id_name)
-            record = UnitRecord.load(self.store, path)
+            record = load_record(self.store, path, self.space_id)
             if record is None or self.store.size(record.path) != record.bytes:      # a truncated file is made again, to the same bytes
                 attempts = Attempts(self.store, path, self.run)
-                record = create_record(self.store, path, self._made(encoder, unit, spent, apart=attempts.begin() >= LIMIT))
+                record = create_record(self.store, path, self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT))
                 attempts.end()
             return record, spent
 
         return work
 
-    def _made(self, encoder: Any, unit: UnitRecord, spent: Spent, *, apart: bool) -> UnitRecord:
+    def _made(self, encoder: Any, unit: CorpusUnit, sources: Mapping[int, Placed], spent: Spent, *, apart: bool) -> UnitRecord:
         """The unit's record. One that keeps killing its worker, or whose encoding fails, is encoded apart, so that only the rows at fault are set aside."""
         with self.store.scratch() as scratch:
             file = scratch / "vectors.parquet"
             try:
-                result = self._apart(encoder, unit, file, spent) if apart else self._encoded(encoder, unit, file, spent)
+                known = Known.none(encoder.dim) if apart else find_known(self.store, unit, sources, self.space_id, encoder.dim)
+                result = self._apart(encoder, unit, file, spent) if apart else self._encoded(encoder, unit, file, spent, known)
             except pa.ArrowException:                   # a damaged corpus unit is no fault of the encoder, though Arrow's errors are ValueErrors too
                 raise
             except _MODEL_FAILURES as error:
@@ -107,16 +112,17 @@ class EncodeUnit:
             child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch)
             return self._written(child, encoder.dim, unit, file, spent, child.rejected)
 
-    def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent) -> "_Result":
+    def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent, known: Known) -> "_Result":
         before = asdict(encoder.counters)
-        result = self._written(encoder, encoder.dim, unit, file, spent, {})
+        result = self._written(Knowing(encoder, known) if len(known.rows) else encoder, encoder.dim, unit, file, spent, {})
+        result.copied = dict(known.numerics)
         for name, value in asdict(encoder.counters).items():
             spent.add(name, value - before[name])
         return result
 
     def _written(self, encoder: "Streaming", dim: int, unit: UnitRecord, file: Path, spent: Spent, rejected: Mapping[int, tuple[str, str]]) -> "_Result":
         """Vectors of the unit in `file`, in row order; the encoder tokenizes one batch ahead."""
-        source = pq.ParquetFile(self.store.open(unit.path))
+        source = pq.ParquetFile(self.store.open(unit.path, unit.sha256))
         names = [name for name in source.schema_arrow.names if name not in ("text", "file", "row")]
         kept = [source.schema_arrow.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")]
         schema = vectors_schema(self.id_name, source.schema_arrow.field("id").type, kept, dim, self.space_id, self.encode.vectors)
@@ -149,7 +155,8 @@ class EncodeUnit:
         moments_ref = stored_by_content(self.store, moments, f"moments/{name}", ".safetensors", rows=result.moments.count)
         return UnitRecord(
             name=f"vectors/{name}", path=path, rows=result.moments.count, bytes=size, sha256=digest, counts=result.counts(), space_id=self.space_id,
-            numerics_id=numerics_id, source=unit.sha256, dropped=tuple(result.dropped), moments=moments_ref, quarantine=self._set_aside(name, result),
+            numerics_id=numerics_id, copied=result.copied, source=unit.sha256, dropped=tuple(result.dropped), moments=moments_ref,
+            quarantine=self._set_aside(name, result),
         )
 
     def _set_aside(self, name: str, result: "_Result") -> FileRef | None:
@@ -176,20 +183,21 @@ class _Result:
         self.lengths: np.ndarray = np.zeros(0, np.int64)
         self.dropped: list[int] = []
         self.bad: list[dict[str, Any]] = []
+        self.copied: dict[str, int] = {}
 
     def add(self, encoded: Any, batch: pa.RecordBatch, stored_as: str) -> np.ndarray:
         """Count a batch; the mask of its rows whose vector is usable as it will be stored."""
-        good = ~np.asarray(encoded.bad)
+        good, vectors = ~np.asarray(encoded.bad), encoded.vectors
         if stored_as == "float16":
             with np.errstate(over="ignore"):
-                stored = encoded.vectors.astype(np.float16)
-            good &= np.isfinite(stored).all(axis=1) & stored.any(axis=1)
+                vectors = vectors.astype(np.float16).astype(np.float32)         # moments are those of the vectors as stored
+            good &= np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         for number in np.flatnonzero(~good):
             row = {name: batch[name][number].as_py() for name in ("file", "row", "id", "text")}
             reason, detail = self._rejected.get(self.rows + int(number), _UNUSABLE)
             self.bad.append({"file": row["file"], "row": row["row"], "id": str(row["id"]), "reason": reason, "detail": detail, "excerpt": row["text"][:200]})
             self.dropped.append(self.rows + int(number))
-        self.moments = self.moments.merge(Moments.of(encoded.vectors[good]))
+        self.moments = self.moments.merge(Moments.of(vectors[good]))
         self.rows += len(good)
         self.truncated += int(np.count_nonzero(encoded.truncated))
         self.tokens += int(np.sum(encoded.lengths))
@@ -209,6 +217,15 @@ def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: 
         batch, vectors = batch.filter(pa.array(good)), vectors[good]
     row_id, text_key, *kept = batch.columns
     return pa.Table.from_arrays([row_id, text_key, vector_column(vectors, schema.field("vector")), *kept], schema=schema)
+
+
+def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
+    """The record at `path`; None when there is none. SpaceMismatch for one whose vectors are of another space."""
+    record = UnitRecord.load(store, path)
+    if record is not None and record.space_id != space_id:
+        remedy = "a record was put where it does not belong: delete it, and the unit is encoded again"
+        raise SpaceMismatch(store.uri_of(path), f"vectors of space {space_id}", f"space {record.space_id}", remedy)
+    return record
 
 
 def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_name: str) -> str:

@@ -1,8 +1,7 @@
 """Moments of all units become a whitening, and a decision whether the published index uses it."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
@@ -12,6 +11,8 @@ import pyarrow.parquet as pq
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.live import live_moments
+from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.probe import EncodeTexts, SampleTexts
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.log import Stages, say
@@ -19,7 +20,9 @@ from pipeline.models.locate import anywhere
 from pipeline.post.compare import MIN_WORDS, Comparison, compare_halves, compare_pairs, split_halves
 from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import Job
-from pipeline.stats.moments import GROUP, Moments, merge_tree
+from pipeline.stats.drift import drift
+from pipeline.stats.moments import Moments
+from pipeline.store.release import Choice, ReleaseManifest, Whitened
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
 from pipeline.store.store import Store, open_store, sha256_of
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record, stored_by_content
@@ -38,41 +41,65 @@ class Decision:
     sentence: str
     comparison: Comparison | None = None
     ref: FileRef | None = None
+    since: Whitened | None = None
+    """the decision of an earlier night that is kept; None for one made tonight"""
+    numbers: dict[str, float | int | None] = field(default_factory=dict)
 
     @property
     def transform(self) -> Whitening | None:
         """What the index applies."""
         return self.fitted if self.used else None
 
+    def whitened(self) -> Whitened:
+        """What later nights need to know."""
+        return self.since or Whitened(fitted=self.ref, fitted_on=self.moments_ref, used=self.used, sentence=self.sentence)
 
-def whiten(job: Job, store: Store, corpus: Corpus, vectors: Manifest, cluster: Cluster, stages: Stages) -> Decision:
-    """Merge the units' moments, fit, and decide by `whiten.mode`. `on` with too few rows for the fit is a DataError; `auto` then stays raw."""
+    def choice(self) -> Choice:
+        """For the report."""
+        numbers = self.numbers or ({} if self.comparison is None else self.comparison.numbers())
+        return Choice(what="whitening", chosen=f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}", sentence=self.sentence, numbers=numbers)
+
+
+def whiten(
+    job: Job, source: LiveRows, corpus: Corpus, units: Sequence[Placed], cluster: Cluster, stages: Stages, before: ReleaseManifest | None = None
+) -> Decision:
+    """What the release before decided, while the vectors are where they were then; else a new fit, decided by `whiten.mode`.
+
+    `on` with too few rows for the fit is a DataError; `auto` then stays raw.
+    """
+    store = source.store
     with stages("whiten") as bar:
-        moments = merged_moments(store, vectors)
+        moments = live_moments(job, source, units, cluster)
         reference = stored_by_content(store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count)
-        decision = _decide(job, store, corpus, vectors, moments, reference, cluster)
+        kept = _kept(job, store, moments, reference, before)
+        decision = kept or _decide(job, store, corpus, source.space_id, moments, reference, cluster)
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)
     return decision
 
 
-def merged_moments(store: Store, vectors: Manifest) -> Moments:
-    """Moments of all units, merged as a fixed tree in their order: the result knows neither workers nor runs."""
-    paths = [unit.moments.path for unit in vectors.units if unit.moments and unit.rows]
+def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None) -> Decision | None:
+    """The decision of the release before; None where it has to be made anew, and the reason is said then."""
+    if before is None or before.whitening is None or before.settings.get("whiten") != job.whiten.model_dump(mode="json"):
+        return None
+    then = before.whitening
+    if then.fitted is None:                             # it was off, or there were too few rows for a fit
+        return None
+    moved = drift(Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256)), moments)
+    numbers: dict[str, float | int | None] = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside, "max_drift": job.whiten.max_drift}
+    figures = f"drift {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f})"
+    if moved.distance > job.whiten.max_drift:
+        say(f"the whitening is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}")
+        return None
+    fitted = Whitening.from_bytes(store.read_checked(then.fitted.path, then.fitted.sha256))
+    sentence = f"The whitening of release {before.release} is kept, {'used' if then.used else 'not used'}: {figures} of at most {job.whiten.max_drift:g}."
+    return Decision(moments, reference, fitted, then.used, sentence, None, then.fitted, then, numbers)
 
-    def parts() -> Iterator[Moments]:
-        with ThreadPoolExecutor(GROUP) as pool:
-            for start in range(0, len(paths), GROUP):               # no more in memory than are merged at once
-                yield from (Moments.from_bytes(content) for content in pool.map(store.read, paths[start : start + GROUP]))
 
-    return merge_tree(parts())
-
-
-def _decide(job: Job, store: Store, corpus: Corpus, vectors: Manifest, moments: Moments, reference: FileRef, cluster: Cluster) -> Decision:
+def _decide(job: Job, store: Store, corpus: Corpus, space_id: str, moments: Moments, reference: FileRef, cluster: Cluster) -> Decision:
     mode = job.whiten.mode
     if mode == "off":
         return Decision(moments, reference, None, False, "Whitening is off (whiten.mode).")
-    space_id = vectors.units[0].space_id or ""
     try:
         fitted = fit_whitening(moments, job.whiten.k, space_id=space_id)
     except DataError as error:
@@ -104,7 +131,7 @@ def _compared(job: Job, store: Store, corpus: Corpus, fitted: Whitening) -> Comp
         left, right, gold = dev_pairs(job.whiten.dev)
         vectors = run_task(encoder, (*left, *right), pool)
         return compare_pairs(vectors[: len(left)], vectors[len(left) :], gold, fitted, name=job.whiten.dev)
-    texts = run_task(SampleTexts(store, job.whiten.dev_texts, _SHORTEST), tuple(unit.path for unit in corpus.units), Pool(1))
+    texts = run_task(SampleTexts(store, job.whiten.dev_texts, _SHORTEST, corpus.dead), corpus.units, Pool(1))
     halves = [pair for pair in map(split_halves, texts) if pair]
     if len(halves) < 10:
         return None

@@ -102,6 +102,11 @@ class Encoder:
         """(n, dim) float32 in input order. `query` puts the query prompt before the texts and uses buffers as small as they are: equal to 1e-5, not to the bit."""
         return self._window(list(texts), self._query_tokenizer if query else self._tokenizer, query).vectors
 
+    def measured(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) int64 tokens of each text as it would be encoded, and (n,) bool whether it would be cut."""
+        tokens = self._tokenizer(texts)
+        return tokens.lengths, tokens.truncated
+
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
         """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
         return self._tokenizer(texts).lengths

@@ -30,6 +30,11 @@ class Comparison:
         """Whitening is used only where it is not worse."""
         return self.whitened >= self.raw
 
+    def numbers(self) -> dict[str, float | int | None]:
+        """The figures by name."""
+        name = self.metric.lower()
+        return {f"{name}_raw": self.raw, f"{name}_whitened": self.whitened, "count": self.count}
+
     @property
     def sentence(self) -> str:
         """The decision with its numbers."""

@@ -25,14 +25,17 @@ _GRACE_S = 10.0     # a publisher creates its commit milliseconds after its mani
 
 
 class ReleaseUnit(Stored):
-    """One unit of vectors in a release. Its rows' addresses are ordinal << 32 | row of the corpus unit."""
+    """One unit of vectors in a release. Its rows' addresses are ordinal << 32 | row of the corpus unit; rows are counted with the dead ones."""
 
     ordinal: int
     path: str
     rows: int
+    bytes: int = 0
     sha256: str
     space_id: str
     numerics_id: str
+    copied: dict[str, int] = {}
+    """of the rows, those copied from units of another arithmetic, by its numerics_id"""
     corpus: FileRef
     """the unit's texts"""
     dropped: tuple[int, ...] = ()
@@ -84,6 +87,17 @@ class Gate(Stored):
     sentence: str = ""
 
 
+class Whitened(Stored):
+    """What was decided about whitening, and on what: later nights keep it until the vectors have drifted from those."""
+
+    fitted: FileRef | None = None
+    """the transform, used or not"""
+    fitted_on: FileRef
+    """moments of the live rows of that night"""
+    used: bool
+    sentence: str
+
+
 class EncoderFiles(Stored):
     """The release's own copy of its encoder folder."""
 
@@ -101,7 +115,9 @@ class ReleaseManifest(Stored):
     space_id: str
     transform_id: str | None = None
     transform: FileRef | None = None
+    whitening: Whitened | None = None
     moments: FileRef | None = None
+    """of the live rows"""
     canary: FileRef | None = None
     """vectors of the canary texts"""
     numerics: dict[str, int]
@@ -130,6 +146,7 @@ class ReleaseManifest(Stored):
     def paths(self) -> set[str]:
         """Every file that this release needs, its own manifest and the corpus record's files excepted."""
         single = [ref.path for ref in (self.transform, self.moments, self.canary, self.dead, self.tombstones, self.corpus) if ref]
+        single += [ref.path for ref in (self.whitening.fitted, self.whitening.fitted_on) if ref] if self.whitening else []
         single += [ref.path for ref in (self.index.trained, self.index.queries, self.index.truth) if ref]
         units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path)]
         units += [ref.path for unit in self.units for ref in (unit.moments, unit.quarantine) if ref]
@@ -189,9 +206,9 @@ class Releases:
         return [number for number, is_there in zip(committed, there, strict=True) if is_there]
 
     def next_ordinal(self) -> int:
-        """The first ordinal that no release that is there has used; 0 without any: a rollback must not give an address to another row."""
+        """The first ordinal that no release has used; 0 without any. They grow with releases' numbers, past a rollback too: no address is given to another row."""
         paths = [entry.path for entry in self.store.list("releases", "manifest.json")]
-        return max((found.next_ordinal for found in _at_once(self._readable, paths) if found), default=0)
+        return next((found.next_ordinal for path in reversed(paths) if (found := self._readable(path))), 0)
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
         """The candidate with its number, live. `report(number)` is its HTML.
@@ -219,8 +236,7 @@ class Releases:
 
     def _reserve(self, release: ReleaseManifest) -> bool:
         """Whether the number is ours. One that another run reserved and does not commit within the grace time is made void, so it can never commit late."""
-        path = manifest_path(release.release)
-        if self.store.create(path, release.to_json()) or self.store.read(path) == release.to_json():
+        if self._is_reserved(manifest_path(release.release), release):
             return True
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline and not self.commits.exists(commit_path(release.release)):
@@ -228,6 +244,17 @@ class Releases:
         void = Commit(commit=release.release, kind="void", committed_at=_now())
         self.commits.create(commit_path(release.release), void.to_json())
         return False
+
+    def _is_reserved(self, path: str, release: ReleaseManifest) -> bool:
+        """Whether the manifest of that number is this release's. Where commits lie apart, because the store has no create-once, they settle that too."""
+        content = release.to_json()
+        if self.commits is self.store:
+            return self.store.create(path, content) or self.store.read(path) == content
+        mine, claim = sha256(content).hexdigest().encode(), commit_path(release.release).replace(".json", ".claim")
+        if not self.commits.create(claim, mine) and self.commits.read(claim) != mine:
+            return False
+        self.store.write(path, content)
+        return True
 
     def _commit_release(self, number: int, release: ReleaseManifest, report: Callable[[int], str]) -> bool:
         self.store.write(f"releases/{number:08d}/report.html", report(number).encode())
@@ -292,10 +319,7 @@ class _Changed(DataError):
 def files_of(store: Store, manifest: ReleaseManifest) -> set[str]:
     """Every file that the release needs, those of its corpus record included, its own manifest excepted."""
     corpus = Corpus.load(store, manifest.corpus.path)
-    if corpus is None:
-        return manifest.paths()
-    refs = (*corpus.keys, corpus.quarantine)
-    return {*manifest.paths(), *(unit.path for unit in corpus.units), *(ref.path for ref in refs if ref)}
+    return manifest.paths() | (corpus.paths() if corpus else set())
 
 
 def missing_file(store: Store, manifest: ReleaseManifest) -> str | None:

@@ -64,6 +64,8 @@ class UnitRecord(Stored):
     counts: dict[str, int] = {}
     space_id: str | None = None
     numerics_id: str | None = None
+    copied: dict[str, int] = {}
+    """vectors that were copied from earlier units, by the numerics_id of those; all others are of `numerics_id`"""
     source: str | None = None
     """sha256 of the unit that this one was made from"""
     dropped: tuple[int, ...] = ()
@@ -82,23 +84,80 @@ class InputFile(Settings):
     good: int
     quarantined: int
     skipped: int = 0
+    notes: dict[str, int] = {}
+    """quarantined_<reason>, control_characters, surrogates_replaced, bad_files ..."""
+
+
+class CorpusUnit(UnitRecord):
+    """Rows that became live in one night. ordinal: the unit's for life, the upper half of its rows' addresses; dead: how many of its rows are live no more."""
+
+    ordinal: int
+    dead: int = 0
+    copies: FileRef | None = None
+    """rows whose text stood in an earlier unit: (row, source), source the address there"""
+
+
+class Changes(Settings):
+    """Live rows of a corpus against those of the one before, by id. changed: the id was there with another text or other kept columns."""
+
+    new: int = 0
+    changed: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.new or self.changed or self.deleted)
+
+    def __add__(self, other: "Changes") -> "Changes":
+        return Changes(
+            new=self.new + other.new, changed=self.changed + other.changed, deleted=self.deleted + other.deleted, unchanged=self.unchanged + other.unchanged
+        )
 
 
 class Corpus(Stored):
-    """A corpus as units of good rows, with the key table of all rows and the rows that were set aside."""
+    """A corpus as units of good rows, with the tables of all rows and the rows that were set aside. One that grew out of another needs no record of that."""
 
+    version: int = 1
+    id: str
+    """where its own files lie: below keys/<id>"""
     digest: str
-    units: tuple[UnitRecord, ...]
+    """of the input's listing and of how it is read: equal for a corpus that did not change"""
+    reading: str = ""
+    """of how rows are read: another one reads all files again"""
+    parent: str | None = None
+    """id of the corpus that it was made from"""
+    anew: str = ""
+    """why all rows were rolled into new units; empty where the parent's units live on"""
+    units: tuple[CorpusUnit, ...]
     keys: tuple[FileRef, ...] = ()
+    """the key table, in buckets by hash of id: one line per good input row, losers of a duplicate id included"""
+    texts: tuple[FileRef, ...] = ()
+    """rows of the units by text_key, in buckets"""
+    dead: FileRef | None = None
     quarantine: FileRef | None = None
     files: tuple[InputFile, ...] = ()
+    read_files: int = 0
+    """of them read for this corpus; the others did not change"""
+    changes: Changes = Changes()
     counts: dict[str, int] = {}
-    """rows (read), good, quarantined, quarantined_<reason>, skipped, control_characters, surrogates_replaced ..."""
+    """rows (read or known), good, quarantined, quarantined_<reason>, skipped, control_characters, surrogates_replaced ..."""
     id_type: str = "string"
 
     @property
     def rows(self) -> int:
-        return sum(unit.rows for unit in self.units)
+        """Live rows."""
+        return sum(unit.rows - unit.dead for unit in self.units)
+
+    @property
+    def next_ordinal(self) -> int:
+        return max((unit.ordinal for unit in self.units), default=-1) + 1
+
+    def paths(self) -> set[str]:
+        """Every file that it needs, its own record excepted."""
+        single = [ref.path for ref in (self.dead, self.quarantine) if ref]
+        tables = [ref.path for ref in (*self.keys, *self.texts)]
+        return {*single, *tables, *(unit.path for unit in self.units), *(unit.copies.path for unit in self.units if unit.copies)}
 
 
 class Manifest(Stored):

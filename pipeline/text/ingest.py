@@ -1,260 +1,299 @@
-"""One pass over a corpus: good rows become units, bad rows a quarantine file, and every good row a line of the key table."""
+"""The corpus of a night: what changed since the one before is read, new and changed rows become units, bad rows are set aside, and the tables of all rows are kept.
 
-import sys
-from collections.abc import Callable, Iterator
+Memory is that of one bucket of ids, one unit, and eight bytes for every dead row.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, Defect, TransientError
 from pipeline.settings import CorpusSettings
-from pipeline.store.schema import writer_options
-from pipeline.store.store import Store, sha256_of
-from pipeline.store.units import Corpus, FileRef, InputFile, UnitRecord
-from pipeline.text.keys import Addresses, KeySpill, Losers, keys_schema, losers_of, mapped, spill
-from pipeline.text.normalize import NORMALIZER_VERSION, control_characters, text_keys
-from pipeline.text.quarantine import QuarantineFile, Rejected, duplicates, quarantine
-from pipeline.text.reader import Survey, read_batches, survey
-from pipeline.text.rows import SourceBatch, rechunk
+from pipeline.store.dead import Dead
+from pipeline.store.store import Store
+from pipeline.store.units import Changes, Corpus, CorpusUnit, FileRef, InputFile, total
+from pipeline.text.columns import Columns
+from pipeline.text.keys import bucket_count, by_id, read_part
+from pipeline.text.normalize import NORMALIZER_VERSION
+from pipeline.text.quarantine import QuarantineFile
+from pipeline.text.reader import survey
+from pipeline.text.reading import Progress, Reading
+from pipeline.text.rolling import Rolling
+from pipeline.text.settle import NOWHERE, line_schema, losers, set_aside, settle
 from pipeline.text.sources import SourceFile, list_files, unchanged
+from pipeline.text.spill import spilled
+from pipeline.text.tables import Tables
 
-_UNIT_BYTES = 64 << 20          # of text in one unit: some five copies of it are in memory at once, here and in a worker
+_VERSION = 2                    # of the tables: a corpus of another one is rolled anew
+_MOST_DEAD = 0.3                # of the units' rows: they cost space, a place in memory, and time wherever a unit is read
+_MOST_UNITS = 2                 # times as many units as full ones would be, and
+_SMALL_UNITS = 200              # this many: nightly additions make small units, each a file to open
 
-Progress = Callable[[int, int], None]
-"""called with the rows and the input bytes read so far"""
+
+def reading_digest(corpus: CorpusSettings) -> str:
+    """sha256 (hex) over how rows are read: under another one, unchanged files are read again."""
+    return digest_of({"corpus": corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"}), "normalizer": NORMALIZER_VERSION})
 
 
-def corpus_digest(corpus: CorpusSettings, unit_rows: int, files: list[SourceFile]) -> str:
-    """sha256 (hex) over all that decides what ingest writes: by it a corpus that did not change is known without being read."""
-    settings = corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"})
+def corpus_digest(corpus: CorpusSettings, files: list[SourceFile]) -> str:
+    """sha256 (hex) over all that decides what the rows are: by it a corpus that did not change is known without being read."""
     used = {corpus.id, corpus.text, *corpus.keep}
     listing = [[file.name, file.size, file.stamp, file.format, {key: value for key, value in file.partitions.items() if key in used}] for file in files]
-    return digest_of({"corpus": settings, "unit_rows": unit_rows, "normalizer": NORMALIZER_VERSION, "files": listing})
+    return digest_of({"reading": reading_digest(corpus), "files": listing})
 
 
-def record_path(digest: str) -> str:
-    """Where the corpus of that digest has its record: what `ingest` writes last."""
-    return f"keys/{digest}/corpus.json"
+def record_path(corpus_id: str) -> str:
+    """Where the corpus of that id has its record: what `ingest` writes last."""
+    return f"keys/{corpus_id}/corpus.json"
 
 
-def ingest(corpus: CorpusSettings, unit_rows: int, store: Store, *, on_progress: Progress = lambda rows, size: None) -> Corpus:
-    """The corpus as units in `store`, in (file name, row) order; the same bytes each time. One that is there already is not read again.
+@dataclass(frozen=True)
+class Parent:
+    """The corpus to go on from. next_ordinal: the first that no release has used; anew: why none of its units can live on, empty where they can."""
 
+    corpus: Corpus | None = None
+    next_ordinal: int = 0
+    anew: str = ""
+
+
+def ingest(corpus: CorpusSettings, unit_rows: int, store: Store, parent: Parent | None = None, *, on_progress: Progress = lambda rows, size: None) -> Corpus:
+    """The corpus as units in `store`: those of the parent, with the rows that died, and new ones for what is new or changed. Only files that changed are read.
+
+    Equal input, parent and settings give the same bytes; a corpus that is there already is not made again. Rows are taken in (file name, row) order.
     DataError when a file is unusable (unless corpus.bad_files=skip), no good row is left, or more than corpus.max_quarantined were set aside.
     """
     files = list_files(corpus)
-    digest = corpus_digest(corpus, unit_rows, files)
-    known = known_corpus(store, digest)
+    digest, before = corpus_digest(corpus, files), _usable(parent or Parent(), store)
+    corpus_id = digest_of([_VERSION, digest, before.corpus.id if before.corpus else None, before.next_ordinal, before.anew, unit_rows])
+    known = known_corpus(store, corpus_id)
     if known is None:
         with store.scratch() as scratch:
-            known = _Pass(corpus, unit_rows, store, scratch, digest, files, on_progress).run()
+            known = _Night(corpus, unit_rows, store, scratch, digest, corpus_id, files, before, on_progress).run()
     return _accepted(known, corpus, store)
 
 
-def known_corpus(store: Store, digest: str) -> Corpus | None:
+def known_corpus(store: Store, corpus_id: str) -> Corpus | None:
     """The corpus that an earlier run left; None when there is none, or files of it are gone or cut short."""
     try:
-        found = Corpus.load(store, record_path(digest))
+        found = Corpus.load(store, record_path(corpus_id))
     except DataError:                                   # cut off in the middle by a file system without hard links
         return None
-    if found is None:
-        return None
-    present = {entry.path: entry.size for prefix in ("units/corpus", f"keys/{digest}") for entry in store.list(prefix)}
-    expected = {unit.path: unit.bytes for unit in found.units} | {bucket.path: bucket.bytes for bucket in found.keys}
-    return found if expected.items() <= present.items() else None
+    return found if found is not None and not _missing(store, found) else None
+
+
+def _missing(store: Store, corpus: Corpus) -> str | None:
+    """A unit or table of the corpus that is not there with its size."""
+    tables = (*corpus.keys, *corpus.texts, *([corpus.dead] if corpus.dead else []))
+    needed = {ref.path: ref.bytes for ref in tables} | {unit.path: unit.bytes for unit in corpus.units}
+    folders = sorted({path.rpartition("/")[0] for path in needed})
+    present = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
+    return next((path for path, size in needed.items() if present.get(path) != size), None)
+
+
+def _usable(parent: Parent, store: Store) -> Parent:
+    """The parent with a reason to roll anew, where there is one."""
+    corpus, reason = parent.corpus, parent.anew
+    if corpus is None:
+        return parent
+    if corpus.version != _VERSION:
+        return Parent(None, parent.next_ordinal, "the corpus before was kept by another version")
+    if lost := _missing(store, corpus):
+        return Parent(None, parent.next_ordinal, f"the corpus before lacks {lost}")
+    rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
+    if not reason and dead > _MOST_DEAD * rows:
+        reason = f"{dead / rows:.0%} of the units' rows were dead ({_MOST_DEAD:.0%} at most)"
+    fullest = max((unit.rows for unit in corpus.units), default=1)
+    if not reason and len(corpus.units) > max(_SMALL_UNITS, most := _MOST_UNITS * -(-rows // fullest)):
+        reason = f"{len(corpus.units)} units, many of them small ({max(_SMALL_UNITS, most)} at most)"
+    return Parent(corpus, parent.next_ordinal, reason)
 
 
 @dataclass
-class _Pass:
-    """One run over the input."""
+class _Night:
+    """One run."""
 
     corpus: CorpusSettings
     unit_rows: int
     store: Store
     scratch: Path
     digest: str
+    corpus_id: str
     files: list[SourceFile]
+    parent: Parent
     on_progress: Progress
-    counts: dict[str, int] = field(default_factory=dict)
-    inputs: list[InputFile] = field(default_factory=list)
-    done_bytes: int = 0
-    schema: pa.Schema = field(init=False)
-    keys: KeySpill = field(init=False)
-    bad: QuarantineFile = field(init=False)
+    anew: str = field(init=False)
+    kept: dict[str, InputFile] = field(init=False)
+    changes: Changes = field(default_factory=Changes)
+    dead: list[np.ndarray] = field(default_factory=list)
+    revived: list[pa.Table] = field(default_factory=list)
+    lost: list[pa.Table] = field(default_factory=list)
 
     def run(self) -> Corpus:
-        looked = survey(self.files, self.corpus)
-        self.schema = looked.columns.schema
-        self.keys = KeySpill(self.scratch)
+        self.anew = self.parent.anew
+        self.kept = self._unchanged_files()
+        columns = self._columns()
+        if self.parent.corpus is not None and not self.anew and columns.schema != self._schema_before:
+            self.anew = "id or kept columns are other ones now, or of other types"
+            self.kept, columns = {}, self._columns()
         self.bad = QuarantineFile(self.scratch / "quarantine.parquet")
-        starts = [0]
-        for ordinal, table in enumerate(rechunk(self._good(looked), self.unit_rows, _UNIT_BYTES)):
-            pq.write_table(table, self._waiting(ordinal), **writer_options(self.schema))
-            starts.append(starts[-1] + table.num_rows)
+        self._carry_quarantine()
+        reading = self._read(columns)
+        buckets, wanted = self._settled(reading)
+        self._check_unchanged()
+        rolling = self._rolled(reading, wanted)
+        tables = Tables(self.store, self.scratch, f"keys/{self.corpus_id}")
+        return self._commit(reading, rolling, tables, tables.keys(buckets, rolling, self.names))
+
+    @property
+    def reuse(self) -> bool:
+        """Whether rows that stayed keep their addresses."""
+        return self.parent.corpus is not None and not self.anew
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [file.name for file in self.files]
+
+    @cached_property
+    def _schema_before(self) -> pa.Schema:
+        assert self.parent.corpus is not None
+        unit = self.parent.corpus.units[0]
+        return pq.ParquetFile(self.store.open(unit.path, unit.sha256)).schema_arrow.remove_metadata()
+
+    def _unchanged_files(self) -> dict[str, InputFile]:
+        """Files that need not be read. A limit of rows makes each file's share depend on those before it, so then all are."""
+        before = self.parent.corpus
+        if before is None or self.anew or before.reading != reading_digest(self.corpus) or self.corpus.max_rows is not None:
+            return {}
+        known = {(file.name, file.size, file.stamp): file for file in before.files}
+        return {file.name: known[key] for file in self.files if (key := (file.name, file.size, file.stamp)) in known}
+
+    def _columns(self) -> Columns:
+        """Types of id and kept columns: the files read tonight must fit those of the files that are not."""
+        self.looked = survey([file for file in self.files if file.name not in self.kept], self.corpus, self._schema_before if self.kept else None)
+        return self.looked.columns
+
+    def _carry_quarantine(self) -> None:
+        """What was set aside of files that did not change; losers of duplicate ids are found anew."""
+        before = self.parent.corpus
+        if before is None or before.quarantine is None or not self.kept:
+            return
+        names = pa.array(list(self.kept), pa.string())
+        for batch in pq.ParquetFile(self.store.open(before.quarantine.path, before.quarantine.sha256)).iter_batches():
+            still = pc.and_(pc.is_in(batch["file"], value_set=names), pc.not_equal(batch["reason"], "duplicate_id"))
+            self.bad.add(pa.Table.from_batches([batch]).filter(still))
+
+    def _read(self, columns: Columns) -> Reading:
+        numbers = {name: number for number, name in enumerate(self.names)}
+        reading = Reading(self.corpus, self.looked, numbers, self.scratch, self.bad, self.on_progress)
+        reading.read([file for file in self.files if file.name not in self.kept], self.unit_rows)
+        return reading
+
+    def _settled(self, reading: Reading) -> tuple[list[Path], np.ndarray]:
+        """Tonight's lines bucket by bucket, in files, and which of the rows read need a row in a unit (mask by position)."""
+        before = self.parent.corpus
+        schema = line_schema(reading.looked.columns.id)
+        keys = before.keys if before is not None and before.id_type == str(schema.field("id").type) else ()
+        if before is not None and not keys:
+            self.changes += Changes(deleted=before.rows)
+        count = max(bucket_count(reading.rows + sum(file.good for file in self.kept.values())), len(keys))
+        wanted, places, position = np.zeros(reading.rows, dtype=bool), [], reading.rows
+        for part, now in enumerate(reading.lines.buckets(count)):
+            settled = settle(self._before(keys, part, count, schema), schema.empty_table() if now is None else now, reuse=self.reuse)
+            held = settled.lines["position"].to_numpy().copy()
+            known = held[settled.wanted] != NOWHERE
+            wanted[held[settled.wanted[known]]] = True
+            revived = settled.wanted[~known]
+            held[revived] = np.arange(position, position + len(revived))
+            position += len(revived)
+            lines = settled.lines.set_column(settled.lines.schema.get_field_index("position"), "position", pa.array(held))
+            self.revived.append(lines.select(["file", "row", "position", "text_key"]).take(pa.array(revived)))
+            self.dead.append(settled.dead)
+            self.lost.append(losers(settled))
+            self.changes += settled.changes
+            places.append(spilled(lines, self.scratch / f"bucket-{part}.arrow"))
+        return places, wanted
+
+    def _before(self, keys: tuple[FileRef, ...], part: int, parts: int, schema: pa.Schema) -> pa.Table:
+        """Last night's lines of a bucket, with the place of each file in tonight's listing where it need not be read."""
+        table = read_part(self.store, keys, part, parts, by_id)
+        if table is None:
+            return schema.empty_table()
+        file = pc.index_in(table["file"], value_set=pa.array(self.names, pa.string())).combine_chunks()
+        still = pc.is_in(table["file"], value_set=pa.array(list(self.kept), pa.string())).combine_chunks()
+        columns = {name: table[name] for name in ("id", "text_key", "carried", "row", "address")}
+        columns |= {"file": pc.if_else(still, file, NOWHERE), "position": pa.repeat(pa.scalar(NOWHERE, pa.int64()), table.num_rows)}
+        return pa.table([columns[name] for name in schema.names], schema=schema)
+
+    def _rolled(self, reading: Reading, wanted: np.ndarray) -> Rolling:
+        revived = pa.concat_tables(self.revived) if self.revived else None
+        count = revived.num_rows if revived is not None else 0
+        rolling = Rolling(self.store, self.scratch, reading.schema, self.unit_rows, self.parent.next_ordinal, reading.rows + count)
+        rolling.roll(reading, wanted, self._fetched(reading, revived) if revived is not None and count else ())
+        return rolling
+
+    def _fetched(self, reading: Reading, revived: pa.Table) -> Iterator[pa.Table]:
+        """Losers of earlier nights that are live now: their files are read again, though they did not change."""
+        for number in np.unique(revived["file"].to_numpy()).tolist():
+            mine = revived.filter(pc.equal(revived["file"], number)).sort_by("row")
+            rows = reading.rows_of(self.files[number], mine["row"].to_numpy())
+            if rows["text_key"].combine_chunks() != mine["text_key"].combine_chunks():
+                raise TransientError(self.files[number].uri, "the texts that it had", "other ones", "the file changed while it was read: run again")
+            yield rows.append_column("position", mine["position"])
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
         if not unchanged(self.files, self.corpus):
             raise TransientError(self.corpus.uri, "files that stay as they are", "files that changed while they were read", "run again")
-        sorted_keys, losers = self._duplicates()
-        units = self._units(starts, losers)
-        keys = self._key_files(sorted_keys, Addresses(np.array(starts), losers.position, np.array([unit is not None for unit in units])))
-        return self._commit([unit for unit in units if unit is not None], keys)
 
-    def _good(self, looked: Survey) -> Iterator[pa.Table]:
-        """Unit rows in order; on the way the key table, the quarantine and the counts are filled."""
-        for number, file in enumerate(self.files):
-            error = looked.refused.get(file.name) or self._unreadable(file, looked)
-            if error:
-                self._count("bad_files", 1)
-                self.bad.add(quarantine(file.name, [Rejected(-1, "bad_file", str(error))]))
-                self.inputs.append(InputFile(name=file.name, size=file.size, stamp=file.stamp, rows=0, good=0, quarantined=0))
-            else:
-                yield from self._of_file(file, number, looked)
-            self.done_bytes += file.size
+    def _living(self) -> tuple[list[CorpusUnit], np.ndarray]:
+        """Units of the parent that still have live rows, and all dead addresses in them."""
+        before = self.parent.corpus
+        if before is None or not self.reuse:
+            return [], np.zeros(0, dtype=np.int64)
+        dead = np.sort(np.concatenate([Dead.load(self.store, before.dead).addresses, *self.dead]))
+        ordinals, counts = np.unique(dead >> 32, return_counts=True)
+        died = dict(zip(ordinals.tolist(), counts.tolist(), strict=True))
+        units = [unit.model_copy(update={"dead": died.get(unit.ordinal, 0), "copies": None}) for unit in before.units]
+        living = [unit for unit in units if unit.dead < unit.rows]
+        return living, dead[np.isin(dead >> 32, [unit.ordinal for unit in living])]
 
-    def _of_file(self, file: SourceFile, number: int, looked: Survey) -> Iterator[pa.Table]:
-        good = bad = 0
-        for batch in self._limited(file, looked):
-            good, bad = good + batch.good.num_rows, bad + batch.bad.num_rows
-            yield self._taken(batch, number, file)
-            self.on_progress(self.counts["rows"], self.done_bytes + batch.position)
-        expected = looked.rows[file.name]
-        skipped = 0 if expected is None else expected - good - bad
-        if skipped < 0 or (skipped and self._room()):
-            raise Defect(file.uri, f"{expected} rows = good + quarantined + skipped", f"{good} + {bad} + {skipped}", "report this with the file")
-        self._count("skipped", skipped)
-        counts = {"rows": good + bad, "good": good, "quarantined": bad, "skipped": skipped}
-        self.inputs.append(InputFile(name=file.name, size=file.size, stamp=file.stamp, **counts))
-
-    def _limited(self, file: SourceFile, looked: Survey) -> Iterator[SourceBatch]:
-        """Batches up to corpus.max_rows; a file without a row count that has more is counted, not read to its end."""
-        counted = looked.rows[file.name] is not None
-        for batch in () if counted and not self._room() else read_batches(file, self.corpus, looked.columns):
-            room = self._room()
-            if room:
-                yield batch.head(room)
-            if batch.rows > room:
-                if not counted:
-                    self._count("skipped_files", 1)
-                return
-
-    def _room(self) -> int:
-        """Rows that may still be read."""
-        return sys.maxsize if self.corpus.max_rows is None else self.corpus.max_rows - self.counts.get("rows", 0)
-
-    def _unreadable(self, file: SourceFile, looked: Survey) -> DataError | None:
-        """Why a file breaks off in the middle. Under bad_files=skip each is read to its end once before: a unit never holds half a file."""
-        if self.corpus.bad_files == "error" or not self._room():
-            return None
-        try:
-            for _ in read_batches(file, self.corpus, looked.columns):
-                pass
-        except DataError as error:
-            return error
-        return None
-
-    def _taken(self, batch: SourceBatch, number: int, file: SourceFile) -> pa.Table:
-        good = batch.good.combine_chunks()
-        keys = pa.chunked_array([text_keys(chunk) for chunk in good["text"].chunks], self.schema.field("text_key").type)
-        self.keys.add(good["id"], keys, number, good["row"])
-        self.bad.add(batch.bad)
-        self._count("rows", batch.rows)
-        self._count("control_characters", sum(control_characters(chunk) for chunk in good["text"].chunks))
-        self._count("surrogates_replaced", len(batch.surrogates))
-        self._count("kept_values_dropped", len(batch.dropped))
-        names = pa.chunked_array([pa.repeat(pa.scalar(file.name), good.num_rows)])
-        columns = {**{name: good[name] for name in good.column_names}, "text_key": keys, "file": names}
-        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
-
-    def _count(self, name: str, count: int) -> None:
-        self.counts[name] = self.counts.get(name, 0) + count
-
-    def _waiting(self, ordinal: int) -> Path:
-        return self.scratch / f"unit-{ordinal}.parquet"
-
-    def _duplicates(self) -> tuple[list[Path], Losers]:
-        """Buckets sorted and on disk, with a column that marks losers, and the losers of all of them by position."""
-        places, found = [], []
-        for number, bucket in enumerate(self.keys.buckets()):
-            repeats, first = losers_of(bucket)
-            lost = np.zeros(bucket.num_rows, dtype=bool)
-            lost[repeats] = True
-            places.append(spill(bucket.append_column("lost", pa.array(lost)), self.scratch / f"bucket-{number}.arrow"))
-            position, files, rows = (bucket[name].to_numpy() for name in ("position", "file", "row"))
-            found.append((position[repeats], files[first], rows[first]))
-        position, files, rows = (np.concatenate(parts) for parts in zip(*found, strict=True)) if found else (np.zeros(0, dtype=np.int64),) * 3
-        order = np.argsort(position)
-        return places, Losers(position[order], files[order], rows[order])
-
-    def _units(self, starts: list[int], losers: Losers) -> list[UnitRecord | None]:
-        """Records of the published units; None for a unit of which nothing is left."""
-        records: list[UnitRecord | None] = []
-        kept = 0
-        for ordinal, (start, stop) in enumerate(pairwise(starts)):
-            lost = losers.between(start, stop)
-            place = self._waiting(ordinal)
-            if len(lost.position):
-                self._without(place, lost, start)
-            if stop - start == len(lost.position):
-                records.append(None)
-                continue
-            records.append(self._published(place, kept, stop - start - len(lost.position)))
-            kept += 1
-        return records
-
-    def _without(self, place: Path, lost: Losers, start: int) -> None:
-        """Writes the unit again without its losers, which go into the quarantine."""
-        table = pq.read_table(place, schema=self.schema)
-        live = np.ones(table.num_rows, dtype=bool)
-        live[lost.position - start] = False
-        pq.write_table(table.filter(pa.array(live)), place, **writer_options(self.schema))
-        gone = table.filter(pa.array(~live))
-        detail = [f"{self.files[file].name} row {row} has it first" for file, row in zip(lost.winner_file, lost.winner_row, strict=True)]
-        self.bad.add(duplicates(gone, detail))
-
-    def _published(self, place: Path, ordinal: int, rows: int) -> UnitRecord:
-        sha256, size = sha256_of(place), place.stat().st_size
-        path = f"units/corpus/{sha256[:24]}.parquet"
-        if self.store.size(path) != size:
-            self.store.put(place, path)
-        return UnitRecord(name=f"{ordinal:08d}", path=path, rows=rows, bytes=size, sha256=sha256)
-
-    def _key_files(self, buckets: list[Path], addresses: Addresses) -> list[FileRef]:
-        schema = keys_schema(self.schema.field("id").type)
-        names = pa.array([file.name for file in self.files], pa.string())
-        files = []
-        for number, bucket in enumerate(map(mapped, buckets)):
-            unit, row = addresses.of(bucket["position"].to_numpy(), bucket["lost"].to_numpy())
-            place = self.scratch / "keys.parquet"
-            table = pa.table([bucket["id"], bucket["text_key"], names.take(bucket["file"].combine_chunks()), bucket["row"], unit, row], schema=schema)
-            pq.write_table(table, place, **writer_options(schema))
-            files.append(self._put(place, f"keys/{self.digest}/{number:05d}.parquet", table.num_rows))
-        return files
-
-    def _put(self, place: Path, path: str, rows: int) -> FileRef:
-        reference = FileRef(path=path, sha256=sha256_of(place), rows=rows, bytes=place.stat().st_size)
-        self.store.put(place, path)
-        return reference
-
-    def _commit(self, units: list[UnitRecord], keys: list[FileRef]) -> Corpus:
+    def _commit(self, reading: Reading, rolling: Rolling, tables: Tables, keys: list[FileRef]) -> Corpus:
+        living, dead = self._living()
+        old = self.parent.corpus.texts if self.parent.corpus else ()
+        texts, units = tables.texts(rolling, old, np.array([unit.ordinal for unit in living], dtype=np.int64))
+        if any(table.num_rows for table in self.lost):
+            self.bad.add(set_aside(pa.concat_tables(self.lost), pa.array(self.names, pa.string())))
+        inputs = {**self.kept, **reading.inputs}
+        files = [inputs[name] for name in self.names]
         reasons = self.bad.close()
-        bad = sum(count for reason, count in reasons.items() if reason != "bad_file")
-        counts = {"rows": 0, **self.counts, "good": sum(unit.rows for unit in units), "quarantined": bad}
-        counts |= {f"quarantined_{reason}": count for reason, count in sorted(reasons.items()) if reason != "bad_file"}
-        if counts["rows"] != counts["good"] + bad:
-            raise Defect(self.corpus.uri, f"{counts['rows']} rows read = good + quarantined", f"{counts['good']} + {bad}", "report this with the corpus")
-        listed = self._put(self.bad.place, f"quarantine/{self.digest}.parquet", sum(reasons.values())) if reasons else None
+        listed = tables.put(self.bad.place, f"quarantine/{self.corpus_id}.parquet", sum(reasons.values())) if reasons else None
+        counts = self._counts(files, [*living, *units], reasons.get("duplicate_id", 0))
+        dead_ref = Dead(dead).store_in(self.store, f"keys/{self.corpus_id}/dead")
         made = Corpus(
-            digest=self.digest, units=tuple(units), keys=tuple(keys), quarantine=listed, files=tuple(self.inputs),
-            counts=dict(sorted(counts.items())), id_type=str(self.schema.field("id").type),
+            version=_VERSION, id=self.corpus_id, digest=self.digest, reading=reading_digest(self.corpus), parent=self.parent.corpus.id if self.parent.corpus else None,
+            anew=self.anew, units=(*living, *units), keys=tuple(keys), texts=tuple(texts), dead=dead_ref, quarantine=listed, files=tuple(files),
+            read_files=len(reading.inputs), changes=self.changes, counts=counts, id_type=str(reading.schema.field("id").type),
         )
         _accepted(made, self.corpus, self.store)
-        if not self.store.create(record_path(self.digest), made.to_json()) and known_corpus(self.store, self.digest) is None:
-            self.store.write(record_path(self.digest), made.to_json())
+        path = record_path(self.corpus_id)
+        if not self.store.create(path, made.to_json()) and known_corpus(self.store, self.corpus_id) is None:
+            self.store.write(path, made.to_json())
         return made
+
+    def _counts(self, files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int) -> dict[str, int]:
+        sums = total([{"rows": file.rows, "skipped": file.skipped, "quarantined": file.quarantined, **file.notes} for file in files])
+        good = sum(unit.rows - unit.dead for unit in units)
+        sums |= {"good": good, "quarantined": sums["quarantined"] + duplicates} | ({"quarantined_duplicate_id": duplicates} if duplicates else {})
+        if sums["rows"] != good + sums["quarantined"]:
+            raise Defect(self.corpus.uri, f"{sums['rows']} rows = good + quarantined", f"{good} + {sums['quarantined']}", "report this with the corpus")
+        return dict(sorted(sums.items()))
 
 
 def _accepted(made: Corpus, corpus: CorpusSettings, store: Store) -> Corpus:

@@ -32,12 +32,6 @@ def quarantine(file: str, rejected: Iterable[Rejected]) -> pa.Table:
     return _shortened([pa.array(column, kind) for column, kind in zip(columns, QUARANTINE.types, strict=True)])
 
 
-def duplicates(rows: pa.Table, detail: Iterable[str]) -> pa.Table:
-    """Unit rows whose id an earlier row has, as a quarantine table; detail: where that row is."""
-    reason = pa.repeat(pa.scalar("duplicate_id"), rows.num_rows)
-    return _shortened([rows["file"], rows["row"], rows["id"].cast(pa.string()), reason, pa.array(detail, pa.string()), rows["text"]])
-
-
 def _shortened(columns: list[pa.Array | pa.ChunkedArray]) -> pa.Table:
     *others, texts = columns
     return pa.table([*others, pc.utf8_slice_codeunits(texts, 0, _EXCERPT).cast(pa.string())], schema=QUARANTINE)

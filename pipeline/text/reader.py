@@ -5,8 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 
+import pyarrow as pa
+
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.schema import carried_name
 from pipeline.text import jsonl, parquet
 from pipeline.text.columns import Columns, Seen, agree
 from pipeline.text.rows import SourceBatch, sift
@@ -25,14 +28,15 @@ class Survey:
     refused: dict[str, DataError]
 
 
-def survey(files: Sequence[SourceFile], corpus: CorpusSettings) -> Survey:
+def survey(files: Sequence[SourceFile], corpus: CorpusSettings, before: pa.Schema | None = None) -> Survey:
     """Types that the files agree on, from Parquet footers and the first lines of JSON (all lines, for kept columns): an unusable file shows before the first row is read.
 
-    With `corpus.bad_files: error` the first such file's DataError is raised.
+    before: schema of the units that hold other files of the corpus, which are not looked at. With `corpus.bad_files: error` the first unusable file's
+    DataError is raised.
     """
     with ThreadPoolExecutor(_INSPECTORS) as pool:
         looks = list(pool.map(lambda file: _inspect(file, corpus), files))
-    seen = [look for look in looks if isinstance(look, Seen)]
+    seen = [*([_known(before, corpus)] if before is not None else []), *(look for look in looks if isinstance(look, Seen))]
     columns, misfits = agree(seen, corpus)
     refused = {file.name: look for file, look in zip(files, looks, strict=True) if isinstance(look, DataError)} | misfits
     if refused and corpus.bad_files == "error":
@@ -45,6 +49,13 @@ def read_batches(file: SourceFile, corpus: CorpusSettings, columns: Columns | No
     agreed = columns or survey([file], corpus).columns
     for raw in _FORMATS[file.format].read(file, corpus, agreed):
         yield sift(raw, file)
+
+
+def _known(before: pa.Schema, corpus: CorpusSettings) -> Seen:
+    """The files of earlier nights as one that comes first."""
+    file = SourceFile("the files before", corpus.uri, 0, "", "parquet")
+    types = {name: before.field(carried_name(name)).type for name in corpus.keep if carried_name(name) in before.names}
+    return Seen(file, dict.fromkeys(corpus.keep, pa.null()) | types | {corpus.id: before.field("id").type}, None)
 
 
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> Seen | DataError:

@@ -44,6 +44,12 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str) -> pa.Table:
     return pa.table({"address": pa.array(addresses_of_rows(len(corpus))[rows]), "id": names, "text": list(corpus[rows]), "length": [len(text) for text in corpus[rows]]})
 
 
+def keep_corpus(store: Store) -> FileRef:
+    """A corpus record, which every release names."""
+    store.write("corpus.json", Corpus(id="", digest="", units=()).to_json())
+    return FileRef(path="corpus.json", sha256="")
+
+
 class Publisher:
     """Publishes corpora with one encoder into one store."""
 
@@ -88,10 +94,9 @@ class Publisher:
             if tables:
                 write_ids(self.scratch / "ids.arrow", tables)
                 references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
-        self.store.write("corpus.json", Corpus(digest="", units=()).to_json())
         candidate = ReleaseManifest(
             parent=before.release if before else None, space_id=self.encoder.space_id, numerics={}, rows=rows, units=(), next_ordinal=99, index=index,
-            ids=tuple(references), encoder=self._keep_encoder(), corpus=FileRef(path="corpus.json", sha256=""), tombstones=tombstones,
+            ids=tuple(references), encoder=self._keep_encoder(), corpus=keep_corpus(self.store), tombstones=tombstones,
             settings={"encoder": {"path": "elsewhere"}},
         )
         return Releases(self.store).publish(candidate, str)

@@ -13,7 +13,7 @@ from pipeline.store.lease import lease, running
 from pipeline.store.prune import prune
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit, commit_path, manifest_path
 from pipeline.store.store import Store, open_store
-from pipeline.store.units import Corpus, FileRef, UnitRecord
+from pipeline.store.units import Corpus, CorpusUnit, FileRef
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
         return FileRef(path=path, sha256="0" * 64, rows=1, bytes=len(path))
 
     text = ref(f"units/corpus/{shared}.parquet")
-    corpus = Corpus(digest=name, units=(UnitRecord(name="0", path=text.path, rows=1, bytes=1, sha256="0" * 64),), keys=(ref(f"keys/{name}/00000.parquet"),),
+    corpus = Corpus(id=name, digest=name, units=(CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=1, sha256="0" * 64),), keys=(ref(f"keys/{name}/00000.parquet"),),
                     quarantine=ref(f"quarantine/{name}.parquet"), counts={"rows": 1, "quarantined": 0})
     store.write(f"keys/{name}/corpus.json", corpus.to_json())
     unit = ReleaseUnit(ordinal=0, path=ref(f"units/vectors/s/{shared}.parquet").path, rows=1, sha256="0" * 64, space_id="s", numerics_id="n", corpus=text,

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from pipeline.errors import TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
-from pipeline.text import keys
+from pipeline.text import keys, spill
 from pipeline.text.ingest import corpus_digest, ingest, record_path
-from pipeline.text.keys import bucket_count, id_hashes
+from pipeline.text.keys import bucket_count, by_id
 from pipeline.text.normalize import text_keys
 from pipeline.text.sources import list_files
 
@@ -94,9 +94,9 @@ def check_keys(store, made, good):
     for number, bucket in enumerate(lines):
         assert bucket == sorted(bucket, key=lambda line: (line["id"].encode() if isinstance(line["id"], str) else line["id"], line["file"], line["row"]))
         for line in bucket:
-            address = places.get((line["file"], line["row"]))
-            assert (line["unit"], line["unit_row"]) == (address or (None, None))
-            assert int(id_hashes(pa.array([line["id"]]))[0]) * len(lines) >> 64 == number
+            place = places.get((line["file"], line["row"]))
+            assert line["address"] == (place[0] << 32 | place[1] if place else None)
+            assert int(by_id(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
 
 
 def random_rows(count, seed, distinct):
@@ -108,7 +108,7 @@ def random_rows(count, seed, distinct):
 def small_buckets(monkeypatch):
     """Sizes at which a few thousand rows need several runs and buckets."""
     monkeypatch.setattr(keys, "BUCKET_ROWS", 500)
-    monkeypatch.setattr(keys, "_RUN_ROWS", 700)
+    monkeypatch.setattr(spill, "_RUN_ROWS", 700)
 
 
 def test_duplicates_far_apart_are_found_over_runs_and_buckets(tmp_path, small_buckets):
@@ -189,11 +189,11 @@ def test_a_second_run_reads_nothing_and_a_changed_input_is_another_corpus(tmp_pa
     assert calls == [(1, (tmp_path / "in" / "00.parquet").stat().st_size)]
     assert ingest(corpus, 10, store, on_progress=lambda rows, size: calls.append((rows, size))) == made
     assert len(calls) == 1
-    digest = corpus_digest(corpus, 10, list_files(corpus))
-    assert store.exists(record_path(digest))
-    assert digest == made.digest != corpus_digest(corpus, 11, list_files(corpus))
+    digest = corpus_digest(corpus, list_files(corpus))
+    assert store.exists(record_path(made.id))
+    assert digest == made.digest
     os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1))
-    assert corpus_digest(corpus, 10, list_files(corpus)) != digest
+    assert corpus_digest(corpus, list_files(corpus)) != digest
     again = ingest(corpus, 10, store)
     assert again.units == made.units                      # equal content is the same unit
 
@@ -205,7 +205,7 @@ def test_the_same_file_under_another_partition_is_another_corpus(tmp_path):
         os.utime(tmp_path / f"lang={lang}" / "a.parquet", ns=(1, 1))
     for keep, digests in (("lang",), 2), ((), 1):
         corpora = [CorpusSettings(uri=str(tmp_path / f"lang={lang}"), keep=keep) for lang in ("en", "de")]
-        assert len({corpus_digest(corpus, 10, list_files(corpus)) for corpus in corpora}) == digests
+        assert len({corpus_digest(corpus, list_files(corpus)) for corpus in corpora}) == digests
 
 
 def test_a_lost_unit_is_made_again(tmp_path):
@@ -224,7 +224,7 @@ def test_input_that_changes_while_it_is_read_is_no_corpus(tmp_path):
 
 
 def test_a_unit_ends_early_where_texts_are_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.text.ingest._UNIT_BYTES", 1000)
+    monkeypatch.setattr("pipeline.text.reading.UNIT_BYTES", 1000)
     corpus = write(tmp_path / "in", [(f"id-{number}", "x" * length) for number, length in enumerate([400, 400, 400, 5000, 1, 999, 1])])
     made = ingest(corpus, 100, open_store(tmp_path / "out"))
     assert [unit.rows for unit in made.units] == [2, 1, 1, 2, 1]

@@ -1,0 +1,81 @@
+"""What a night goes on from: the live release and its corpus, and whether tonight would make anything else. Imports neither torch nor Ray."""
+
+from dataclasses import dataclass
+
+from pipeline.errors import DataError
+from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.settings import Job
+from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.units import Corpus
+from pipeline.text.ingest import Parent, corpus_digest
+from pipeline.text.sources import list_files
+
+
+@dataclass(frozen=True)
+class Before:
+    """The live release with its corpus; both None before the first night. lost: why there is no corpus though there is a release."""
+
+    release: ReleaseManifest | None = None
+    corpus: Corpus | None = None
+    lost: str = ""
+
+    def parent(self, job: Job, next_ordinal: int) -> Parent:
+        """The corpus to go on from, and why its units cannot live on where they cannot."""
+        if self.release is None:
+            return Parent(next_ordinal=next_ordinal)
+        return Parent(self.corpus, next_ordinal, self.lost or self._parted(job, open_folder(job.encoder)))
+
+    def _parted(self, job: Job, folder: EncoderFolder) -> str:
+        """Why vectors of tonight cannot stand in one unit or index with those of the release."""
+        assert self.release is not None
+        then = self.release.settings.get("corpus", {}).get("id")
+        if self.release.space_id != folder.space_id:
+            return f"the encoder's space is {folder.space_id}, that of release {self.release.release} is {self.release.space_id}"
+        return f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}" if then != job.corpus.id else ""
+
+
+def load_before(releases: Releases) -> Before:
+    """The live release and its corpus. DataError for a corpus record that was changed after it was published."""
+    release = releases.current()
+    if release is None:
+        return Before()
+    where = releases.store.uri_of(release.corpus.path)
+    try:
+        content = releases.store.read_checked(release.corpus.path, release.corpus.sha256)
+    except FileNotFoundError:
+        return Before(release, lost=f"{where} is gone")
+    try:
+        return Before(release, Corpus.from_json(content, where))
+    except DataError:                                   # its content is the one that was published, so another version wrote it
+        return Before(release, lost=f"{where} was written by another version")
+
+
+def unchanged(job: Job, before: Before, place: str) -> bool:
+    """Whether the live release is what the job would make: same files, same encoder (its copy lies at `place`), same settings. Opens no unit."""
+    release, corpus = before.release, before.corpus
+    if release is None or corpus is None or not same_making(job, release, place):
+        return False
+    return corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
+
+
+def same_making(job: Job, release: ReleaseManifest, place: str) -> bool:
+    """Whether equal rows would become an equal release."""
+    return release.space_id == open_folder(job.encoder).space_id and release.encoder.path == place and _shaping(job) == _shaping_of(release)
+
+
+def _shaping(job: Job) -> dict[str, object]:
+    """Settings that change what is published."""
+    settings = job.model_dump(mode="json")
+    whiten = {name: value for name, value in settings["whiten"].items() if name != "write_vectors"}
+    index = {name: value for name, value in settings["index"].items() if name != "shards"}
+    return {
+        "whiten": whiten, "index": index, "vectors": settings["encode"]["vectors"], "nprobe for": settings["gates"]["recall_at_10"],
+        "query_prompt": settings["encoder"]["query_prompt"], "id": settings["corpus"]["id"],
+    }
+
+
+def _shaping_of(release: ReleaseManifest) -> dict[str, object]:
+    try:
+        return _shaping(Job.model_validate(release.settings))
+    except ValueError:                                  # written by a version with other settings: build anew
+        return {}
