@@ -1,0 +1,110 @@
+"""Create tonight's RayJob and follow it to its end; runs in the pod of cronjob.yaml.
+
+    python follow_rayjob.py rayjob-nightly.yaml
+
+The job's name is RAYJOB_NAME. Where one of that name is there already, an earlier pod of the same tick made it, and it is followed as it is. Exit codes: 0 the night
+succeeded, 1 it failed, 2 it may not be created or the manifest is wrong, 75 the API server could not be reached for too long.
+"""
+
+import json
+import os
+import ssl
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import yaml
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_LOOK_S = 30.0
+_PATIENCE_S = 1_800.0           # without an answer; a control plane that is being upgraded comes back within it
+_RETRIED = (408, 429, 500, 502, 503, 504)
+
+
+class Refused(Exception):
+    """The API server said no, and would say so again."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """The RayJobs of one namespace."""
+
+    server: str
+    account: Path = _ACCOUNT
+    look_s: float = _LOOK_S
+    patience_s: float = _PATIENCE_S
+
+    def create(self, job: dict[str, Any]) -> bool:
+        """False where a job of that name is there already."""
+        return self._call("POST", "", job) is not None
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What the operator says about the job; empty before it has looked at it."""
+        found: dict[str, Any] = (self._call("GET", f"/{name}") or {}).get("status") or {}
+        return found
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """The answer; None for a name that is taken. Asks again until the patience ends, then raises what came last."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return self._once(method, path, body)
+            except HTTPError as error:
+                if error.code == 409:
+                    return None
+                if error.code not in _RETRIED:
+                    raise Refused(f"{method} {error.url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+                if time.monotonic() > deadline:
+                    raise
+            except (URLError, TimeoutError, ConnectionError):
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(self.look_s)
+
+    def _once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        namespace = (self.account / "namespace").read_text().strip()
+        token = (self.account / "token").read_text().strip()            # read anew: it is renewed every hour
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = Request(f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}", json.dumps(body).encode() if body else None, headers, method=method)
+        with urlopen(request, timeout=30, context=self._trusted()) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def _trusted(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=str(self.account / "ca.crt")) if self.server.startswith("https:") else None
+
+
+def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
+    """Exit code of the job `name`, made from the manifest where it is not there yet."""
+    made = api.create(manifest | {"metadata": manifest["metadata"] | {"name": name}})
+    print(f"{'created' if made else 'following'} rayjob {name}", flush=True)
+    before = ""
+    while True:
+        status = api.status(name)
+        now = str(status.get("jobDeploymentStatus", ""))
+        if now != before:
+            print(f"{name}: {now} {status.get('jobStatus', '')} {status.get('message', '')}".strip(), flush=True)
+        if now in ("Complete", "Failed", "ValidationFailed"):
+            return 0 if now == "Complete" and status.get("jobStatus") == "SUCCEEDED" else 1
+        before = now
+        time.sleep(api.look_s)
+
+
+def main(arguments: list[str]) -> int:
+    api = Api(f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}")
+    try:
+        return follow(api, yaml.safe_load(Path(arguments[0]).read_text()), os.environ["RAYJOB_NAME"])
+    except Refused as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:                # URLError and HTTPError are both
+        print(f"error: the API server does not answer: {error}", file=sys.stderr)
+        return 75
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

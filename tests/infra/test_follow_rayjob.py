@@ -1,0 +1,134 @@
+"""The schedule's pod creates one RayJob per tick however often it starts, and ends as the night does; against an HTTP server that answers as Kubernetes does."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.infra.manifests import KUBERAY
+
+JOBS = "/apis/ray.io/v1/namespaces/manta/rayjobs"
+SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
+
+
+class Kubernetes(ThreadingHTTPServer):
+    """RayJobs of one namespace. Each look at a job takes the next of `statuses`; `failures` are answered first."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.jobs: dict[str, Any] = {}
+        self.statuses: list[dict[str, str]] = [SUCCEEDED]
+        self.failures: list[int] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Kubernetes
+
+    def do_POST(self) -> None:
+        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refused():
+            return
+        name = job["metadata"]["name"]
+        known = name in self.server.jobs
+        self.server.jobs.setdefault(name, job)
+        self._say(409 if known else 201, job if self.path == JOBS else {})
+
+    def do_GET(self) -> None:
+        if self._refused():
+            return
+        statuses = self.server.statuses
+        status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
+        self._say(200, self.server.jobs[self.path.removeprefix(f"{JOBS}/")] | {"status": status})
+
+    def _refused(self) -> bool:
+        code = 401 if self.headers["Authorization"] != "Bearer sesame" else self.server.failures.pop(0) if self.server.failures else 0
+        if code:
+            self._say(code, {"message": "no"})
+        return bool(code)
+
+    def _say(self, code: int, body: dict[str, Any]) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[Kubernetes]:
+    with Kubernetes() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("follow_rayjob", KUBERAY / "follow_rayjob.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "namespace").write_text("manta\n")
+    (tmp_path / "token").write_text("sesame\n")
+    return tmp_path
+
+
+@pytest.fixture
+def api(program: ModuleType, kubernetes: Kubernetes, account: Path) -> Any:
+    return program.Api(kubernetes.url, account, look_s=0.01, patience_s=0.2)
+
+
+MANIFEST = yaml.safe_load((KUBERAY / "rayjob-nightly.yaml").read_text())
+
+
+def test_a_pod_that_starts_again_follows_the_night_that_it_made(program: ModuleType, api: Any, kubernetes: Kubernetes):
+    running = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+    kubernetes.statuses = [{}, {"jobDeploymentStatus": "Initializing"}, running, SUCCEEDED]
+    assert program.follow(api, MANIFEST, "manta-nightly-29384160") == 0
+    assert program.follow(api, MANIFEST, "manta-nightly-29384160") == 0
+    assert list(kubernetes.jobs) == ["manta-nightly-29384160"]
+    assert kubernetes.jobs["manta-nightly-29384160"]["spec"] == MANIFEST["spec"]
+    assert program.follow(api, MANIFEST, "manta-nightly-29385600") == 0
+    assert len(kubernetes.jobs) == 2
+
+
+@pytest.mark.parametrize("status", [
+    {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"}, {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, {"jobDeploymentStatus": "ValidationFailed"},
+    {"jobDeploymentStatus": "Failed"},
+])
+def test_a_night_that_failed_ends_with_1(program: ModuleType, api: Any, kubernetes: Kubernetes, status: dict[str, str]):
+    kubernetes.statuses = [{"jobDeploymentStatus": "Retrying"}, status]
+    assert program.follow(api, MANIFEST, "manta-nightly-1") == 1
+
+
+def test_an_api_server_that_is_away_for_a_while_is_asked_again(program: ModuleType, api: Any, kubernetes: Kubernetes):
+    kubernetes.failures = [503, 429, 500]
+    assert program.follow(api, MANIFEST, "manta-nightly-1") == 0
+
+
+def test_a_refusal_is_not_asked_again_and_shows_the_answer(program: ModuleType, api: Any, kubernetes: Kubernetes):
+    kubernetes.failures = [403]
+    with pytest.raises(program.Refused, match="403.*no"):
+        program.follow(api, MANIFEST, "manta-nightly-1")
+
+
+def test_a_server_that_stays_away_ends_the_following(program: ModuleType, account: Path):
+    with pytest.raises(OSError):
+        program.follow(program.Api("http://127.0.0.1:9", account, look_s=0.01, patience_s=0.1), MANIFEST, "manta-nightly-1")

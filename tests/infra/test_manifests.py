@@ -1,0 +1,196 @@
+"""The manifests of infra/kuberay: their fields are those of KubeRay and Kubernetes, they keep the operator's own rules, and what they name exists."""
+
+import importlib
+import re
+import shlex
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import load_settings
+from pipeline.settings import Job
+from tests.infra.manifests import INFRA, KUBERAY, NOT_MANIFESTS, ROOT, clusters, jobs, manifests, of_kind, pods, wrong
+
+SETTINGS = "/etc/manta/"
+NIGHT = "rayjob-nightly.yaml manta-nightly RayJob"
+API = {
+    "RayCluster": "ray.io/v1", "RayJob": "ray.io/v1", "RayCronJob": "ray.io/v1", "CronJob": "batch/v1", "ServiceAccount": "v1", "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1", "PriorityClass": "scheduling.k8s.io/v1", "PodMonitor": "monitoring.coreos.com/v1",
+}
+IMAGE = re.compile(r"manta:(\d+\.\d+\.\d+)-ray(\d+\.\d+\.\d+)-(cpu|gpu)")
+ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
+each = pytest.mark.parametrize
+
+
+def pinned(name: str) -> str:
+    return re.search(rf"^{name}==(\S+)$", (INFRA / "constraints.txt").read_text(), re.MULTILINE)[1]
+
+
+def named(value: Any, key: str) -> list[Any]:
+    """Everything that stands under that key, at any depth."""
+    if isinstance(value, dict):
+        return ([value[key]] if key in value else []) + [found for item in value.values() for found in named(item, key)]
+    return [found for item in value for found in named(item, key)] if isinstance(value, list) else []
+
+
+@each("name", manifests())
+def test_fields_are_those_of_the_definitions(name: str):
+    manifest = manifests()[name]
+    assert manifest["apiVersion"] == API[manifest["kind"]]
+    assert wrong(manifest, manifest["kind"], name) == []
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", manifest["metadata"]["name"]), "KubeRay takes at most 47 characters"
+
+
+def test_a_misspelt_field_and_a_wrong_type_would_be_found():
+    job = of_kind("RayJob")[NIGHT]
+    assert wrong({**job, "spec": {**job["spec"], "backofLimit": 2}}, "RayJob", "job") == ["job.spec.backofLimit: no field of RayJobSpec"]
+    assert wrong({**job, "spec": {**job["spec"], "backoffLimit": "2"}}, "RayJob", "job") == ["job.spec.backoffLimit: '2' is no integer"]
+    assert wrong({"num-cpus": 0}, "map", "params") == ["params: not a map of strings to strings"]
+
+
+@each("name", jobs())
+def test_jobs_keep_the_rules_that_the_operator_checks(name: str):
+    spec = jobs()[name]
+    rules = spec["deletionStrategy"]["deletionRules"]
+    assert not {"suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), "deletion rules exclude them"
+    assert ("clusterSelector" in spec) != ("rayClusterSpec" in spec)
+    shared = "clusterSelector" in spec
+    assert not (shared and spec.get("backoffLimit")), "a retry is a new cluster"
+    last: dict[str, tuple[int, int]] = {}
+    for rule in rules:
+        condition = dict(rule["condition"])
+        seconds = condition.pop("ttlSeconds")
+        [(status, value)] = condition.items()
+        assert value in {"jobStatus": ("SUCCEEDED", "FAILED"), "jobDeploymentStatus": ("Failed",)}[status]
+        assert rule["policy"] == "DeleteSelf" or not shared, "a cluster that was selected is not the job's to delete"
+        assert rule["policy"] != "DeleteWorkers" or not spec["rayClusterSpec"]["enableInTreeAutoscaling"]
+        place, before = ORDER.index(rule["policy"]), last.get(value, (-1, 0))
+        assert place > before[0], "each once, workers before the cluster, the cluster before the job"
+        assert seconds >= before[1]
+        last[value] = (place, seconds)
+    assert 0 < spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
+
+
+@each("name", jobs())
+def test_what_a_job_starts_exists_and_its_settings_decode(name: str):
+    words = shlex.split(jobs()[name]["entrypoint"])
+    modules = [words[place + 1] for place, word in enumerate(words) if word == "-m"]
+    configs = [words[place + 1] for place, word in enumerate(words) if word == "--config"]
+    assert modules
+    assert len(configs) == len(modules)
+    for module in modules:
+        assert hasattr(importlib.import_module(module), module.removeprefix("jobs."))
+    for config in configs:
+        assert config.startswith(SETTINGS)
+        file = config.removeprefix(SETTINGS)
+        assert file in generated()["manta-settings"], "the mounted ConfigMap holds it"
+        job = load_settings(Job, KUBERAY / file)
+        assert job.cluster.address is None, "the cluster is that of the RayJob"
+        assert all(uri.startswith("s3://") for uri in (job.release.root, job.corpus.uri, job.encoder.path)), "pods share no disk"
+
+
+def generated() -> dict[str, list[str]]:
+    """ConfigMaps that kustomize makes, with their files."""
+    return {made["name"]: made["files"] for made in yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())["configMapGenerator"]}
+
+
+def test_every_file_is_used_and_every_reference_is_there():
+    kustomization = yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())
+    for file in (*kustomization["resources"], *(file for files in generated().values() for file in files)):
+        assert (KUBERAY / file).is_file(), file
+    assert {name for spec in pods().values() for name in named(spec.get("volumes", []), "configMap") for name in name.values()} <= generated().keys()
+    classes = {found["metadata"]["name"] for found in of_kind("PriorityClass").values()}
+    assert {spec["priorityClassName"] for spec in pods().values() if "priorityClassName" in spec} == classes
+    [cluster] = of_kind("RayCluster").values()
+    assert {spec["clusterSelector"]["ray.io/cluster"] for spec in jobs().values() if "clusterSelector" in spec} == {cluster["metadata"]["name"]}
+    assert {file.name for file in KUBERAY.glob("*.yaml")} - set(NOT_MANIFESTS) == {name.split()[0] for name in manifests()}
+
+
+def test_every_job_of_the_command_line_that_works_on_a_cluster_has_a_manifest():
+    started = {module for spec in jobs().values() for module in re.findall(r"-m (jobs\.\w+)", spec["entrypoint"])}
+    assert started == {f"jobs.{name}" for name in ("preflight", "nightly", "encode", "whiten", "index", "evaluate")}
+
+
+def test_one_cluster_and_one_night_are_written_alike_everywhere():
+    night = jobs()[NIGHT]
+    assert all(spec == night["rayClusterSpec"] for spec in clusters().values())
+    assert jobs()["raycronjob.yaml manta-nightly RayCronJob"] == night
+    schedules = [cron["spec"] for kind in ("CronJob", "RayCronJob") for cron in of_kind(kind).values()]
+    assert len({(cron["schedule"], cron["timeZone"]) for cron in schedules}) == 1
+
+
+@each("name", clusters())
+def test_clusters_scale_by_the_new_autoscaler_and_keep_the_head_free_of_work(name: str):
+    spec = clusters()[name]
+    assert spec["enableInTreeAutoscaling"]
+    assert spec["autoscalerOptions"]["version"] == "v2"
+    assert spec["authOptions"] == {"mode": "token"}
+    assert spec["rayVersion"] == pinned("ray")
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+    assert set(groups) == {"cpu", "gpu"}
+    assert all(group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] for group in groups.values())
+    [container] = groups["gpu"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == groups["gpu"]["rayStartParams"]["num-gpus"] == "1"
+    night = load_settings(Job, KUBERAY / "nightly.yaml")
+    assert night.cluster.gpus_per_worker == 1, "the group gpu has one in each pod"
+    for group in groups.values():
+        [container] = group["template"]["spec"]["containers"]
+        assert float(container["resources"]["requests"]["cpu"]) == float(group["rayStartParams"]["num-cpus"]) >= night.cluster.cpus_per_worker
+
+
+@each("name", pods())
+def test_pods_are_bounded_and_unprivileged(name: str):
+    spec = pods()[name]
+    assert spec["restartPolicy"] == "Never", "autoscaler v2 and the schedule's failure policy want it"
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] == 1000
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        asked, limit = container["resources"]["requests"], container["resources"]["limits"]
+        assert asked == limit | {"cpu": asked["cpu"]}, "what was promised is not taken back, and idle cores are for whoever wants them"
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        mounts = {mount["name"]: mount for mount in container.get("volumeMounts", [])}
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+        assert mounts.keys() == volumes.keys()
+        environment = {variable["name"]: variable for variable in container.get("env", [])}
+        secret = [variable for name, variable in environment.items() if re.search("KEY|SECRET|TOKEN|PASSWORD", name)]
+        assert all("secretKeyRef" in variable["valueFrom"] for variable in secret)
+        if "MANTA_CACHE" in environment:
+            assert mounts["cache"]["mountPath"] == environment["MANTA_CACHE"]["value"]
+            assert "emptyDir" in volumes["cache"]
+
+
+def test_images_are_of_this_version_and_of_the_pinned_ray():
+    texts = [file.read_text() for file in (*KUBERAY.glob("*.yaml"), INFRA / "ray-cluster.yaml", INFRA / "Dockerfile")]
+    found = [image for text in texts for image in re.findall(r"manta:\d[\w.-]+", text)]
+    assert len(found) >= 20
+    assert {IMAGE.fullmatch(image).groups()[:2] for image in found} == {(version("manta-embeddings"), pinned("ray"))}
+    for name, spec in pods().items():
+        assert {container["image"].rpartition("-")[2] for container in spec["containers"]} == {"gpu" if name.endswith(" gpu") else "cpu"}
+
+
+def test_the_schedule_forbids_two_nights_at_once_and_may_do_no_more_than_it_has_to():
+    [cron] = of_kind("CronJob").values()
+    night = jobs()[NIGHT]
+    assert cron["spec"]["concurrencyPolicy"] == "Forbid"
+    assert cron["spec"]["startingDeadlineSeconds"] > 0
+    assert cron["spec"]["successfulJobsHistoryLimit"] > 0
+    assert cron["spec"]["failedJobsHistoryLimit"] > 0
+    job = cron["spec"]["jobTemplate"]["spec"]
+    assert job["activeDeadlineSeconds"] > night["activeDeadlineSeconds"], "it follows the night to its end"
+    [account] = of_kind("ServiceAccount").values()
+    [role] = of_kind("Role").values()
+    [binding] = of_kind("RoleBinding").values()
+    assert job["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert role["rules"] == [{"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
+    [container] = job["template"]["spec"]["containers"]
+    mounted = Path(container["volumeMounts"][0]["mountPath"])
+    assert [Path(word).relative_to(mounted).as_posix() for word in container["command"][1:]] == list(reversed(generated()["manta-schedule"]))
+    assert ROOT.joinpath("infra/kuberay/follow_rayjob.py").is_file()
