@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.kinds import IndexPlan
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.structure import chain_of, ivf_of, make_ann, unwrap
+from pipeline.index.structure import can_remove, chain_of, ivf_of, make_ann, unwrap
 from pipeline.index.truth import Affine, Batches, ExactTopK, Neighbours
 
 _OPQ_ROUNDS = 20            # faiss does 50; beyond 20 the error falls by less than 1 % and training takes most of the build
@@ -75,9 +75,10 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled
 
 
 def remove(index: Any, addresses: np.ndarray) -> int:
-    """Take rows out; how many were there. ConfigError for a kind that cannot (HNSW): publish a delta and tombstones instead."""
-    if hasattr(unwrap(index), "hnsw"):
-        raise ConfigError("index", "a kind that can forget rows", "an HNSW graph", "keep dead addresses as tombstones, or choose an IVF kind or flat")
+    """Take rows out; how many were there. ConfigError for a kind that cannot (HNSW, PQ fast-scan): publish a delta and tombstones instead."""
+    if not can_remove(index):
+        found, remedy = type(unwrap(index)).__name__, "keep dead addresses as tombstones, or choose an IVF kind or flat"
+        raise ConfigError("index", "a kind that can forget rows", found, remedy)
     return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
 
 

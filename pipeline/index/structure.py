@@ -12,7 +12,9 @@ from pipeline.index.library import faiss
 
 _BLOCK_ROWS = 1 << 16
 _IVF = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
-_IVF_PACKED = ("IndexIVFPQFastScan",)               # codes of 32 rows interleaved: merging three such indexes corrupts memory in faiss 1.15.1
+# codes of 32 rows interleaved. In faiss 1.15.1 merging three such indexes corrupts memory, and a row added after a removal takes a freed place without
+# clearing it: its code becomes the bitwise or of both, and its scores are wrong
+_IVF_PACKED = ("IndexIVFPQFastScan",)
 _CODES = ("IndexFlat", "IndexFlatIP", "IndexScalarQuantizer", "IndexPQ")
 _GRAPHS = ("IndexHNSWFlat", "IndexHNSWSQ")          # neither merge nor remove
 
@@ -54,7 +56,7 @@ def inspect_factory(factory: str, dim: int) -> Inspected:
         trains=not index.is_trained,
         shardable=name not in _GRAPHS + _IVF_PACKED,
         mappable=name in _IVF,
-        removable=name not in _GRAPHS,
+        removable=name not in _GRAPHS + _IVF_PACKED,
     )
 
 
@@ -102,6 +104,11 @@ def id_map_of(index: Any) -> Any | None:
     """The map from place to address of an index that keeps no ids of its own; None for an IVF."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     return inner if isinstance(inner, faiss.IndexIDMap) else None
+
+
+def can_remove(index: Any) -> bool:
+    """Whether rows can be taken out and others added afterwards."""
+    return type(unwrap(index)).__name__ not in _GRAPHS + _IVF_PACKED
 
 
 def can_merge(index: Any) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.index.truth import NOBODY, ExactTopK, Neighbours
+from pipeline.index.truth import NOBODY, ExactTopK, Known, Neighbours, carry
 from tests.index.clustered import Vectors, clustered, cosines, some_map
 
 
@@ -51,3 +51,47 @@ def test_equal_rows_are_ordered_by_address_and_missing_ones_are_nobody():
 def test_no_rows_leave_nobody():
     fold = ExactTopK(clustered(10).queries(2), keep=3)
     assert (fold.of([]).addresses == NOBODY).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
+    """Queries die too. What is told without a scan is exact to its last rank; where it falls short of rank 10, all rows are searched."""
+    vectors, rng = clustered(2_000, seed), np.random.default_rng(seed)
+    fold, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0
+    truth = fold.of([(vectors.addresses[live], vectors.raw[live])])
+    for night in range(12):
+        after = live & (rng.random(2_000) > 0.05)
+        after[800 + 100 * night : 800 + 100 * (night + 1)] = rng.random(100) > 0.3
+        new = after & ~live
+        added = Known(fold.of([(vectors.addresses[new], vectors.raw[new])]), new.sum() - new[::40])
+        truth = carry(fold, Known(truth, live.sum() - live[::40]), np.isin(truth.addresses, vectors.addresses[after]), added)
+        whole = fold.of([(vectors.addresses[after], vectors.raw[after])])
+        told = truth.addresses != NOBODY
+        np.testing.assert_array_equal(truth.addresses[told], whole.addresses[told])
+        np.testing.assert_allclose(truth.scores[told], whole.scores[told], atol=1e-6)
+        known = Known(truth, after.sum() - after[::40])
+        np.testing.assert_array_equal(known.reaches(10), told[:, :10].all(axis=1))
+        if not known.reaches(10).all():
+            truth, scans = whole, scans + 1
+        live = after
+    assert 0 < scans < 12
+
+
+def test_rankings_of_few_rows_are_known_to_their_end():
+    vectors = clustered(60)
+    fold, first = ExactTopK(vectors.queries(10), keep=128), vectors.part(slice(0, 20))
+    own = np.arange(6) * 10
+    before, after = fold.of(first.batches()), fold.of([(vectors.addresses[5:], vectors.raw[5:])])
+    new = vectors.part(slice(20, 60))
+    added = Known(fold.of(new.batches()), 40 - (own >= 20))
+    carried = carry(fold, Known(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added)
+    np.testing.assert_array_equal(carried.addresses, after.addresses)
+    assert Known(carried, 55 - (own >= 5)).reaches(100).all()
+
+
+def test_a_ranking_ends_where_the_shorter_knowledge_ends():
+    fold = ExactTopK(clustered(1).queries(1), keep=3)
+    before = Known(Neighbours(np.array([[10, 11, 12]]), np.array([[0.9, 0.8, 0.7]], np.float32)), np.array([50]))
+    added = Known(Neighbours(np.array([[20, 21, NOBODY]]), np.array([[0.85, 0.1, -np.inf]], np.float32)), np.array([2]))
+    carried = carry(fold, before, np.array([[True, False, False]]), added)
+    assert carried.addresses.tolist() == [[10, 20, NOBODY]]         # 21 may stand behind rows that were never listed
