@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest
+from pipeline.store.release import ReleaseManifest, ReleaseUnit
 from pipeline.store.schema import checked_space, vector_matrix
 from pipeline.store.store import Store
 from pipeline.store.units import FileRef, Stored, UnitRecord
@@ -33,11 +33,13 @@ def placed_rows(placed: Placed) -> np.ndarray:
 
 def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
     """The units of a release, by ordinal."""
-    return tuple(
-        Placed(ordinal=unit.ordinal, unit=UnitRecord(
-            name=unit.record, path=unit.path, rows=unit.rows, bytes=0, sha256=unit.sha256, space_id=unit.space_id, numerics_id=unit.numerics_id, dropped=unit.dropped,
-        ))
-        for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
+    return tuple(Placed(ordinal=unit.ordinal, unit=_record(unit)) for unit in sorted(manifest.units, key=lambda unit: unit.ordinal))
+
+
+def _record(unit: ReleaseUnit) -> UnitRecord:
+    return UnitRecord(
+        name=unit.record, path=unit.path, rows=unit.rows, bytes=unit.bytes, sha256=unit.sha256, dropped=unit.dropped,
+        space_id=unit.space_id, numerics_id=unit.numerics_id,
     )
 
 
@@ -72,7 +74,7 @@ class LiveRows:
         dead = Dead.load(self.store, self.dead)
         for placed in units:
             addresses, live, start = placed_rows(placed), _alive(placed, dead), 0
-            for batch in self._open(placed).iter_batches(_BATCH, columns=["vector"]):
+            for batch in self.open(placed).iter_batches(_BATCH, columns=["vector"]):
                 vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
                 rows = slice(start, start + len(vectors))
                 start += len(vectors)
@@ -88,24 +90,25 @@ class LiveRows:
         dead, taken = Dead.load(self.store, self.dead), []
         for placed, share in zip(units, apportion(self.counts(units), count), strict=True):
             if share:
-                source, live = self._open(placed), np.flatnonzero(_alive(placed, dead))
+                source, live = self.open(placed), np.flatnonzero(_alive(placed, dead))
                 ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(live))
                 rows = live[sample_rows(ids, int(share), salt)]
-                taken.append((placed_rows(placed)[rows], _vectors_at(source, rows)))
+                taken.append((placed_rows(placed)[rows], vectors_at(source, rows)))
         return np.concatenate([rows for rows, _ in taken]), np.concatenate([vectors for _, vectors in taken])
 
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
         """Address, id and kept columns of every row, a unit at a time, in address order."""
         dead = Dead.load(self.store, self.dead)
         for placed in units:
-            source = self._open(placed)
+            source = self.open(placed)
             names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
             rows = source.read(columns=names).rename_columns(["id", *names[1:]])
             table = rows.add_column(0, pa.field("address", pa.int64(), nullable=False), [pa.array(placed_rows(placed))])
             live = _alive(placed, dead)
             yield table if live.all() else table.filter(pa.array(live))
 
-    def _open(self, placed: Placed) -> pq.ParquetFile:
+    def open(self, placed: Placed) -> pq.ParquetFile:
+        """The unit's file, checked."""
         path = placed.unit.path
         return checked_space(pq.ParquetFile(self.store.open(path, placed.unit.sha256)), path, self.space_id)
 
@@ -116,7 +119,7 @@ def _alive(placed: Placed, dead: Dead) -> np.ndarray:
     return ~np.isin(rows, dead.rows_of(placed.ordinal))
 
 
-def _vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
+def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
     """The vectors (n, d) float32 of those rows (ascending), a row group in memory at a time."""
     found, start = [], 0
     for number in range(source.num_row_groups):

@@ -75,12 +75,14 @@ class BuiltIndex(Stored):
     base_ordinals: int
     tombstones: FileRef | None = None
     """dead rows that the files still hold"""
+    delta_ids: int = 0
+    """how many of `ids`, the last ones, are of the second part"""
 
     def index_files(self) -> IndexFiles:
         """The index as a release's manifest names it."""
         return IndexFiles(
             kind=self.kind, factory=self.factory, dim=self.dim, parts=self.parts, files=self.files, settings=self.settings, base_ordinals=self.base_ordinals,
-            trained=self.trained, trained_on=self.trained_on, queries=self.queries, truth=self.truth,
+            delta_ids=self.delta_ids, trained=self.trained, trained_on=self.trained_on, queries=self.queries, truth=self.truth,
         )
 
     def is_whole(self, store: Store) -> bool:
