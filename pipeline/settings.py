@@ -81,6 +81,8 @@ class WhitenSettings(Settings):
     """components kept; null: all of the covariance's rank"""
     dev: str | None = None
     """an STS file (sentence1, sentence2, score) for auto; null: split-half retrieval on the corpus itself"""
+    max_drift: Annotated[float, Field(gt=0)] = 0.1
+    """the fit of an earlier night is kept until vectors have moved this far from those it was fitted on: 0.1 is a tenth of a standard deviation, or 10 % of variance"""
     dev_texts: Annotated[int, Field(ge=10)] = 1_000
     """sampled texts of eight words or more for split-half retrieval"""
     write_vectors: bool = False
