@@ -125,7 +125,7 @@ def test_an_api_server_that_is_away_for_a_while_is_asked_again(program: ModuleTy
 
 def test_a_refusal_is_not_asked_again_and_shows_the_answer(program: ModuleType, api: Any, kubernetes: Kubernetes):
     kubernetes.failures = [403]
-    with pytest.raises(program.Refused, match="403.*no"):
+    with pytest.raises(program.Refused, match=r"403.*no"):
         program.follow(api, MANIFEST, "manta-nightly-1")
 
 
