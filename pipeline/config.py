@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+
+_KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 
 
 class _Loader(yaml.SafeLoader):
@@ -48,14 +51,38 @@ def digest_of(value: Any) -> str:
 
 
 def load_settings(kind: type[S], file: str | Path | None = None, overrides: tuple[str, ...] = ()) -> S:
-    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`)."""
+    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`). ConfigError for a URI with credentials in it."""
     tree = _read_yaml(Path(file)) if file is not None else {}
     for override in overrides:
+        refuse_credentials(override.partition("=")[2])
         _override(tree, override)
+    for text in _strings(tree):
+        refuse_credentials(text)
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, kind, str(file or "command line")) from None
+
+
+def refuse_credentials(uri: str) -> None:
+    """ConfigError, without the secret, for a URI that has a user, a password or a key in it: URIs are kept in manifests and shown in logs."""
+    scheme, sign, rest = uri.partition("://")
+    if not sign or scheme == "file":
+        return
+    host = rest.partition("/")[0]
+    # a secret key may hold a slash: then what ends the host is a part of the secret, and only the colon tells
+    user = "@" in host or (":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit())
+    if user or _KEY_IN_QUERY.search(rest):
+        remedy = "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) or from the machine's role"
+        raise ConfigError(f"{scheme}://...", "a URI without user, password or key", "one with them (not shown here)", remedy)
+
+
+def _strings(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _strings(value)
 
 
 def to_yaml(settings: Settings, indent: str = "") -> str:

@@ -12,6 +12,7 @@ import pytest
 from tests.faults import FaultyProxy
 
 _START_S = 60.0
+ACCESS_KEY, SECRET_KEY = "AKIAEASYTORECOGNIZE0", "easy/to+recognize/wherever/it/should/not/be"       # the server takes any
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,7 @@ def s3() -> Iterator[str]:
     address = ["-H", "127.0.0.1", "-p", str(port)]
     pages = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}        # listings of real stores come in pages too
     server = subprocess.Popen([sys.executable, "-m", "moto.server", *address], env=pages, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    access = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    access = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_DEFAULT_REGION": "us-east-1"}
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", **access}.items():
             environment.setenv(name, value)

@@ -86,7 +86,8 @@ def _use(place: Path) -> tuple[float, int]:
     """(when it was last handed out, its bytes)."""
     try:
         files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
-        return place.stat().st_atime, sum(file.stat().st_size for file in files)
+        status = place.stat()
+        return status.st_mtime if place.is_dir() else status.st_atime, sum(file.stat().st_size for file in files)
     except FileNotFoundError:                           # another process removed it meanwhile
         return time.time(), 0
 
@@ -115,9 +116,14 @@ def _built(place: Path, build: Callable[[Path], None]) -> None:
 
 
 def _touched(place: Path) -> bool:
-    """Whether it is there; then it counts as used now. The access time tells, whatever the mount's options: the modification time belongs to the content."""
+    """Whether it is there; then it counts as used now.
+
+    The access time of a file tells, whatever the mount's options, since its modification time belongs to the content; of a folder it is the other way round:
+    looking into it is an access.
+    """
+    now = time.time_ns()
     try:
-        os.utime(place, ns=(time.time_ns(), place.stat().st_mtime_ns))
+        os.utime(place, ns=(now, now if place.is_dir() else place.stat().st_mtime_ns))
     except FileNotFoundError:
         return False
     return True

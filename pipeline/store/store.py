@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.config import refuse_credentials
+from pipeline.errors import DataError, TransientError
 
 PARTIAL = ".tmp-"              # prefix of names that no listing shows
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -48,19 +49,6 @@ def open_store(uri: str | Path) -> "Store":
     from pipeline.store.remote import ObjectStore
 
     return ObjectStore(text.rstrip("/"))
-
-
-def refuse_credentials(uri: str) -> None:
-    """ConfigError, without the secret, for a URI that has a user, a password or a query in it: URIs are kept in manifests and shown in logs."""
-    scheme, sign, rest = uri.partition("://")
-    if not sign or scheme == "file":
-        return
-    host = rest.partition("/")[0]
-    # a secret key may hold a slash: then what ends the host is a part of the secret, and only the colon tells
-    named = "@" in host or (":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit())
-    if named or "?" in rest:
-        remedy = "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) or from the machine's role"
-        raise ConfigError(f"{scheme}://...", "a URI without user, password or query", "one with them (not shown here)", remedy)
 
 
 class Store(abc.ABC):

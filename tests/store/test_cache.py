@@ -1,0 +1,156 @@
+"""The copies of remote files on a machine: whole whoever is killed, fetched once by many, checked, and bounded without taking what is in use."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError, TransientError
+from pipeline.models.locate import locate
+from pipeline.store.cache import shrink
+from pipeline.store.store import PARTIAL, Store, open_store
+from tests.faults import Faults, FaultyProxy
+
+CONTENT = np.random.default_rng(0).bytes(3 << 20)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+ENCODER = {"config.json": b"{}", "model.safetensors": CONTENT, "1_Pooling/config.json": b'{"pooling": 1}', "onnx/model.onnx": b"not wanted"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(faulty: FaultyProxy, s3: str, cache: Path, tmp_path: Path) -> Store:
+    store = open_store(f"{s3}/{tmp_path.name}")
+    store.write("index.faiss", CONTENT)
+    for name, content in ENCODER.items():
+        store.write(f"encoder/{name}", content)
+    faulty.calls.clear()
+    return store
+
+
+def copies(cache: Path) -> list[Path]:
+    return [place for place in cache.rglob("*") if place.is_file() and "locks" not in place.parts]
+
+
+def age(place: Path, hours: float) -> None:
+    then = int((time.time() - 3_600 * hours) * 1e9)
+    os.utime(place, ns=(then, then if place.is_dir() else place.stat().st_mtime_ns))
+
+
+def starter(store: Store) -> "subprocess.Popen[str]":
+    program = (
+        "import sys; from pipeline.store.store import open_store, sha256_of; from pipeline.models.locate import locate\n"
+        f"print(sha256_of(open_store('{store.uri}').local('index.faiss', '{SHA256}')), sha256_of(locate('{store.uri}/encoder') / 'model.safetensors'))"
+    )
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(store: Store, faulty: FaultyProxy, cache: Path):
+    faulty.faults = Faults(delayed=1.0, delay_s=1.0)
+    killed = starter(store)
+    while not any(place.name.startswith(PARTIAL) for place in cache.rglob("*")) and faulty.calls["GET"] == 0:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    faulty.faults = Faults(delayed=1.0, delay_s=0.05)
+    faulty.calls.clear()
+    starters = [starter(store) for _ in range(4)]
+    answers = [each.communicate(timeout=120)[0].split() for each in starters]
+    assert answers == 4 * [[SHA256, SHA256]]
+    # one index, three files of the encoder, and listings: two by the one that copies the folder, one by each of the others
+    assert faulty.calls["GET"] == 1 + 3 + 2 + 3
+    folder = locate(f"{store.uri}/encoder")
+    assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == set(ENCODER) - {"onnx/model.onnx"}
+
+
+def test_a_copy_that_was_changed_is_noticed_and_fetched_again(store: Store, faulty: FaultyProxy, cache: Path):
+    place = store.local("index.faiss", SHA256)
+    assert store.local("index.faiss", SHA256) == place
+    assert faulty.calls["GET"] == 1, "a whole copy is not fetched again"
+    damaged = bytearray(CONTENT)
+    damaged[100] ^= 1
+    place.write_bytes(damaged)
+    assert store.local("index.faiss", SHA256).read_bytes() == CONTENT
+    place.write_bytes(CONTENT[:-1])
+    assert store.local("index.faiss", SHA256).read_bytes() == CONTENT
+    assert faulty.calls["GET"] == 3
+
+
+def test_an_encoder_copy_that_was_changed_is_copied_again(store: Store, cache: Path):
+    folder = locate(f"{store.uri}/encoder")
+    (folder / "config.json").write_bytes(b'{"hidden_size": 1}')
+    assert (locate(f"{store.uri}/encoder") / "config.json").read_bytes() == b"{}"
+    (folder / "1_Pooling" / "config.json").unlink()
+    assert (locate(f"{store.uri}/encoder") / "1_Pooling" / "config.json").is_file()
+
+
+def test_a_changed_remote_file_gets_a_copy_of_its_own(store: Store, cache: Path):
+    before = store.local("index.faiss")
+    store.write("index.faiss", CONTENT[::-1])
+    assert store.local("index.faiss").read_bytes() == CONTENT[::-1]
+    assert before.read_bytes() == CONTENT, "who has the old one keeps it"
+
+
+def test_a_body_that_is_cut_short_never_becomes_a_copy(store: Store, faulty: FaultyProxy, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.5")
+    faulty.faults = Faults(cut=1.0)
+    with pytest.raises(TransientError, match=r"index\.faiss"):
+        store.local("index.faiss")
+    assert copies(cache) == []
+
+
+def test_what_was_used_longest_ago_goes_first_and_what_is_in_use_stays(store: Store, cache: Path):
+    for number in range(6):
+        store.write(f"{number}", bytes([number]) * 1000)
+    places = [store.local(f"{number}", hashlib.sha256(bytes([number]) * 1000).hexdigest()) for number in range(6)]
+    assert shrink(0) == 0, "all were handed out within the hour"
+    for number, place in enumerate(places):
+        age(place, hours=10 - number)
+    store.local("1", places[1].stem)            # used again
+    with places[0].open("rb") as reader:
+        assert shrink(3_500) == 3_000
+        assert [number for number, place in enumerate(places) if place.exists()] == [1, 4, 5]
+        assert reader.read() == bytes([0]) * 1000, "an open file outlives its name"
+    assert store.local("0", hashlib.sha256(bytes(1000)).hexdigest()).read_bytes() == bytes(1000)
+
+
+def test_folders_of_encoders_go_as_a_whole(store: Store, cache: Path):
+    folder = locate(f"{store.uri}/encoder")
+    age(folder.parent, hours=2)
+    assert shrink(0) > len(CONTENT)
+    assert not folder.parent.exists()
+    assert (locate(f"{store.uri}/encoder") / "model.safetensors").read_bytes() == CONTENT
+
+
+def test_the_environment_bounds_the_cache(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    first = store.local("index.faiss", SHA256)
+    age(first, hours=2)
+    monkeypatch.setenv("MANTA_CACHE_GIB", "0.004")          # 4 MiB: both do not fit
+    store.write("other", CONTENT[::-1])
+    other = store.local("other")
+    assert (first.exists(), other.exists()) == (False, True)
+    monkeypatch.setenv("MANTA_CACHE_GIB", "plenty")
+    store.write("third", b"3")
+    with pytest.raises(ConfigError, match="MANTA_CACHE_GIB"):
+        store.local("third")
+
+
+def test_what_a_killed_process_left_goes_after_a_day(cache: Path):
+    (cache / "ab").mkdir(parents=True)
+    left = cache / "ab" / f"{PARTIAL}1-abc"
+    left.write_bytes(b"half")
+    age(left, hours=2)
+    assert shrink() == 0
+    age(left, hours=25)
+    assert shrink() == 4
+    assert copies(cache) == []
