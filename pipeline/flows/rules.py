@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.flows.placed import Placed
@@ -84,17 +85,14 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
 
     index: last night's. measured: None before anything was measured. Where there are no lists, rows may come and go, and recall alone is asked for.
     """
-    then, lists = _After.training(index.trained_on), bool(index.settings.get("nlist"))
+    then = _After.training(index.trained_on)
     numbers: dict[str, float | int | None] = {"rows": rows, "rows_trained_on": then.rows, "growth_bound": MOST_GROWTH}
-    faults = [f"rows are {rows:,} and were {then.rows:,}"] if lists and not then.rows / MOST_GROWTH < rows < then.rows * MOST_GROWTH else []
+    faults = then.growth(rows) if index.settings.get("nlist") else []
     if measured is not None:
         imbalance, recall = measured["imbalance"], measured["recall"]["10"]["value"]
         numbers |= {"imbalance": imbalance, "imbalance_bound": then.imbalance * MOST_UNEVEN, "recall_at_10": recall, "recall_bound": then.recall - MOST_RECALL_LOST}
-        if imbalance > then.imbalance * MOST_UNEVEN:
-            faults.append(f"the lists' imbalance rose from {then.imbalance:.3f} to {imbalance:.3f}, by more than {MOST_UNEVEN - 1:.0%}")
-        if recall < then.recall - MOST_RECALL_LOST:
-            faults.append(f"recall@10 fell from {then.recall:.4f} to {recall:.4f}, by more than {MOST_RECALL_LOST:g}")
-    sentence = f"trained and built anew: {'; '.join(faults)}" if faults else _fitting(then, rows, measured)
+        faults += then.wear(imbalance, recall)
+    sentence = f"trained and built anew: {'; '.join(faults)}" if faults else then.fits(numbers)
     return Choice(what="index training", chosen=ANEW if faults else KEPT, sentence=sentence, numbers=numbers)
 
 
@@ -120,22 +118,35 @@ def lists_on_disk(index: IndexFiles) -> bool:
     return any(reference.path.endswith(".ivfdata") for reference in index.files)
 
 
+@dataclass(frozen=True)
 class _After:
     """The figures after training."""
 
-    def __init__(self, rows: float, imbalance: float, recall: float) -> None:
-        self.rows, self.imbalance, self.recall = rows, imbalance, recall
+    rows: int
+    imbalance: float
+    recall: float
 
     @classmethod
     def training(cls, trained_on: dict[str, float | int | None]) -> "_After":
-        return cls(trained_on.get("rows") or 0, trained_on.get("imbalance") or 1.0, trained_on.get("recall_at_10") or 0.0)
+        return cls(int(trained_on.get("rows") or 0), trained_on.get("imbalance") or 1.0, trained_on.get("recall_at_10") or 0.0)
 
+    def growth(self, rows: int) -> list[str]:
+        fits = self.rows / MOST_GROWTH < rows < self.rows * MOST_GROWTH
+        return [] if fits else [f"rows are {rows:,} and were {self.rows:,} when the quantizer was trained"]
 
-def _fitting(then: _After, rows: int, measured: dict[str, Any] | None) -> str:
-    if measured is None:
-        return f"{rows:,} rows, {then.rows:,} at the training"
-    imbalance, recall = measured["imbalance"], measured["recall"]["10"]["value"]
-    return f"the quantizer is kept: imbalance {imbalance:.3f} ({then.imbalance:.3f} after training), recall@10 {recall:.4f} ({then.recall:.4f})"
+    def wear(self, imbalance: float, recall: float) -> list[str]:
+        faults = []
+        if imbalance > self.imbalance * MOST_UNEVEN:
+            faults.append(f"the lists' imbalance rose from {self.imbalance:.3f} to {imbalance:.3f}, by more than {MOST_UNEVEN - 1:.0%}")
+        if recall < self.recall - MOST_RECALL_LOST:
+            faults.append(f"recall@10 fell from {self.recall:.4f} to {recall:.4f}, by more than {MOST_RECALL_LOST:g}")
+        return faults
+
+    def fits(self, numbers: dict[str, float | int | None]) -> str:
+        if "imbalance" not in numbers:
+            return f"{numbers['rows']:,} rows, {self.rows:,} at the training"
+        found = f"imbalance {numbers['imbalance']:.3f} ({self.imbalance:.3f} after training), recall@10 {numbers['recall_at_10']:.4f} ({self.recall:.4f})"
+        return f"the quantizer is kept: {found}"
 
 
 def _anew(sentence: str, **numbers: float | int | None) -> Choice:

@@ -1,13 +1,14 @@
 """Parts merge to what one unsharded build answers, and parts that do not fit together are refused by name."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import fill, read_index, train, write_index
 from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
@@ -145,3 +146,12 @@ def test_all_addresses_come_out_again(tmp_path):
     for kind in ("flat", "ivf_flat"):
         merged = merge(three_parts(tmp_path, trained(kind)))
         assert np.array_equal(np.sort(np.concatenate(list(addresses_of(merged)))), VECTORS.addresses)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_flat"])
+@pytest.mark.parametrize("join", [merge, lambda parts: merge_on_disk(parts, Path("nowhere"))])
+def test_parts_of_two_spaces_are_refused_by_both_names(kind, join, tmp_path):
+    """Flat parts have no training: but for the space, nothing would tell them apart."""
+    ours, other, _ = three_parts(tmp_path, trained(kind))
+    with pytest.raises(SpaceMismatch, match=f"vectors of space {'5' * 64}.*space {'7' * 64}"):
+        join([replace(ours, space_id="5" * 64), replace(other, space_id="7" * 64)])
