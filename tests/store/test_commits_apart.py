@@ -1,0 +1,65 @@
+"""Commits on a store that creates once make up for a store that does not: one publisher of many wins, and what was committed is what lies there."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import PublishConflict
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases, commit_path, manifest_path
+from pipeline.store.store import open_store
+from tests.faults import Faults, FaultyProxy
+from tests.store.test_release import candidate
+
+
+@pytest.fixture
+def releases(faulty: FaultyProxy, s3: str, tmp_path: Path) -> Releases:
+    """On a store that ignores conditions and fails now and then; the commits in a directory."""
+    faulty.faults = Faults(drops_conditions=True, throttled=0.02, lost=0.05, seed=0)
+    return Releases(open_store(f"{s3}/{tmp_path.name}"), open_store(tmp_path / "commits"))
+
+
+def is_whole(releases: Releases, number: int) -> bool:
+    """Whether the manifest of that number is the one that its commit names."""
+    commit = json.loads(releases.commits.read(commit_path(number)))
+    return bool(commit["sha256"] == sha256(releases.store.read(manifest_path(number))).hexdigest())
+
+
+def test_of_publishers_at_once_one_wins_and_its_manifest_stays(releases: Releases):
+    def run(name: str) -> str:
+        try:
+            return f"published {releases.publish(candidate(releases.store, name, None), str).release}"
+        except PublishConflict as conflict:
+            return f"lost to {conflict.number}"
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = sorted(pool.map(run, "abcd"))
+    assert outcomes == ["lost to 1", "lost to 1", "lost to 1", "published 1"]
+    assert is_whole(releases, 1)
+    current = releases.current()
+    assert current is not None
+    assert current.release == 1
+
+
+def test_a_publisher_that_was_stopped_before_its_commit_leaves_a_number_unused(releases: Releases, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.store.release._GRACE_S", 0.2)
+    stopped = candidate(releases.store, "stopped", None).model_copy(update={"release": 1})
+    assert releases._is_reserved(manifest_path(1), stopped)
+    assert releases.publish(candidate(releases.store, "next", None), str).release == 2
+    assert is_whole(releases, 2)
+    assert [commit.release for commit in releases.history()] == [2]
+
+
+def test_rollback_and_prune_follow_the_commits(releases: Releases):
+    for number, parent in ((1, None), (2, 1), (3, 2)):
+        assert releases.publish(candidate(releases.store, str(number), parent), str).release == number
+    assert releases.rollback(2).commit == 4
+    assert prune(releases, keep=1, grace_s=0).kept == (2,)
+    current = releases.current()
+    assert current is not None
+    assert (current.release, releases.numbers()) == (2, [2])
+    assert is_whole(releases, 2)
+    assert releases.store.list("commits") == []
