@@ -163,6 +163,8 @@ class ClusterSettings(Settings):
     """GPUs of an encode worker: a whole number, or a share such as 0.5; 0 encodes on the CPU"""
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
+    small_rows: Annotated[int, Field(ge=0)] = 5_000
+    """rows to encode up to which a night on this machine does without Ray: one process is done before Ray has started; 0 always starts Ray"""
     patience_s: Annotated[float, Field(ge=10)] = 900.0
     """seconds that a stage waits while none of its workers runs, for instance for nodes that are being added; then it ends with exit code 75"""
 

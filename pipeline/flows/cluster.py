@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.board import open_board
+from pipeline.flows.process import OneProcess, working_with
 from pipeline.flows.units import Pool
 from pipeline.log import Stages, say
 from pipeline.settings import ClusterSettings
@@ -90,8 +91,15 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False) -> Iterator[Cluster]:
-    """The cluster, connected; disconnected at the end, and stopped where it was started here. An already connected Ray is used as it is."""
+def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False, process: OneProcess | None = None) -> Iterator[Cluster]:
+    """The cluster, connected; disconnected at the end, and stopped where it was started here. An already connected Ray is used as it is.
+
+    process: does all work instead, without any Ray.
+    """
+    if process is not None:
+        with working_with(process):
+            yield Cluster((Node(1.0),))
+        return
     with stages("cluster"):
         quiet(verbose)
         import ray
@@ -153,6 +161,11 @@ def _own_signals() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def is_local(settings: ClusterSettings) -> bool:
+    """Whether the work is this machine's, and none of it a GPU's."""
+    return address_of(settings)[0] == "local" and not settings.gpus_per_worker
 
 
 def address_of(settings: ClusterSettings) -> tuple[str, str]:

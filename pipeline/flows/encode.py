@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.placed import placed_in
-from pipeline.flows.unit import EncodeUnit, Spent, gpu_assigned, load_record, record_path
+from pipeline.flows.unit import EncodeUnit, Spent, load_record, record_path
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
@@ -86,6 +87,12 @@ def encode(
     if not any(record.rows for record in records):
         raise ModelError(job.encoder.path, "finite, non-zero vectors", "none in the whole corpus", "check the encoder's weights and dtype")
     return Manifest(stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id), spent
+
+
+def waiting_rows(corpus: Corpus, job: Job, store: Store) -> int:
+    """Rows of units that have no record yet."""
+    made = finished(store, corpus, open_folder(job.encoder).space_id, job)
+    return sum(unit.rows for unit in corpus.units if unit.sha256 not in made)
 
 
 def copies_from(before: ReleaseManifest, job: Job, space_id: str) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pipeline.errors import DataError
 from pipeline.flows.before import Before, load_before
 from pipeline.flows.candidate import Candidate, Live, keep_encoder, make_manifest
-from pipeline.flows.cluster import Cluster, connect
-from pipeline.flows.encode import encode
+from pipeline.flows.cluster import Cluster, connect, is_local
+from pipeline.flows.encode import encode, waiting_rows
+from pipeline.flows.extend import extend_index
 from pipeline.flows.index import build_index
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.shards import BuiltIndex
@@ -23,6 +24,7 @@ from pipeline.text.docstrings import harvest_docstrings
 from pipeline.text.ingest import ingest
 
 _ENOUGH_ROWS = 10_000_000       # to try out a kind of index whatever it wants for its training
+_SMALL_INDEX = 500_000          # rows: rewriting the index of more takes longer than starting Ray, whose workers share the rest
 
 
 def open_releases(job: Job) -> Releases:
@@ -51,7 +53,7 @@ def ingest_corpus(job: Job, releases: Releases, before: Before, stages: Stages) 
         corpus = ingest(job.corpus, job.encode.unit_rows, releases.store, parent, on_progress=progress)
         bar.stage.note = f"{corpus.rows:,} live rows in {len(corpus.units)} units, {corpus.counts['quarantined']:,} quarantined"
     if before.release is not None:
-        say(corpus_choice(corpus, before).sentence)
+        say(f"corpus: {corpus_choice(corpus, before).sentence}")
     return corpus
 
 
@@ -66,11 +68,22 @@ def corpus_choice(corpus: Corpus, before: Before) -> Choice:
     counted = f"{changes.new:,} rows new, {changes.changed:,} changed, {changes.deleted:,} deleted, {changes.unchanged:,} unchanged"
     read = f"{corpus.read_files} of {len(corpus.files)} files were read"
     if before.release is None:
-        return Choice(what="corpus", chosen="first", sentence=f"The first corpus of this root: {counted}; {read}.", numbers=numbers)
+        return Choice(what="corpus", chosen="first", sentence=f"{counted}; {read}", numbers=numbers)
     if corpus.anew:
-        return Choice(what="corpus", chosen="anew", sentence=f"All rows stand in new units, since {corpus.anew}: {counted}; {read}.", numbers=numbers)
+        return Choice(what="corpus", chosen="anew", sentence=f"all rows stand in new units, since {corpus.anew}: {counted}; {read}", numbers=numbers)
     kept = f"{dead:,} of the units' {rows:,} rows are dead"
-    return Choice(what="corpus", chosen="kept", sentence=f"{counted[0].upper()}{counted[1:]} since release {before.release.release}; {read}, {kept}.", numbers=numbers)
+    return Choice(what="corpus", chosen="kept", sentence=f"{counted} since release {before.release.release}; {read}, {kept}", numbers=numbers)
+
+
+def may_be_small(job: Job, before: Before) -> bool:
+    """Whether one process may be all that tonight needs: worth having one warm before it is known."""
+    rows = before.release.rows if before.release is not None else 0
+    return bool(job.cluster.small_rows) and is_local(job.cluster) and rows <= _SMALL_INDEX
+
+
+def is_small(job: Job, store: Store, corpus: Corpus) -> bool:
+    """Whether one process does tonight's work before Ray has started."""
+    return corpus.rows <= _SMALL_INDEX and waiting_rows(corpus, job, store) <= job.cluster.small_rows
 
 
 def check_kind(job: Job) -> None:
@@ -102,8 +115,17 @@ def place(corpus: Corpus, vectors: Manifest) -> tuple[Placed, ...]:
 def _index(
     job: Job, store: Store, before: Before, corpus: Corpus, placed: Sequence[Placed], decision: Decision, dim: int, cluster: Cluster, stages: Stages
 ) -> tuple[BuiltIndex, tuple[Choice, ...]]:
-    built = build_index(job, store, placed, corpus.dead, decision.transform, dim, cluster, stages)
-    return built, (Choice(what="index", chosen="built anew", sentence=f"Index {built.plan.kind} ({built.plan.factory}): {built.plan.why}."),)
+    """Last night's index extended where its rows live on in this space, else one of its own; with the decisions behind it."""
+    release, choices = before.release, tuple[Choice, ...]()
+    if release is not None and not corpus.anew and release.space_id == placed[0].unit.space_id:
+        built, choices = extend_index(job, store, release, placed, corpus.dead, decision.transform, dim, cluster, stages)
+    else:
+        built = build_index(job, store, placed, corpus.dead, decision.transform, dim, cluster, stages)
+        why = "the first of this root" if release is None else "all rows have new addresses" if corpus.anew else "the vectors are of another space"
+        choices = (Choice(what="index", chosen="built anew", sentence=f"built anew: {why}"),)
+    for choice in choices:
+        say(f"index: {choice.sentence}")
+    return built, (*choices, Choice(what="index kind", chosen=built.plan.kind, sentence=f"{built.plan.factory}: {built.plan.why}"))
 
 
 def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Corpus, Manifest]:

@@ -8,9 +8,12 @@ from typing import Any, Literal
 from pipeline.errors import GatesRefused, PublishConflict
 from pipeline.flows.before import Before, load_before, same_making, unchanged
 from pipeline.flows.candidate import Candidate, encoder_place
-from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, open_releases
+from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
+from pipeline.flows.probe import EncodeTexts
+from pipeline.flows.process import OneProcess, standing_by
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
+from pipeline.models.locate import anywhere
 from pipeline.settings import Job
 from pipeline.store.lease import lease
 from pipeline.store.probe import check_store
@@ -42,11 +45,16 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     check_kind(job)
     if before.release is not None and before.release.release < max(releases.numbers()):
         say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
-    with lease(store):
+    with lease(store), standing_by(may_be_small(job, before)) as process:
+        if process is not None and before.release is not None:
+            process.warm(EncodeTexts(anywhere(job.encoder), job.encode))
         corpus = ingest_corpus(job, releases, before, stages)
         if before.release is not None and not corpus.anew and not corpus.changes.any and same_making(job, before.release, place):
             return _nothing(before.release, store.uri, "files changed, but no row did")
-        candidate = _candidate(job, before, corpus, releases, stages, verbose)
+        if process is not None and not is_small(job, store, corpus):
+            process.close()
+            process = None
+        candidate = _candidate(job, before, corpus, releases, stages, verbose, process)
         return _published(candidate, releases, stages)
 
 
@@ -71,11 +79,11 @@ def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outc
     return _outcome("published", published, store.uri)
 
 
-def _candidate(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool) -> Candidate:
+def _candidate(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool, process: OneProcess | None) -> Candidate:
     from pipeline.flows.cluster import connect
     from pipeline.flows.gates import run_gates
 
-    with connect(job.cluster, stages, verbose=verbose) as cluster:
+    with connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
         candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
             gates, canary = run_gates(job, releases.store, before.release, candidate)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.unit import gpu_assigned
+from pipeline.flows.loaded import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
 from pipeline.store.dead import Dead
@@ -27,10 +27,7 @@ class EncodeTexts:
     encode: EncodeSettings
 
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
-        from pipeline.device import resolve
-        from pipeline.models.encoder import load_encoder
-
-        encoder = load_encoder(self.encoder, self.encode, resolve(self.encode.device, float(gpu_assigned())))
+        encoder = loaded(self.encoder, self.encode)
         return lambda texts: np.asarray(encoder.encode(list(texts)))
 
 

@@ -17,6 +17,7 @@ from pipeline.errors import SpaceMismatch
 from pipeline.flows.apart import Apart
 from pipeline.flows.attempts import LIMIT, Attempts
 from pipeline.flows.copies import Knowing, Known, find_known
+from pipeline.flows.loaded import assigned_cpus, loaded
 from pipeline.flows.placed import Placed
 from pipeline.flows.units import progress
 from pipeline.log import listening
@@ -66,13 +67,10 @@ class EncodeUnit:
     """units of the release before, in this space: texts that they hold are not encoded again"""
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, Spent]]:
-        from pipeline.device import resolve
-        from pipeline.models.encoder import load_encoder
-
         os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))      # else each worker's tokenizer takes all cores
         start = time.perf_counter()
         with listening() as heard:
-            encoder = load_encoder(self.encoder, self.encode, resolve(self.encode.device, float(gpu_assigned())))
+            encoder = loaded(self.encoder, self.encode)
         if encoder.space_id != self.space_id:
             where, remedy = f"encoder {self.encoder.path} on this worker", "make the same files available on every node"
             raise SpaceMismatch(where, f"space {self.space_id[:16]} as on the driver", f"space {encoder.space_id[:16]}", remedy)
@@ -233,17 +231,3 @@ def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_na
     kind = "" if settings.vectors == "float32" else f"-{settings.vectors}"
     named = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"         # a unit carries the user's name of the id column
     return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{kind}{named}.json"
-
-
-def gpu_assigned() -> bool:
-    """Whether Ray gave this worker a GPU: torch sees a node's GPUs even where the worker asked for none."""
-    import ray
-
-    return bool(ray.is_initialized() and ray.get_gpu_ids())
-
-
-def assigned_cpus() -> int:
-    """Whole CPUs that Ray set aside for this worker, at least one."""
-    import ray
-
-    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))) if ray.is_initialized() else 1

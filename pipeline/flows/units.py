@@ -7,15 +7,17 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.board import Call, Watch, watched
+from pipeline.flows.metrics import count_unit
+from pipeline.flows.process import at_hand, report
 from pipeline.log import Running
 
-_MOST_STARTS = 20       # of one item in one run: nodes may come and go, but nothing dies so often by chance
+_DEATHS = 20            # at one item in one run: nodes may come and go, but nothing dies so often by chance
 _LOOK_S = 1.0
 
 Item = TypeVar("Item")
@@ -35,6 +37,7 @@ class Pool:
     """Actors of one kind. Ray restarts lost actors and repeats their items without limit; finished items keep their records.
 
     size: the most there are; least: the fewest (null: `size`); now: how many to begin with (null: `size`), more come while there is work and room for them.
+    deaths: of processes at one item, before the run is given up.
     """
 
     size: int
@@ -42,6 +45,7 @@ class Pool:
     gpus: float = 0.0
     least: int | None = None
     now: int | None = None
+    deaths: int = _DEATHS
 
     def of_items(self, count: int) -> "tuple[int, int, int]":
         """(fewest, most, at the beginning) for so many items."""
@@ -57,6 +61,7 @@ class Pool:
 def progress(rows: int) -> None:
     """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item."""
     _report(rows)
+    report(rows)
 
 
 _report: Callable[[int], Any] = lambda rows: None      # noqa: E731  set in a worker while it is at an item
@@ -72,30 +77,38 @@ class _Worker:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         items = zip(batch["number"].to_pylist(), batch["item"].to_pylist(), strict=True)
-        made = [_attempt(partial(self._make, number), item) for number, item in items]
+        made = [_attempt(self._task, partial(self._make, number), item) for number, item in items]
         return pa.table({"number": batch["number"], "made": made})
 
     def _make(self, number: int, item: bytes) -> Any:
         _begin(self._call, number, self._task)
         if self._work is None:
             self._work = pickle.loads(self._task).start()
-        return self._work(pickle.loads(item))
+        made = self._work(pickle.loads(item))
+        self._call.end(number)
+        return made
 
 
 def _begin(call: Call, number: int, task: bytes) -> None:
-    """Count the start, and send the item's progress to the board from now on; TransientError when processes keep dying at the item."""
+    """Count the start, and send the item's progress to the board from now on."""
     global _report
-    if call.begin(number) > _MOST_STARTS:                       # Ray itself would start it again without end
-        remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
-        raise TransientError(f"item {number} of {type(pickle.loads(task)).__name__}", "a process that ends it", f"{_MOST_STARTS} that died at it", remedy)
+    if call.begin(number) > 1:
+        count_unit(_name(task), "restarted")
     _report = partial(call.put, number)
 
 
-def _attempt(work: Callable[[bytes], Any], item: bytes) -> bytes:
+def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
     try:
-        return pickle.dumps(work(item))
+        made = work(item)
     except PipelineError as error:
+        count_unit(_name(task), "failed")
         return pickle.dumps(error)
+    count_unit(_name(task), "done")
+    return pickle.dumps(made)
+
+
+def _name(task: bytes) -> str:
+    return type(pickle.loads(task)).__name__
 
 
 def _opened(made: bytes) -> Any:
@@ -113,9 +126,12 @@ def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Ru
     """
     if not items:
         return
+    if (process := at_hand()) is not None:
+        yield from ((number, _opened(made)) for number, made in process.run(task, items, bar))
+        return
     import ray
 
-    with watched(pool.needs(), bar) as (call, watch):
+    with watched(type(task).__name__, pool.needs(), pool.deaths, bar) as (call, watch):
         try:
             for row in _dataset(task, items, pool, call, watch).iter_rows():
                 yield row["number"], _opened(row["made"])
@@ -141,7 +157,7 @@ def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Ca
     context = made.context
     context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0       # with one item in flight per actor no pool is busier than that
     context.execution_no_progress_timeout_s = -1                               # a long unit is no standstill; the watch knows better
-    context.max_consecutive_actor_init_deaths = _MOST_STARTS                   # what is heavy starts with the first item, so only kills from outside
+    context.max_consecutive_actor_init_deaths = pool.deaths                    # what is heavy starts with the first item, so only kills from outside
     _Patience.watch = watch
     context.custom_execution_callback_classes = [_Patience]
     return made
@@ -168,10 +184,12 @@ class _Patience:
 
 def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
     """What the task makes of one item, on one worker of the cluster. TransientError as of `map_units`."""
+    if (process := at_hand()) is not None:
+        return cast(Made, _opened(next(process.run(task, [item]))[1]))
     import ray
 
-    remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=_MOST_STARTS)
-    with watched(pool.needs()) as (call, watch):
+    remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=-1)
+    with watched(type(task).__name__, pool.needs(), pool.deaths) as (call, watch):
         made = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
         try:
             _wait(made, watch)
@@ -198,7 +216,7 @@ def _run(task: bytes, item: bytes, call: Call) -> bytes:
         return pickle.loads(task).start()(pickle.loads(packed))
 
     with call.alive():
-        return _attempt(work, item)
+        return _attempt(task, work, item)
 
 
 def lost_worker(error: Exception) -> Exception:

@@ -69,6 +69,6 @@ def job_arguments(folder: Path, encoder: Path) -> list[str]:
     """The job as command line overrides."""
     return [
         f"corpus.uri={folder / 'corpus'}", "corpus.keep=[text, lang]", f"encoder.path={encoder}", "encode.unit_rows=50", "index.queries=60",
-        "index.shards=2", "whiten.dev_texts=50",
+        "index.shards=2", "whiten.dev_texts=50", "cluster.small_rows=0",
         f"release.root={folder / 'releases'}",
     ]

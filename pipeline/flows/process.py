@@ -1,0 +1,143 @@
+"""A small night on this machine does without a cluster: one child process works its tasks off, one after the other, and stays warm between them.
+
+Ray takes longer to start, and to start its workers, than such a night has work. What a task promises holds here too: a child that dies is started again.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from pipeline.errors import PipelineError, TransientError
+from pipeline.log import Running
+
+MOST_STARTS = 20        # of one item: nothing dies so often by chance
+_LOOK_S = 0.2
+
+_rows: Any = None       # in the child: what the driver reads of the item at work
+_started: tuple[bytes, Any] = (b"", None)       # in the child: the task at hand, and what its start returned
+
+
+class OneProcess:
+    """The child, and how to hand it work. Tasks and items travel pickled, as to a worker of Ray."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._done = self._context.Value("q", 0)
+        self._pool: ProcessPoolExecutor | None = None
+        self._warmed: Future[bytes] | None = None
+
+    def warm(self, task: Any) -> None:
+        """Start the task already, so that what is heavy is loaded when work comes."""
+        self._warmed = self._executor().submit(_warm, pickle.dumps(task))
+
+    def run(self, task: Any, items: Sequence[Any], bar: Running | None = None) -> Iterator[tuple[int, bytes]]:
+        """(number, what the task made of the item, pickled; an error of ours as a value), in order. TransientError for an item at which the child keeps dying."""
+        packed = pickle.dumps(task)
+        finished = 0
+        for number, item in enumerate(items):
+            made, rows = self._made(packed, pickle.dumps(item), type(task).__name__, number, finished, bar)
+            finished += rows
+            yield number, made
+
+    def close(self) -> None:
+        """End the child, whatever it is at."""
+        if self._pool is not None:
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _made(self, task: bytes, item: bytes, name: str, number: int, finished: int, bar: Running | None) -> tuple[bytes, int]:
+        for _ in range(MOST_STARTS):
+            self._done.value = 0
+            try:
+                future = self._executor().submit(_work, task, item)
+                while not future.done():
+                    with contextlib.suppress(TimeoutError):
+                        future.exception(timeout=_LOOK_S)
+                    if bar is not None:
+                        bar.reach(finished + self._done.value)
+                return future.result(), self._done.value
+            except BrokenProcessPool:
+                self.close()
+        remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
+        raise TransientError(f"item {number} of {name}", "a process that ends it", f"{MOST_STARTS} that died at it", remedy)
+
+    def _executor(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_begin, initargs=(self._done,))
+        return self._pool
+
+
+_at_hand: OneProcess | None = None
+
+
+def at_hand() -> OneProcess | None:
+    """The child that does all work at the moment, where a night does without Ray."""
+    return _at_hand
+
+
+@contextlib.contextmanager
+def working_with(process: OneProcess) -> Iterator[None]:
+    """`process` does all work inside."""
+    global _at_hand
+    _at_hand = process
+    try:
+        yield
+    finally:
+        _at_hand = None
+
+
+@contextlib.contextmanager
+def standing_by(wanted: bool) -> Iterator[OneProcess | None]:
+    """A child process, ended at the end; None where none is wanted."""
+    process = OneProcess() if wanted else None
+    try:
+        yield process
+    finally:
+        if process is not None:
+            process.close()
+
+
+def report(rows: int) -> None:
+    """In the child: so many rows of the item at work are done."""
+    if _rows is not None:
+        _rows.value = rows
+
+
+def _begin(rows: Any) -> None:
+    global _rows
+    _rows = rows
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # the driver ends the child
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    """End with the driver, however it ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _warm(task: bytes) -> bytes:
+    with contextlib.suppress(PipelineError):            # whoever has work for the task will hear of it
+        pickle.loads(task).start()
+    return b""
+
+
+def _work(task: bytes, item: bytes) -> bytes:
+    global _started
+    try:
+        if _started[0] != task:
+            _started = task, pickle.loads(task).start()
+        return pickle.dumps(_started[1](pickle.loads(item)))
+    except PipelineError as error:
+        return pickle.dumps(error)
