@@ -100,6 +100,13 @@ class ObjectStore(Store):
         except FileNotFoundError:
             return None
 
+    def entry(self, path: str) -> Entry | None:
+        """The file alone, as a listing shows it; None when there is none."""
+        try:
+            return entries_of([(path, self._status(path))])[0]
+        except FileNotFoundError:
+            return None
+
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")

@@ -4,6 +4,7 @@ import contextlib
 import glob
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from pipeline.config import refuse_credentials
 from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.retry import is_transient, retrying
@@ -142,6 +144,13 @@ def _list_local(path: str) -> _Listing:
 
 
 def _list_remote(uri: str) -> _Listing:
+    if uri.startswith(("s3://", "s3a://")):
+        try:
+            return _list_s3(uri.rstrip("/"))
+        except ConfigError as error:
+            if "NoSuchBucket" not in error.found:
+                raise
+            raise DataError(uri, error.expected, error.found, "check corpus.uri") from None     # a corpus that is not there, like a missing directory
     system, path = _filesystem(uri)
     magic = glob.has_magic(path)
     search = system.glob if magic else system.find
@@ -155,11 +164,31 @@ def _list_remote(uri: str) -> _Listing:
     return _Listing(path, [one for one in found if one.path.startswith(path + "/")])
 
 
+def _list_s3(uri: str) -> _Listing:
+    """By pages that are asked for again one by one: a corpus has more files than one page holds."""
+    from fsspec.utils import glob_translate
+
+    from pipeline.store.s3 import S3Store
+
+    scheme, _, path = uri.partition("://")
+    magic = glob.has_magic(path)
+    base = _static(path) if magic else path
+    entries = S3Store(f"{scheme}://{base}").list()
+    wanted = re.compile(glob_translate(path)) if magic else None
+    found = [_Found(place, f"{scheme}://{place}", one.size, one.stamp) for one in entries if (place := f"{base}/{one.path}") and (not wanted or wanted.fullmatch(place))]
+    if found or magic or "/" not in path:
+        return _Listing(base, found)
+    parent, _, name = path.rpartition("/")
+    alone = S3Store(f"{scheme}://{parent}").entry(name)
+    return _Listing(parent, [_Found(path, uri, alone.size, alone.stamp)], single=True) if alone else _Listing(path, [])
+
+
 def _filesystem(uri: str) -> tuple[Any, str]:
     import fsspec
 
+    refuse_credentials(uri)
     try:
-        system, path = fsspec.core.url_to_fs(uri, **({"use_listings_cache": False} if uri.startswith(("s3://", "s3a://")) else {}))
+        system, path = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:
         raise ConfigError(uri, "a path, or a URI that fsspec can open", str(error), "use file:// or s3://, or install the file system's package") from None
     return system, path.rstrip("/")
