@@ -61,9 +61,9 @@ ALL = (ROWS, TOKENS, SECONDS, UNITS, QUARANTINED, NIGHTS, RELEASE, PUBLISHED, LI
 DOING = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}        # what `Spent` calls it: what a chart calls it
 
 
-def count_unit(task: object, outcome: Literal["done", "failed", "restarted"]) -> None:
-    """One item of a pool's work; on the worker. restarted: begun again since the process at it died."""
-    UNITS.record(1, task=type(task).__name__, outcome=outcome)
+def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:
+    """One item of a pool's work, by the name of its task; on the worker. failed: with an error of ours; restarted: begun again since the process at it died."""
+    UNITS.record(1, task=task, outcome=outcome)
 
 
 def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:

@@ -10,11 +10,14 @@ from urllib.request import urlopen
 
 import pytest
 
+from pipeline.errors import DataError
 from pipeline.flows import metrics
 from pipeline.flows.cluster import Cluster
-from pipeline.flows.units import Pool, map_units
+from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.store.release import Gate
 from tests.flows.conftest import ROOT
+from tests.flows.tasks import Double
+from tests.infra.queries import names_used
 
 _PATIENCE_S = 60.0          # Ray sends every ten seconds
 _SAMPLE = re.compile(r"^(ray_manta_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -30,21 +33,25 @@ class Encoding:
     def start(self) -> Callable[[int], int]:
         def work(item: int) -> int:
             metrics.count_encoded(100, 1_700, {"forward_s": 2.0, "waiting_s": 0.25, "store": 0.5, "texts": 100.0})
-            metrics.count_unit(self, "done")
             return item
 
         return work
 
 
-def scraped() -> Text:
-    """Every sample of the project on the node's port, summed over processes."""
+def page() -> str:
+    """What the node's metrics port says now."""
     import ray
 
     node = ray.nodes()[0]
-    text = urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=10).read().decode()
+    text: bytes = urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=10).read()
+    return text.decode()
+
+
+def scraped() -> Text:
+    """Every sample of the project on the node's port, summed over processes."""
     found: Text = {}
     own = {label for series in metrics.ALL for label in series.labels}
-    for name, labels, value in _SAMPLE.findall(text):
+    for name, labels, value in _SAMPLE.findall(page()):
         key = (name, frozenset(pair for pair in _LABEL.findall(labels) if pair[0] in own))
         found[key] = found.get(key, 0.0) + float(value)
     return found
@@ -66,6 +73,8 @@ def test_series_are_exported_with_the_values_of_all_processes(cluster: Cluster):
     pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
     before = scraped()
     assert sorted(number for number, _ in map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))) == list(range(6))
+    with pytest.raises(DataError):
+        run_task(Double(), 13, Pool(1))
     metrics.count_quarantined({"rows": 900, "quarantined": 9, "quarantined_empty_text": 7, "quarantined_duplicate_id": 2})
     metrics.record_gates({"recall_at_10": Gate(value=0.97, threshold=0.95, passed=True), "unique_ids": Gate(value=3, threshold=None, passed=False)})
     metrics.record_release(42, 600, "2026-01-02T03:04:05+00:00")
@@ -75,10 +84,18 @@ def test_series_are_exported_with_the_values_of_all_processes(cluster: Cluster):
     assert gained(before, metrics.TOKENS) == 6 * 1_700
     assert [gained(before, metrics.SECONDS, doing=doing) for doing in ("device", "tokenizer", "store", "model")] == [12.0, 1.5, 3.0, 0.0]
     assert gained(before, metrics.UNITS, task="Encoding", outcome="done") == 6
+    assert reaches(lambda: gained(before, metrics.UNITS, task="Double", outcome="failed"), 1)
     assert [gained(before, metrics.QUARANTINED, reason=reason) for reason in ("empty_text", "duplicate_id")] == [7, 2]
     assert [gained({}, series, gate="recall_at_10") for series in (metrics.GATE_VALUE, metrics.GATE_THRESHOLD, metrics.GATE_PASSED)] == [0.97, 0.95, 1.0]
     assert [gained({}, series, gate="unique_ids") for series in (metrics.GATE_VALUE, metrics.GATE_PASSED)] == [3.0, 0.0]
     assert [gained({}, series) for series in (metrics.RELEASE, metrics.LIVE_ROWS, metrics.PUBLISHED)] == [42.0, 600.0, 1767323045.0]
+
+
+def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ray(cluster: Cluster):
+    pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
+    wanted = {name for name in names_used() if not name.startswith("ray_manta_")}
+    assert wanted == {"ray_node_mem_used", "ray_node_mem_total"}
+    assert reaches(lambda: len(wanted & set(re.findall(r"^(\w+)\{", page(), re.MULTILINE))), len(wanted))
 
 
 def test_without_ray_nothing_is_imported_and_nothing_fails():

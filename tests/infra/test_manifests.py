@@ -137,6 +137,7 @@ def test_clusters_scale_by_the_new_autoscaler_and_keep_the_head_free_of_work(nam
     assert container["resources"]["limits"]["nvidia.com/gpu"] == groups["gpu"]["rayStartParams"]["num-gpus"] == "1"
     night = load_settings(Job, KUBERAY / "nightly.yaml")
     assert night.cluster.gpus_per_worker == 1, "the group gpu has one in each pod"
+    assert night.cluster.workers.max == groups["gpu"]["maxReplicas"], "a pool asks for no more than the group may have"
     for group in groups.values():
         [container] = group["template"]["spec"]["containers"]
         assert float(container["resources"]["requests"]["cpu"]) == float(group["rayStartParams"]["num-cpus"]) >= night.cluster.cpus_per_worker

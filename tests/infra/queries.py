@@ -1,0 +1,35 @@
+"""The queries of dashboard and alerts, and the names of series in them."""
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tests.infra.manifests import INFRA
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((INFRA / "grafana" / "dashboard.json").read_text())
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((INFRA / "prometheus" / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]] + [rule["expr"] for rule in alerts()]
+
+
+def names(query: str) -> set[str]:
+    """Series that a query reads: words that are no function, no keyword, no label and not in quotes."""
+    bare = re.sub(r'"[^"]*"', "", query)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
+    return set(re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", bare)) - {"by", "and", "or", "unless", "group_left", "group_right", "bool", "offset"}
+
+
+def names_used() -> set[str]:
+    return {name for query in queries() for name in names(query)}

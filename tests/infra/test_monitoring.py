@@ -1,0 +1,110 @@
+"""Dashboard, alert rules and scrape examples: whole, and about series that exist."""
+
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.flows import metrics
+from tests.infra.manifests import INFRA, of_kind, pods
+from tests.infra.queries import alerts, dashboard, names, names_used, queries
+
+SERIES = {series.exported: series for series in metrics.ALL}
+RAYS_OWN = {"ray_node_mem_used", "ray_node_mem_total"}
+PANELS = {"stat", "timeseries"}
+UNITS = {"s", "none", "short", "percentunit", "rowsps"}
+DURATION = re.compile(r"(\d+)([smhd])")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def test_names_are_found_in_a_query():
+    query = 'sum by (task, doing) (rate(ray_a_total{doing="store"}[5m])) / ignoring (doing) group_left sum(max_over_time(ray_b[1h])) > 0.3 and ray_c == 1'
+    assert names(query) == {"ray_a_total", "ray_b", "ray_c"}
+
+
+def test_every_series_that_is_asked_for_exists():
+    assert names_used() - RAYS_OWN <= SERIES.keys()
+
+
+def test_every_series_that_nights_export_is_shown_or_watched():
+    assert SERIES.keys() - names_used() == {metrics.GATE_THRESHOLD.exported}, "for charts of one's own"
+
+
+@pytest.mark.parametrize("query", queries())
+def test_queries_are_balanced_and_use_labels_that_the_series_have(query: str):
+    assert all(query.count(left) == query.count(right) for left, right in ("()", "[]", "{}"))
+    assert query.count('"') % 2 == 0
+    known = {label for name in names(query) for label in (SERIES[name].labels if name in SERIES else ("NodeAddress",))}
+    grouped = {label for group in re.findall(r"\b(?:by|ignoring)\s*\(([^)]*)\)", query) for label in re.split(r",\s*", group)}
+    assert grouped | set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', query)) <= known
+
+
+@pytest.mark.parametrize("query", queries())
+def test_rates_are_of_counters_and_levels_of_gauges(query: str):
+    for function, name in re.findall(r"(\w+)\((ray_manta_\w+)", query):
+        counted = SERIES[name].kind == "Counter"
+        assert function not in ("rate", "increase") or counted
+        assert function != "last_over_time" or not counted
+
+
+def test_panels_have_types_ids_queries_and_places_of_their_own():
+    panels = dashboard()["panels"]
+    assert {panel["type"] for panel in panels} <= PANELS
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    assert all(panel["targets"] and all(target["expr"] and target["refId"] for target in panel["targets"]) for panel in panels)
+    assert {panel["fieldConfig"]["defaults"]["unit"] for panel in panels} <= UNITS
+    places = [panel["gridPos"] for panel in panels]
+    assert all(place["x"] >= 0 and place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24 for place in places)
+    assert not [pair for pair in combinations(places, 2) if overlap(*pair)]
+
+
+def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
+    return all(one[start] < other[start] + other[size] and other[start] < one[start] + one[size] for start, size in (("x", "w"), ("y", "h")))
+
+
+def test_the_dashboard_asks_for_its_data_source():
+    found = dashboard()
+    [variable] = found["templating"]["list"]
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+    reference = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
+    sources = [panel["datasource"] for panel in found["panels"]] + [target["datasource"] for panel in found["panels"] for target in panel["targets"]]
+    assert all(source == reference for source in sources)
+    assert found["uid"]
+    assert found["title"]
+    assert found["schemaVersion"] >= 36
+
+
+def test_alerts_have_a_severity_words_and_a_place_in_the_runbook():
+    rules = alerts()
+    text = (INFRA / "README.md").read_text()
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["runbook"] == f"infra/README.md#{rule['alert'].lower()}"
+        assert re.search(rf"^#+ {rule['alert']}$", text, re.MULTILINE), "the runbook has a section of that name"
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert labels <= set(re.findall(r"\w+", " ".join(re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"]))))
+
+
+def seconds(duration: str) -> int:
+    return sum(int(count) * SECONDS[unit] for count, unit in DURATION.findall(duration))
+
+
+def test_scrapes_come_often_enough_for_a_gauge_that_its_process_leaves_behind():
+    [monitor] = of_kind("PodMonitor").values()
+    endpoints: list[dict[str, Any]] = monitor["spec"]["podMetricsEndpoints"]
+    scrape = yaml.safe_load((INFRA / "prometheus" / "scrape.yaml").read_text())
+    intervals = [endpoint["interval"] for endpoint in endpoints] + [config["scrape_interval"] for config in scrape["scrape_configs"]]
+    assert all(0 < seconds(interval) <= 15 for interval in intervals)
+    assert all((INFRA / "prometheus" / file).is_file() for file in scrape["rule_files"])
+
+
+def test_the_port_that_is_scraped_is_one_of_every_ray_pod():
+    [monitor] = of_kind("PodMonitor").values()
+    wanted = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    for name, spec in pods().items():
+        if name.endswith((" head", " cpu", " gpu")):
+            assert wanted <= {port["name"] for container in spec["containers"] for port in container["ports"]}
