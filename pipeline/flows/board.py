@@ -21,9 +21,9 @@ class Board:
     """An actor beside the driver. A call is one pool or task; an item that starts again counts from its new start."""
 
     def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+        self._patience_s, self._life = patience_s, uuid.uuid4().hex
         self._rows: dict[str, dict[int, int]] = {}
-        self._begun: dict[tuple[str, int], int] = {}
+        self._begun: dict[str, dict[int, int]] = {}
         self._heard: dict[str, float] = {}
 
     def expect(self, patience_s: float) -> None:
@@ -35,7 +35,7 @@ class Board:
     def close(self, call: str) -> None:
         self._rows.pop(call, None)
         self._heard.pop(call, None)
-        self._begun = {key: count for key, count in self._begun.items() if key[0] != call}
+        self._begun.pop(call, None)
 
     def sign(self, call: str) -> None:
         self._heard[call] = time.monotonic()
@@ -43,16 +43,31 @@ class Board:
     def begin(self, call: str, item: int) -> int:
         """How often the item was begun, this time included."""
         self.sign(call)
-        self._begun[call, item] = self._begun.get((call, item), 0) + 1
-        return self._begun[call, item]
+        begun = self._begun.setdefault(call, {})
+        begun[item] = begun.get(item, 0) + 1
+        return begun[item]
+
+    def end(self, call: str, item: int) -> None:
+        self._begun.get(call, {}).pop(item, None)
 
     def put(self, call: str, item: int, rows: int) -> None:
         self._rows.setdefault(call, {})[item] = rows
 
-    def look(self, call: str) -> tuple[int, float, float]:
-        """(rows done, seconds since a worker gave a sign of life, patience). A board that was restarted counts from then."""
-        silent = time.monotonic() - self._heard.setdefault(call, time.monotonic())
-        return sum(self._rows.get(call, {}).values()), silent, self._patience_s
+    def look(self, call: str) -> "Look":
+        """How the call stands. A board that was restarted counts from then, and has another `life`."""
+        silent_s = time.monotonic() - self._heard.setdefault(call, time.monotonic())
+        return Look(self._life, sum(self._rows.get(call, {}).values()), silent_s, self._patience_s, dict(self._begun.get(call, {})))
+
+
+@dataclass(frozen=True)
+class Look:
+    """rows: done so far; silent_s: since a worker gave a sign of life; begun: how often each item that is not done yet was begun in this life of the board."""
+
+    life: str
+    rows: int
+    silent_s: float
+    patience_s: float
+    begun: dict[int, int]
 
 
 def open_board(patience_s: float | None = None) -> Any:
@@ -83,6 +98,13 @@ class Call:
         import ray
 
         return int(ray.get(self.board.begin.remote(self.name, item)))
+
+    def end(self, item: int) -> None:
+        """The item is done. Waits for nobody."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.board.end.remote(self.name, item)
 
     def put(self, item: int, rows: int) -> None:
         """Waits for nobody; a board that is lost fails no item."""
@@ -117,10 +139,14 @@ class Call:
 
 
 class Watch:
-    """Follows one call from the driver: its progress, and whether any worker of it runs."""
+    """Follows one call from the driver: its progress, whether any worker of it runs, and whether processes keep dying at one item.
 
-    def __init__(self, call: Call, wanted: str, bar: Running | None) -> None:
-        self._call, self._wanted, self._bar = call, wanted, bar
+    The deaths are counted here, since the board may die with the workers: memory that is short takes either.
+    """
+
+    def __init__(self, call: Call, task: str, wanted: str, deaths: int, bar: Running | None) -> None:
+        self._call, self._task, self._wanted, self._deaths, self._bar = call, task, wanted, deaths, bar
+        self._starts: dict[int, dict[str, int]] = {}
         self._failure: TransientError | None = None
         self._over = threading.Event()
         self._nodes = _alive_nodes()
@@ -129,7 +155,7 @@ class Watch:
         self._thread.start()
 
     def check(self) -> None:
-        """TransientError when no worker has been heard of for longer than cluster.patience_s."""
+        """TransientError when no worker has been heard of for longer than cluster.patience_s, or one process after another died at an item."""
         if self._failure is not None:
             raise self._failure
 
@@ -141,20 +167,32 @@ class Watch:
         import ray
 
         while self._failure is None and not self._over.wait(_LOOK_S):
-            with contextlib.suppress(ray.exceptions.RayError):      # progress is a courtesy: a lost board stops no night
-                rows, silent_s, patience_s = ray.get(self._call.board.look.remote(self._call.name), timeout=10)
-                if self._bar is not None:
-                    self._bar.reach(rows)
-                if silent_s > patience_s:
-                    self._failure = _nobody(self._wanted, patience_s)
+            with contextlib.suppress(ray.exceptions.RayError):      # a board that is lost stops no night: it comes back
+                self._judge(ray.get(self._call.board.look.remote(self._call.name), timeout=10))
             if time.monotonic() - self._looked >= _NODES_S:
                 self._tell_lost_nodes()
+
+    def _judge(self, look: Look) -> None:
+        if self._bar is not None:
+            self._bar.reach(look.rows)
+        if look.silent_s > look.patience_s:
+            self._failure = _nobody(self._wanted, look.patience_s)
+        for item, count in look.begun.items():
+            lives = self._starts.setdefault(item, {})
+            lives[look.life] = count
+            if sum(lives.values()) > self._deaths:              # Ray itself would start it again without end
+                self._failure = _dying(f"item {item} of {self._task}", self._deaths)
 
     def _tell_lost_nodes(self) -> None:
         there, self._looked = _alive_nodes(), time.monotonic()
         for node in self._nodes.keys() - there.keys():
             say(f"node {self._nodes[node]} is lost; what it had not finished is done again on the {len(there)} that are left")
         self._nodes = there
+
+
+def _dying(item: str, deaths: int) -> TransientError:
+    remedy = "look for memory that is short (fewer workers by cluster.workers, a smaller encode.max_tokens), or a model that cannot be loaded (manta preflight)"
+    return TransientError(item, "a process that ends it", f"{deaths} that died at it", f"{remedy}; then run again: finished units are kept")
 
 
 def _nobody(wanted: str, patience_s: float) -> TransientError:
@@ -174,17 +212,16 @@ def _alive_nodes() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def watched(wanted: str, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
-    """A call on the board and the watch over it, for as long as the block runs. wanted: what one worker needs, in words."""
+def watched(task: str, wanted: str, deaths: int, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
+    """A call on the board and the watch over it, for as long as the block runs. task, wanted: what is done and what one worker of it needs, in words."""
     import ray
 
     call = Call(open_board(), uuid.uuid4().hex)
     call.board.open.remote(call.name)
-    watch = Watch(call, wanted, bar)
+    watch = Watch(call, task, wanted, deaths, bar)
     try:
         yield call, watch
     finally:
         watch.stop()
         with contextlib.suppress(ray.exceptions.RayError):
             call.board.close.remote(call.name)
-

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.unit import gpu_assigned
+from pipeline.flows.loaded import gpu_assigned
 
 
 @dataclass(frozen=True)
