@@ -108,7 +108,8 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
         if mine:
             _start(settings, verbose)
     try:
-        yield Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
+        cluster = Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
+        yield cluster
     finally:
         if mine:
             ray.shutdown()

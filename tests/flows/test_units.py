@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from pipeline.errors import DataError, TransientError
@@ -102,3 +103,14 @@ def test_on_a_cluster_with_gpus_a_pool_without_them_stays_on_the_cpu(gpus):
 
 def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
     assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
+def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_sentence():
+    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which deaths are told."""
+    command = [sys.executable, "-m", "tests.flows.memory"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    ended = json.loads(done.stdout.splitlines()[-1])
+    assert ended["exit code"] == 75
+    assert ended["said"].startswith("item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers")
