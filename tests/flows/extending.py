@@ -41,6 +41,8 @@ class Chain:
     overrides: Sequence[str] = ()
     space_id: str = SPACE
     seed: int = 0
+    dim: int = DIM
+    clusters: int = 12
     units: list[Placed] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.store, self.rng = open_store(self.root), np.random.default_rng(self.seed)
-        self.centres = np.random.default_rng(99).normal(size=(12, DIM))
+        self.centres = np.random.default_rng(99).normal(size=(self.clusters, self.dim))
 
     def copy(self, root: Path) -> "Chain":
         """The same releases below another root."""
@@ -66,10 +68,10 @@ class Chain:
     def add(self, rows: int, spread: float = 0.7, dropped: Sequence[int] = (), centre: int | None = None) -> "Chain":
         """A unit of `rows` vectors around the centres (or one of them); the corpus unit has the dropped ones besides."""
         ordinal = max((placed.ordinal for placed in self.units), default=-1) + 1
-        places = self.rng.integers(0, 12, rows) if centre is None else np.full(rows, centre)
-        raw = (self.centres[places] + spread * self.rng.normal(size=(rows, DIM)) + 0.3).astype(np.float32)
+        places = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
+        raw = (self.centres[places] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(np.float32)
         numbers = np.delete(np.arange(rows + len(dropped)), list(dropped))
-        schema = vectors_schema("id", pa.string(), [pa.field("name", pa.string())], DIM, self.space_id)
+        schema = vectors_schema("id", pa.string(), [pa.field("name", pa.string())], self.dim, self.space_id)
         ids = [f"u{ordinal}-{number}" for number in numbers]
         columns = [pa.array(ids), pa.array([bytes(16)] * rows, pa.binary(16)), vector_column(raw, schema.field("vector")), pa.array([name.upper() for name in ids])]
         sink = pa.BufferOutputStream()
@@ -99,9 +101,9 @@ class Chain:
         """Tonight's index, published."""
         dead, stages = self.dead_file(), stages or Stages()
         if self.before is None:
-            built, choices = build_index(self.job, self.store, self.units, dead, None, DIM, self.cluster, stages), ()
+            built, choices = build_index(self.job, self.store, self.units, dead, None, self.dim, self.cluster, stages), ()
         else:
-            built, choices = extend_index(self.job, self.store, self.before, self.units, dead, None, DIM, self.cluster, stages)
+            built, choices = extend_index(self.job, self.store, self.before, self.units, dead, None, self.dim, self.cluster, stages)
         self.built, self.choices = built, choices
         self.before = Releases(self.store).publish(self._manifest(built, dead), str)
         return built
