@@ -24,8 +24,10 @@ def _nightly(run: Run) -> Answer:
     from pipeline.flows.nightly import nightly as night
 
     outcome = night(run.job, run.stages, verbose=run.verbose)
+    counts = outcome.facts["counts"]
+    changed = ", ".join(f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if counts[name])
     first = {
-        "published": f"published release {outcome.release}: {outcome.rows:,} rows",
+        "published": f"published release {outcome.release}: {outcome.rows:,} rows" + (f" ({changed})" if changed else ""),
         "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]

@@ -100,7 +100,7 @@ class Running:
     def skip(self, count: int) -> None:
         """`count` were done by an earlier run: they count as done and not for the rate."""
         if count:
-            say(f"{self.stage.name}: {count:,} {self.stage.unit} are there from an earlier run")
+            say(f"{self.stage.name}: {count:,} {self.stage.unit} are there already")
             self.total = None if self.total is None else self.total - count
             if self._bar and self.total is not None:
                 self._bar.expect(self.total)

@@ -14,6 +14,7 @@ from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Ne
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.tensors import unpack
+from pipeline.store.release import Choice
 from pipeline.store.store import Store, open_store
 
 
@@ -60,7 +61,12 @@ def _counts(candidate: Candidate) -> Counts:
 
 def _decisions(candidate: Candidate) -> tuple[str, ...]:
     measured = candidate.built.measured
-    return (*(choice.sentence for choice in candidate.manifest.choices), *_effort(measured, candidate.manifest.settings["gates"]["recall_at_10"]))
+    return (*map(_told, candidate.manifest.choices), *_effort(measured, candidate.manifest.settings["gates"]["recall_at_10"]))
+
+
+def _told(choice: Choice) -> str:
+    """The decision as a sentence that stands by itself."""
+    return choice.sentence if choice.sentence[0].isupper() else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
 
 
 def _effort(measured: dict[str, Any], target: float | None) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
         return FileRef(path=path, sha256="0" * 64, rows=1, bytes=len(path))
 
     text = ref(f"units/corpus/{shared}.parquet")
-    corpus = Corpus(id=name, digest=name, units=(CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=1, sha256="0" * 64),), keys=(ref(f"keys/{name}/00000.parquet"),),
+    row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=1, sha256="0" * 64)
+    corpus = Corpus(id=name, digest=name, units=(row,), keys=(ref(f"keys/{name}/00000.parquet"),),
                     quarantine=ref(f"quarantine/{name}.parquet"), counts={"rows": 1, "quarantined": 0})
     store.write(f"keys/{name}/corpus.json", corpus.to_json())
     unit = ReleaseUnit(ordinal=0, path=ref(f"units/vectors/s/{shared}.parquet").path, rows=1, sha256="0" * 64, space_id="s", numerics_id="n", corpus=text,
