@@ -8,7 +8,6 @@ from hashlib import sha256
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.config import digest_of
 from pipeline.flows.before import Before
 from pipeline.flows.placed import Placed
 from pipeline.flows.shards import BuiltIndex
@@ -38,22 +37,6 @@ class Candidate:
     decision: Decision
     built: BuiltIndex
     folder: EncoderFolder
-
-
-def encoder_place(folder: EncoderFolder) -> str:
-    """Where the copy of an encoder's files is kept: by all of them, since files that no vector depends on (prompts, versions) make another folder too."""
-    return f"encoders/{digest_of(dict(folder.files))[:24]}"
-
-
-def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
-    """The release's own copy of the encoder's files, stored once."""
-    top, references = encoder_place(folder), []
-    for name, digest in sorted(folder.files.items()):
-        file = folder.file(name)
-        if store.size(f"{top}/{name}") != file.stat().st_size:
-            store.write(f"{top}/{name}", file.read_bytes())
-        references.append(FileRef(path=name, sha256=digest, bytes=file.stat().st_size))
-    return EncoderFiles(path=top, files=tuple(references))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.encoders import for_workers
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.placed import placed_in
 from pipeline.flows.unit import EncodeUnit, Spent, load_record, record_path
-from pipeline.flows.units import Pool, map_units
+from pipeline.flows.units import map_units
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
-from pipeline.models.locate import anywhere
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.release import ReleaseManifest
 from pipeline.store.store import Store
@@ -74,8 +74,8 @@ def encode(
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
             sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
-            task = EncodeUnit(store, anywhere(job.encoder), job.encode, folder.space_id, job.corpus.id, uuid.uuid4().hex[:12], sources)
-            pool = Pool(cluster.workers(job.cluster, len(todo)), job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
+            task = EncodeUnit(store, for_workers(job.encoder, store), job.encode, folder.space_id, job.corpus.id, uuid.uuid4().hex[:12], sources)
+            pool = cluster.pool(job.cluster, len(todo))
             for number, (record, seconds) in map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record
                 spent = spent.merge(seconds)

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.config import digest_of
+from pipeline.flows.process import at_hand
 from pipeline.models.folder import EncoderFolder, open_folder
 from pipeline.models.locate import anywhere
 from pipeline.settings import EncoderSettings
@@ -42,7 +43,7 @@ def for_workers(settings: EncoderSettings, store: Store) -> EncoderSettings:
     Where the releases are remote, nothing of this machine's disk is assumed there: a folder, a packaged model or a hub id is read from the copy that the
     release keeps anyway, through the node's cache. Where the root is a directory, every node has to see it, and the encoder's folder likewise.
     """
-    if "://" in settings.path or isinstance(store, LocalStore):
+    if "://" in settings.path or isinstance(store, LocalStore) or at_hand() is not None:       # a process of this machine sees its disk
         return anywhere(settings)
     kept = keep_encoder(open_folder(settings), store)
     return settings.model_copy(update={"path": store.uri_of(kept.path)})

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from pipeline.errors import DataError
 from pipeline.flows.before import Before, load_before
-from pipeline.flows.candidate import Candidate, Live, keep_encoder, make_manifest
+from pipeline.flows.candidate import Candidate, Live, make_manifest
 from pipeline.flows.cluster import Cluster, connect, is_local
 from pipeline.flows.encode import encode, waiting_rows
+from pipeline.flows.encoders import keep_encoder
 from pipeline.flows.extend import extend_index
 from pipeline.flows.index import build_index
 from pipeline.flows.placed import LiveRows, Placed

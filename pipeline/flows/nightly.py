@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PublishConflict
 from pipeline.flows.before import Before, load_before, same_making, unchanged
-from pipeline.flows.candidate import Candidate, encoder_place
+from pipeline.flows.candidate import Candidate
+from pipeline.flows.encoders import encoder_place
 from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.process import OneProcess, standing_by
