@@ -98,7 +98,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
         except PipelineError as error:
             if verbose:
                 traceback.print_exc()
-            _end(error.exit_code, type(error).__name__, str(error), say if as_json else None)
+            _end(error.exit_code, type(error).__name__, str(error), say if as_json else None, error.facts())
         except Stopped:
             _end(75, "Stopped", "stopped by SIGTERM; finished units are kept, run the same command again to go on", say if as_json else None)
         except KeyboardInterrupt:
@@ -127,10 +127,10 @@ def _standard_output() -> Iterator[Say]:
             os.dup2(output.fileno(), 1)
 
 
-def _end(code: int, kind: str, message: str, say: Say | None) -> NoReturn:
+def _end(code: int, kind: str, message: str, say: Say | None, facts: dict[str, Any] | None = None) -> NoReturn:
     print(f"{'manta' if code == 0 else 'error'}: {message}", file=sys.stderr)
     if say:
-        say(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code}))
+        say(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code, **(facts or {})}, default=str))
     raise typer.Exit(code)
 
 

@@ -1,6 +1,6 @@
 """The tree of errors. Each says where, what was expected, what was found and what to do, and carries the exit code of the command that meets it."""
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
 
@@ -9,10 +9,13 @@ class PipelineError(Exception):
 
     exit_code: ClassVar[int] = 70
 
+    def facts(self) -> dict[str, Any]:
+        """Its fields by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)} if is_dataclass(self) else {}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`, which dataclasses leave empty."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)} if is_dataclass(self) else {}
-        return _rebuild, (type(self), values, self.args)
+        return _rebuild, (type(self), self.facts(), self.args)
 
 
 def _rebuild(kind: type[PipelineError], values: dict[str, Any], arguments: tuple[Any, ...]) -> PipelineError:
@@ -73,6 +76,8 @@ class GatesRefused(PipelineError):
     exit_code: ClassVar[int] = 5
     candidate: str
     refusals: tuple[str, ...]
+    gates: dict[str, Any] = field(default_factory=dict)
+    decisions: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.candidate}: refused by {'; '.join(self.refusals)}. The published release is unchanged; look at report.html of the candidate"
