@@ -10,7 +10,7 @@ from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
 from pipeline.index.parts import Parts
 from pipeline.index.structure import fingerprint, ivf_of
 from pipeline.index.truth import Neighbours, Queries
-from pipeline.index.validate import Measured, choose_nprobe, curve_point, effort_name, get_effort, latency, recall, set_effort
+from pipeline.index.validate import CurvePoint, Measured, choose_nprobe, curve_around, effort_name, get_effort, latency, recall, set_effort
 from pipeline.settings import GateSettings, IndexSettings
 
 _TARGET = 0.95              # recall@10 that nprobe is chosen for when the gate is off
@@ -42,16 +42,16 @@ def measure(index: Any, queries: Queries, truth: Neighbours, settings: IndexSett
     chosen, curve = choose_nprobe(index, queries[0::2], truth[0::2], _TARGET if target is None else target)
     if settings.nprobe is not None and chosen is not None:
         set_effort(index, settings.nprobe)
-    return measure_parts(Parts([index]), queries, truth).model_copy(update={"curve": curve})
+    return measure_parts(Parts([index]), queries, truth, curve)
 
 
-def measure_parts(parts: Parts, queries: Queries, truth: Neighbours) -> Measured:
-    """Recall and latency on the odd queries at the effort that the parts have; the curve is that one point, on the even queries."""
+def measure_parts(parts: Parts, queries: Queries, truth: Neighbours, curve: tuple[CurvePoint, ...] | None = None) -> Measured:
+    """Recall and latency on the odd queries at the effort that the parts have. curve: as measured on the even ones; None: a few points around that effort."""
     base, odd = parts.base, slice(1, None, 2) if len(queries) > 1 else slice(None)
     return Measured(
         rows=parts.ntotal,
         recall={str(k): share for k, share in recall(parts, queries[odd], truth[odd]).items()},
-        effort=get_effort(base), effort_name=effort_name(base), curve=curve_point(parts, queries[0::2], truth[0::2]),
+        effort=get_effort(base), effort_name=effort_name(base), curve=curve_around(parts, queries[0::2], truth[0::2]) if curve is None else curve,
         latency=latency(parts, queries[odd]), queries=len(queries[odd].addresses),
         duplicate_addresses=duplicates(parts.addresses()).count,
         file_bytes=0, nlist=_nlist(base), imbalance=parts.imbalance(), fingerprint=fingerprint(base),

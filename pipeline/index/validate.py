@@ -176,10 +176,23 @@ def _is_flat(curve: list[CurvePoint]) -> bool:
     return len(curve) > _FLAT_POINTS and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
 
 
-def curve_point(parts: Parts, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
-    """The point at the effort that is set; none for exhaustive kinds."""
-    effort = get_effort(parts.base)
-    return () if effort is None else (_timed(parts, queries, truth, effort),)
+def curve_around(parts: Parts, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
+    """Points from a quarter to twice the effort that is set, which stays set; none for exhaustive kinds."""
+    chosen = get_effort(parts.base)
+    if chosen is None:
+        return ()
+    curve = []
+    for effort in sorted({max(1, chosen // 4), max(1, chosen // 2), _at_most_all(parts, 2 * chosen), chosen}):
+        for part in parts.indexes:
+            set_effort(part, effort)
+        curve.append(_timed(parts, queries, truth, effort))
+    for part in parts.indexes:
+        set_effort(part, chosen)
+    return tuple(curve)
+
+
+def _at_most_all(parts: Parts, effort: int) -> int:
+    return min(effort, unwrap(parts.base).nlist) if effort_name(parts.base) == "nprobe" else effort
 
 
 def _point(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:

@@ -170,6 +170,14 @@ def test_names_that_leave_the_folder_are_refused(publish, store, monkeypatch):
         open_release(store.uri).search("x")
 
 
+def test_changed_tombstones_are_refused(publish, store):
+    """A dead row that comes back, or a live one that is hidden, is as bad as a changed vector."""
+    manifest = publish.with_delta(CORPUS, base=300, dead=[0, 1, 2])
+    changed(store, manifest.tombstones)
+    with pytest.raises(DataError, match=f"{manifest.tombstones.path}: expected sha256"):
+        open_release(store.uri)
+
+
 def test_an_index_with_rows_too_many_is_refused(publish, store):
     manifest = publish(CORPUS)
     republished(publish, manifest, rows=329)

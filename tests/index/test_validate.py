@@ -9,9 +9,10 @@ import pytest
 from scipy.stats import binomtest
 
 from pipeline.index.build import fill, train, write_index
-from pipeline.index.finish import finish, measure
+from pipeline.index.finish import finish, measure, measure_parts
 from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part
+from pipeline.index.parts import Parts
 from pipeline.index.truth import ExactTopK
 from pipeline.index.validate import Counted, Measured, Share, choose_nprobe, effort_name, get_effort, judge, latency, lowest_cosine, recall, set_effort
 from pipeline.settings import GateSettings, IndexSettings
@@ -154,6 +155,18 @@ def test_a_build_ends_with_files_that_hold_what_was_measured(on_disk, tmp_path):
     assert result.file_bytes == sum(file.stat().st_size for file in files)
     assert result.recall["10"].value > 0.9
     assert result.effort == get_effort(faiss.read_index(str(files[0]), faiss.IO_FLAG_ONDISK_SAME_DIR if on_disk == "always" else 0))
+
+
+@pytest.mark.parametrize(("kind", "effort", "efforts"), [("ivf_flat", 8, [2, 4, 8, 16]), ("ivf_flat", 1, [1, 2]), ("ivf_flat", 30, [7, 15, 30, 40]), ("flat", 1, [])])
+def test_parts_are_measured_at_the_effort_that_they_have(kind, effort, efforts):
+    vectors = clustered(1_000)
+    index, queries, truth = built(kind, vectors)
+    set_effort(index, effort)
+    found = measure_parts(Parts([index]), queries, truth)
+    assert [point.effort for point in found.curve] == efforts
+    assert [point.recall_at_10 for point in found.curve] == sorted(point.recall_at_10 for point in found.curve)
+    assert found.effort == get_effort(index) == (effort if efforts else None)
+    assert found.recall["10"].value == recall(index, queries[1::2], truth[1::2])[10].value
 
 
 def test_a_named_effort_is_kept():
