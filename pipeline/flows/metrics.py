@@ -4,12 +4,14 @@ Ray sends a process's figures to its node's agent every ten seconds and when the
 `ray_<name>`, counters with `_total` behind. An agent keeps a counter for as long as it lives, a gauge for about half a minute after its process.
 """
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from pipeline.errors import GatesRefused, PipelineError
 from pipeline.store.release import Gate
 
 _QUARANTINED = "quarantined_"           # what a count of rows set aside begins with; the reason follows
@@ -99,6 +101,16 @@ def record_release(number: int, rows: int, committed_at: str) -> None:
         PUBLISHED.record(datetime.fromisoformat(committed_at).timestamp())
 
 
-def count_night(outcome: str, exit_code: int) -> None:
+def count_night(outcome: str, exit_code: int = 0) -> None:
     """How a night ended, with the exit code that its command will have; before the driver disconnects from Ray."""
     NIGHTS.record(1, outcome=outcome, exit_code=str(exit_code))
+
+
+@contextlib.contextmanager
+def failures_counted() -> Iterator[None]:
+    """Counts the night as refused or failed when the block ends with an error of ours, which goes on."""
+    try:
+        yield
+    except PipelineError as error:
+        count_night("refused" if isinstance(error, GatesRefused) else "failed", error.exit_code)
+        raise

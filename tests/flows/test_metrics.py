@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, GatesRefused
 from pipeline.flows import metrics
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units, run_task
@@ -78,8 +78,11 @@ def test_series_are_exported_with_the_values_of_all_processes(cluster: Cluster):
     metrics.count_quarantined({"rows": 900, "quarantined": 9, "quarantined_empty_text": 7, "quarantined_duplicate_id": 2})
     metrics.record_gates({"recall_at_10": Gate(value=0.97, threshold=0.95, passed=True), "unique_ids": Gate(value=3, threshold=None, passed=False)})
     metrics.record_release(42, 600, "2026-01-02T03:04:05+00:00")
-    metrics.count_night("published", 0)
+    with pytest.raises(GatesRefused), metrics.failures_counted():
+        raise GatesRefused(candidate="candidates/0", refusals=("recall",))
+    metrics.count_night("published")
     assert reaches(lambda: gained(before, metrics.NIGHTS, outcome="published", exit_code="0"), 1)
+    assert gained(before, metrics.NIGHTS, outcome="refused", exit_code="5") == 1
     assert reaches(lambda: gained(before, metrics.ROWS), 600)
     assert gained(before, metrics.TOKENS) == 6 * 1_700
     assert [gained(before, metrics.SECONDS, doing=doing) for doing in ("device", "tokenizer", "store", "model")] == [12.0, 1.5, 3.0, 0.0]
