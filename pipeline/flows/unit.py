@@ -73,7 +73,7 @@ class EncodeUnit:
             encoder = loaded(self.encoder, self.encode)
         if encoder.space_id != self.space_id:
             where, remedy = f"encoder {self.encoder.path} on this worker", "make the same files available on every node"
-            raise SpaceMismatch(where, f"space {self.space_id[:16]} as on the driver", f"space {encoder.space_id[:16]}", remedy)
+            raise SpaceMismatch(where, f"space {self.space_id} as on the driver", f"space {encoder.space_id}", remedy)
         loading, sources = [time.perf_counter() - start], {placed.ordinal: placed for placed in self.sources}
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, Spent]:
