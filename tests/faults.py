@@ -83,6 +83,7 @@ class FaultyProxy:
         self.at_work = self.most_at_work = 0
         self._times: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self.conditional = threading.Lock()         # moto looks and stores in two steps, S3 in one: conditional calls reach it one after the other
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.proxy = self
 
@@ -162,7 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             if kind == "reset" or kind in _ANSWERS:
                 proxy.meet(kind)
                 return self._reset() if kind == "reset" else self._fail(*_ANSWERS[kind])
-            status, headers, content = self._forwarded(body)
+            with proxy.conditional if "If-None-Match" in self.headers else contextlib.nullcontext():
+                status, headers, content = self._forwarded(body)
             late, lost, cut = kind == "delayed", kind == "lost" and status < 300, kind == "cut" and len(content) > 1
             if kind and (late or lost or cut):
                 proxy.meet(kind)

@@ -76,8 +76,8 @@ def test_operations_give_what_they_give_on_a_sound_store(store: Store, faulty: F
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lost"])
 def test_an_outage_ends_at_the_deadline_in_words(store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str):
-    monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.6")
     store.write("there", b"1234")
+    monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.6")
     faulty.faults = Faults(**{kind: 1.0}, delay_s=0.8)
     reading: dict[str, Callable[[], object]] = {
         "read": lambda: store.read("there"), "local": lambda: store.local("there", "0" * 64), "open": lambda: store.open("there"),
@@ -90,7 +90,7 @@ def test_an_outage_ends_at_the_deadline_in_words(store: Store, faulty: FaultyPro
         start = time.monotonic()
         with pytest.raises(TransientError, match=store.uri):
             operation()
-        assert time.monotonic() - start < 3, "one layer of trying again, not the product of three"
+        assert time.monotonic() - start < 10, "one layer of trying again, not the product of three, which is minutes"
 
 
 def test_a_creation_whose_answer_is_lost_is_known_as_ours(store: Store, faulty: FaultyProxy):
