@@ -12,7 +12,7 @@ def plan(config: Config = None, overrides: Overrides = None, print_config: Print
     """Print what a night would do, without doing it.
 
     Lists and samples the corpus, loads the encoder and measures it for ten seconds on this machine; then prints rows, sampled tokens, units, estimated time,
-    the kind of index with its bytes, and memory. Writes nothing.
+    the kind of index with its bytes, and memory, all as if nothing were there; and which files changed since the live release. Writes nothing.
     """
     run_job(_plan, config, overrides, print_config, as_json, verbose)
 
@@ -31,6 +31,9 @@ def _plan(run: Run) -> Answer:
         ("index", f"{index.kind} ({index.factory}), {size(index.file_bytes)}: {index.why}"),
         ("memory", f"about {size(made.worker_bytes)} a worker, {size(index.memory_bytes)} a searcher"),
     ]
+    if made.release is not None:
+        seen = f"{made.changed_files} of {made.files} files changed since release {made.release}: at most {made.tonight_rows:,} rows are encoded"
+        lines.insert(1, ("tonight", seen))
     return Answer(made.facts(), "\n".join(f"{name:<8} {value}" for name, value in lines))
 
 

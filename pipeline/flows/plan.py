@@ -4,16 +4,19 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
+from pipeline.flows.before import load_before
+from pipeline.flows.night import open_releases
 from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.log import Stages
 from pipeline.settings import CorpusSettings, Job
 from pipeline.text.docstrings import harvest_docstrings
+from pipeline.text.ingest import reading_digest
 from pipeline.text.reader import Survey, read_batches, survey
 from pipeline.text.sources import SourceFile, list_files
 
@@ -40,6 +43,11 @@ class Plan:
     vector_bytes: int
     worker_bytes: int
     index: IndexPlan
+    release: int | None = None
+    """the live one; the two below are seen from it"""
+    changed_files: int | None = None
+    tonight_rows: int | None = None
+    """rows of these files: at most so many are encoded"""
 
     def facts(self) -> dict[str, Any]:
         """For --json."""
@@ -55,7 +63,20 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
             files = list_files(corpus)
             looked = survey(files, corpus)
             texts, read_bytes = _sample(files, looked, corpus)
-        return _planned(job, corpus, files, looked, texts, read_bytes, stages, seconds)
+        made = _planned(job, corpus, files, looked, texts, read_bytes, stages, seconds)
+        return replace(made, **_tonight(job, corpus, files, made))
+
+
+def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: Plan) -> dict[str, Any]:
+    """What is known of the files since the live release; rows by the share of bytes."""
+    before = load_before(open_releases(job))
+    if before.release is None:
+        return {}
+    lives_on = before.corpus is not None and not before.parent(job, 0).anew and before.corpus.reading == reading_digest(corpus)
+    known = {(file.name, file.size, file.stamp) for file in before.corpus.files} if before.corpus is not None and lives_on else set()
+    changed = [file for file in files if (file.name, file.size, file.stamp) not in known]
+    share = sum(file.size for file in changed) / max(1, sum(file.size for file in files))
+    return {"release": before.release.release, "changed_files": len(changed), "tonight_rows": round(made.rows * share)}
 
 
 def _readable(corpus: CorpusSettings, directory: str) -> CorpusSettings:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import load_settings
 from pipeline.flows.nightly import Outcome, nightly
+from pipeline.flows.plan import plan
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -227,3 +228,15 @@ def test_duplicate_ids_come_to_life_and_die(nights: Callable[..., Night]):
     night.put({"a.parquet": BASE, "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
     night.run()
     assert live_vectors(night) == first
+
+
+def test_a_plan_tells_what_changed_since_the_live_release(nights: Callable[..., Night]):
+    night = nights()
+    night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:]})
+    assert plan(night.job, Stages(), seconds=0.1).release is None
+    night.run()
+    assert plan(night.job, Stages(), seconds=0.1).changed_files == 0
+    night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:35]})
+    found = plan(night.job, Stages(), seconds=0.1)
+    assert (found.release, found.changed_files) == (1, 1)
+    assert 10 < (found.tonight_rows or 0) < 25
