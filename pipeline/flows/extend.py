@@ -1,7 +1,7 @@
 """Tonight's index out of last night's: changed in place where faiss can, else a base with a delta and tombstones, and built anew where a rule says so."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, SpaceMismatch
@@ -149,7 +149,9 @@ class _Night:
         units, rows = extension.since(since), extension.rows_since(since)
         most = self.cluster.index_workers(self.job.cluster, max(1, len(units)))
         count = min(self.job.index.shards or most, len(units)) if extension.build.plan.shardable else min(1, len(units))
-        records = fill_shards(FillShard(extension.build, extension.trained), units, count, rows, most, self.stages) if count else ()
+        # a run on a larger cluster cuts other shards, so those of this number of shards have a place of their own
+        build = replace(extension.build, work=f"{extension.build.work}/delta-{count}")
+        records = fill_shards(FillShard(build, extension.trained), units, count, rows, most, self.stages) if count else ()
         with self.stages("extend"):
             grown = run_task(JoinDelta(extension), records, Pool(1))
         drop_parts(self.store, records)

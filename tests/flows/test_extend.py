@@ -80,6 +80,18 @@ def test_equal_nights_give_equal_bytes_and_are_not_done_twice(cluster: Cluster, 
     assert [made[0].files, made[0].ids, made[0].truth] == [made[1].files, made[1].ids, made[1].truth]
 
 
+def test_a_delta_does_not_depend_on_how_many_workers_fill_it(cluster: Cluster, tmp_path: Path):
+    chain = Chain(tmp_path / "root", cluster, ("index.kind=ivf_sq8", "index.nlist=8", "index.rewrite_gib=1e-9")).add(500)
+    chain.night()
+    chain.add(12).add(12).add(12)
+    made = []
+    for each, workers in ((chain, 1), (chain.copy(tmp_path / "other"), 2)):
+        each.overrides = (*each.overrides, "index.shards=null", f"cluster.index_workers={workers}")
+        made.append(each.night())
+        each.assert_sound(exhaustive=False)
+    assert made[0].files == made[1].files
+
+
 def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_replaced(cluster: Cluster, tmp_path: Path):
     chain = Chain(tmp_path / "root", cluster, ("index.kind=flat",)).add(700)
     chain.night()
