@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PublishConflict
+from pipeline.flows import metrics
 from pipeline.flows.before import Before, load_before, same_making, unchanged
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import encoder_place
@@ -55,8 +56,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
         if process is not None and not is_small(job, store, corpus):
             process.close()
             process = None
-        candidate = _candidate(job, before, corpus, releases, stages, verbose, process)
-        return _published(candidate, releases, stages)
+        return _made(job, before, corpus, releases, stages, verbose, process)
 
 
 def _nothing(release: ReleaseManifest, root: str, why: str) -> Outcome:
@@ -71,24 +71,31 @@ def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outc
         folder = f"candidates/{candidate.manifest.id[:24]}"
         store.write(f"{folder}/manifest.json", candidate.manifest.to_json())
         store.write(f"{folder}/report.html", page(None).encode())
-        raise GatesRefused(candidate=store.uri_of(folder), refusals=refusals)
+        gates = {name: gate.model_dump(mode="json") for name, gate in candidate.manifest.gates.items()}
+        raise GatesRefused(store.uri_of(folder), refusals, gates, tuple(choice.model_dump(mode="json") for choice in candidate.manifest.choices))
     try:
         published = releases.publish(candidate.manifest, page)
     except PublishConflict as conflict:
         say(str(conflict))
         return _outcome("overtaken", releases.get(conflict.number), store.uri)
+    metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
     return _outcome("published", published, store.uri)
 
 
-def _candidate(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool, process: OneProcess | None) -> Candidate:
+def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool, process: OneProcess | None) -> Outcome:
+    """Built, judged and published while Ray is connected, since the agent takes metrics only until then."""
     from pipeline.flows.cluster import connect
     from pipeline.flows.gates import run_gates
 
-    with connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+    with connect(job.cluster, stages, verbose=verbose, process=process) as cluster, metrics.failures_counted():
         candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
             gates, canary = run_gates(job, releases.store, before.release, candidate)
-    return replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary}))
+        metrics.count_quarantined(candidate.manifest.counts)
+        metrics.record_gates(gates)
+        outcome = _published(replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary})), releases, stages)
+        metrics.count_night(outcome.status)
+        return outcome
 
 
 def _page(candidate: Candidate, root: str, stages: Stages) -> Callable[[int | None], str]:

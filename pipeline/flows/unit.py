@@ -18,6 +18,7 @@ from pipeline.flows.apart import Apart
 from pipeline.flows.attempts import LIMIT, Attempts
 from pipeline.flows.copies import Knowing, Known, find_known
 from pipeline.flows.loaded import assigned_cpus, loaded
+from pipeline.flows.metrics import count_encoded
 from pipeline.flows.placed import Placed
 from pipeline.flows.units import progress
 from pipeline.log import listening
@@ -84,6 +85,7 @@ class EncodeUnit:
                 attempts = Attempts(self.store, path, self.run)
                 record = create_record(self.store, path, self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT))
                 attempts.end()
+                count_encoded(record.rows - sum(record.copied.values()), int(spent.seconds.get("tokens", 0)), spent.seconds)
             return record, spent
 
         return work
