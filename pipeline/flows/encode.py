@@ -101,13 +101,14 @@ def copies_from(before: ReleaseManifest, job: Job, space_id: str) -> bool:
 
 
 def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
-    """Records of units that need no encoding, by the sha256 of the corpus unit: those whose data file is there with its full size."""
+    """Records of units that need no encoding, by the sha256 of the corpus unit: those whose files are there in full."""
     directory = record_path(space_id, corpus.units[0], job.encode, job.corpus.id).rpartition("/")[0]
-    there = {entry.path: entry.size for entry in store.list(directory)}
+    there = {entry.path: entry.size for top in (directory, f"moments/{space_id[:16]}", f"quarantine/{space_id[:16]}") for entry in store.list(top)}
     named = [(unit, path) for unit in corpus.units if (path := record_path(space_id, unit, job.encode, job.corpus.id)) in there]
     with ThreadPoolExecutor(_READERS) as pool:
         records = list(pool.map(lambda each: load_record(store, each[1], space_id), named))
-    return {unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None and there.get(record.path) == record.bytes}
+    found = {unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None}
+    return {name: record for name, record in found.items() if record.sizes().items() <= there.items()}
 
 
 def _waits(spent: Spent) -> str:

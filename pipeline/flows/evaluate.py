@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.flows.before import load_before
 from pipeline.flows.cluster import connect
 from pipeline.flows.gates import RepeatedIds
 from pipeline.flows.night import open_releases
@@ -18,7 +19,6 @@ from pipeline.settings import IndexSettings, Job
 from pipeline.store.dead import Dead
 from pipeline.store.release import Gate, ReleaseManifest
 from pipeline.store.store import Store
-from pipeline.store.units import Corpus
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ def evaluate(job: Job, stages: Stages, *, verbose: bool = False) -> Evaluation:
     from pipeline.index.validate import Counted, Measured, judge
 
     releases = open_releases(job)
-    manifest = releases.current()
+    before = load_before(releases)
+    manifest, corpus = before.release, before.corpus
     if manifest is None:
         raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
-    corpus = Corpus.load(releases.store, manifest.corpus.path)
     if corpus is None:
-        raise DataError(releases.store.uri_of(manifest.corpus.path), "the release's corpus record", "no such file", "restore it, or roll back")
+        raise DataError(f"release {manifest.release}", "its corpus record", before.lost, "restore it, roll back, or run a night")
     with connect(job.cluster, stages, verbose=verbose), stages("evaluate", manifest.rows) as bar:
         measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
         repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))
@@ -67,10 +67,10 @@ class MeasureRelease:
 
         store, manifest = self.store, self.manifest
         units = tuple(placed for placed in placed_in(manifest) if placed.unit.rows)
-        id_name = pq.ParquetFile(store.open(units[0].unit.path)).schema_arrow.names[0]
+        id_name = pq.ParquetFile(store.open(units[0].unit.path, units[0].unit.sha256)).schema_arrow.names[0]
         source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
         queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
-        transform: Any = load_transform(store.read(manifest.transform.path)) if manifest.transform else None
+        transform: Any = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)) if manifest.transform else None
         fold = ExactTopK(queries, transform)
         truth, bad = fold.none(), 0
         for addresses, vectors in source.batches(units):

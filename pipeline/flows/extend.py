@@ -121,12 +121,12 @@ class _Night:
     def _made(self, extension: Extension, apart: bool) -> _Extended | str:
         """The extended index, or why last night's files cannot be used."""
         done = f"{extension.build.work}/extended.json"
-        if (found := _Extended.load(self.store, done)) and found.built.is_whole(self.store):
+        if (found := _Extended.left(self.store, done)) and found.built.is_whole(self.store):
             return found
         try:
             grown = self._beside(extension) if apart else self._in_place(extension)
         except (FileNotFoundError, DataError):              # a second run beside this one finished the same extension and removed its parts
-            if found := _Extended.load(self.store, done):
+            if found := _Extended.left(self.store, done):
                 return found
             raise
         measured, truth = self._measured(extension, grown) if not grown.unusable else (Measurement(unusable=grown.unusable), None)

@@ -57,7 +57,7 @@ def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate:
     vectors = run_task(EncodeTexts(for_workers(job.encoder, store), job.encode), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
     canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
     if canary is None and before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
-        canary = lowest_cosine(unpack(store.read(before.canary.path), "vectors")[0]["vectors"], vectors)
+        canary = lowest_cosine(unpack(store.read_checked(before.canary.path, before.canary.sha256), "vectors")[0]["vectors"], vectors)
     gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
     return gates, _keep(store, vectors)
 

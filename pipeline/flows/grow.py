@@ -108,7 +108,7 @@ class GrowInPlace:
 
     def _work(self, _: None) -> Grown:
         build, path = self.extension.build, f"{self.extension.build.work}/grown.json"
-        grown = Grown.load(build.store, path)
+        grown = Grown.left(build.store, path)
         if grown is None or not grown.added or any(build.store.size(ref.path) != ref.bytes for ref in (*grown.files, *grown.ids, grown.added)):
             grown = self._grown()
             build.store.write(path, grown.to_json())

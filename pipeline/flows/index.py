@@ -32,7 +32,7 @@ def build_index(
     what = {**made_of(job, filled, dead, transform), "plan": plan.model_dump(mode="json"), "shards": count}
     build = Build(source, plan, job.index, job.gates, transform, f"indexes/work/{digest_of(what)[:24]}")
     done = f"{build.work}/built.json"
-    if (built := BuiltIndex.load(store, done)) and built.is_whole(store):
+    if (built := BuiltIndex.left(store, done)) and built.is_whole(store):
         return built
     with stages("train") as bar:
         trained = run_task(Train(build), filled, Pool(1))
@@ -80,7 +80,7 @@ def _finished(task: Finish, shards: tuple[ShardRecord, ...], done: str) -> Built
     try:
         return run_task(task, shards, Pool(1))
     except (FileNotFoundError, DataError):              # a second run beside this one finished the same index and removed its parts
-        if built := BuiltIndex.load(task.build.store, done):
+        if built := BuiltIndex.left(task.build.store, done):
             return built
         raise
 

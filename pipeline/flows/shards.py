@@ -128,16 +128,19 @@ class Train:
 
     def _work(self, units: tuple[Placed, ...]) -> Trained:
         store, record = self.build.store, f"{self.build.work}/trained.json"
-        found = Trained.load(store, record)
-        if found is not None and all(store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)):
+        if found := self._left(record):
             return found
         made = self._trained(units)
-        if found is not None:                           # its files are gone
-            store.write(record, made.to_json())
-        elif not store.create(record, made.to_json()):
-            # of two nights that train the same, on machines that round differently, all shards follow one
-            return Trained.load(store, record) or made
+        if not store.create(record, made.to_json()):
+            if found := self._left(record):             # of two nights that train the same, on machines that round differently, all shards follow one
+                return found
+            store.write(record, made.to_json())         # it was cut short, or its files are gone
         return made
+
+    def _left(self, record: str) -> Trained | None:
+        """What an earlier run trained, while all of it is there."""
+        store, found = self.build.store, Trained.left(self.build.store, record)
+        return found if found and all(store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)) else None
 
     def _trained(self, units: tuple[Placed, ...]) -> Trained:
         from pipeline.index.build import train, write_index
@@ -179,7 +182,7 @@ class FillShard:
     def _work(self, shard: Shard) -> ShardRecord:
         store = self.build.store
         path = f"{self.build.work}/shard-{shard.number:05d}.json"
-        record = ShardRecord.load(store, path)
+        record = ShardRecord.left(store, path)
         if record is None or any(store.size(ref.path) != ref.bytes for ref in (record.part, record.truth, record.ids)):
             record = self._filled(shard)
             store.write(path, record.to_json())

@@ -81,7 +81,7 @@ class EncodeUnit:
             spent = Spent({"load": loading.pop()} if loading else {}, tuple(heard))
             path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = load_record(self.store, path, self.space_id)
-            if record is None or self.store.size(record.path) != record.bytes:      # a truncated file is made again, to the same bytes
+            if record is None or not record.is_whole(self.store):       # a truncated file is made again, to the same bytes
                 attempts = Attempts(self.store, path, self.run)
                 record = create_record(self.store, path, self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT))
                 attempts.end()
@@ -220,8 +220,8 @@ def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: 
 
 
 def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
-    """The record at `path`; None when there is none. SpaceMismatch for one whose vectors are of another space."""
-    record = UnitRecord.load(store, path)
+    """The record at `path`; None when there is none, or only its beginning. SpaceMismatch for one whose vectors are of another space."""
+    record = UnitRecord.left(store, path)
     if record is not None and record.space_id != space_id:
         remedy = "a record was put where it does not belong: delete it, and the unit is encoded again"
         raise SpaceMismatch(store.uri_of(path), f"vectors of space {space_id}", f"space {record.space_id}", remedy)

@@ -167,15 +167,15 @@ class WhitenUnit:
     def _work(self, unit: UnitRecord) -> UnitRecord:
         name = f"{self.transform.transform_id[:16]}/{unit.sha256[:24]}"
         path = f"units/whitened/{name}.json"
-        record = UnitRecord.load(self.store, path)
-        if record is None or self.store.size(record.path) != record.bytes:
+        record = UnitRecord.left(self.store, path)
+        if record is None or not record.is_whole(self.store):
             record = create_record(self.store, path, self._written(unit, name))
         return record
 
     def _written(self, unit: UnitRecord, name: str) -> UnitRecord:
         with self.store.scratch() as scratch:
             file = scratch / "whitened.parquet"
-            source = checked_space(pq.ParquetFile(self.store.open(unit.path)), unit.path, self.transform.space_id)
+            source = checked_space(pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.transform.space_id)
             given = source.schema_arrow
             kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
             space = digest_of([self.transform.space_id, self.transform.transform_id])

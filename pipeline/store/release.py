@@ -318,8 +318,11 @@ class _Changed(DataError):
 
 def files_of(store: Store, manifest: ReleaseManifest) -> set[str]:
     """Every file that the release needs, those of its corpus record included, its own manifest excepted."""
-    corpus = Corpus.load(store, manifest.corpus.path)
-    return manifest.paths() | (corpus.paths() if corpus else set())
+    try:
+        content = store.read_checked(manifest.corpus.path, manifest.corpus.sha256)
+    except FileNotFoundError:
+        return manifest.paths()
+    return manifest.paths() | Corpus.from_json(content, store.uri_of(manifest.corpus.path)).paths()
 
 
 def missing_file(store: Store, manifest: ReleaseManifest) -> str | None:

@@ -20,6 +20,7 @@ from pipeline.errors import DataError, TransientError
 
 PARTIAL = ".tmp-"              # prefix of names that no listing shows
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)      # of a file system on the network whose server does not answer, or another one does
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,13 @@ def changed(name: str, expected: str, found: str) -> DataError:
 
 @contextlib.contextmanager
 def room(where: str) -> Iterator[None]:
-    """TransientError where the block fails because a disk is full, in whatever library's words: nothing half-written was published, so room is all it needs."""
+    """TransientError where the block fails because a disk is full, in whatever library's words, or does not answer: nothing half-written was published."""
     try:
         yield
     except (OSError, RuntimeError, pa.ArrowException) as error:
+        if getattr(error, "errno", None) in _AWAY:
+            remedy = "check the disk, or the server of the file system, and run again: finished work is kept"
+            raise TransientError(where, "a disk that answers", " ".join(str(error).split()), remedy) from error
         if getattr(error, "errno", None) not in _FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
             raise
         found, remedy = " ".join(str(error).split()), "make room (manta releases prune, or a larger disk) and run again: finished work is kept"

@@ -5,24 +5,30 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Self
 
-from pydantic import ValidationError
-
 from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
-from pipeline.store.store import Store
+from pipeline.store.store import Store, changed
+
+_SEAL = "seal"
 
 
 class Stored(Settings):
-    """A value kept as one JSON file."""
+    """A value kept as one JSON file, with a seal: the sha256 of all else in it."""
 
     def to_json(self) -> bytes:
-        return canonical(self.model_dump(mode="json")) + b"\n"
+        value = self.model_dump(mode="json")
+        return canonical(value | {_SEAL: digest_of(value)}) + b"\n"
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> Self:
+        """What `to_json` wrote; DataError for a file that is damaged, was changed, or is of another kind."""
         try:
-            return cls.model_validate(json.loads(content))
-        except (ValueError, ValidationError) as error:
+            value = json.loads(content)
+            seal = value.pop(_SEAL)
+            if seal != (found := digest_of(value)):
+                raise changed(name, str(seal), found)
+            return cls.model_validate(value)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             found, remedy = f"{type(error).__name__}: {str(error)[:200]}", "the file is damaged or of another version; delete it and run again"
             raise DataError(name, f"a {cls.__name__} record", found, remedy) from None
 
@@ -33,6 +39,15 @@ class Stored(Settings):
             return cls.from_json(store.read(path), store.uri_of(path))
         except FileNotFoundError:
             return None
+
+    @classmethod
+    def left(cls, store: Store, path: str) -> Self | None:
+        """What an earlier run left at `path`; None where there is nothing, or only its beginning: either way the work is done again. DataError as `from_json`."""
+        try:
+            content = store.read(path)
+        except FileNotFoundError:
+            return None
+        return cls.from_json(content, store.uri_of(path)) if content.endswith(b"}\n") else None
 
 
 class FileRef(Settings):
@@ -72,6 +87,14 @@ class UnitRecord(Stored):
     """rows of the source that have no row here, ascending"""
     moments: FileRef | None = None
     quarantine: FileRef | None = None
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file that it names, by path."""
+        return {self.path: self.bytes} | {ref.path: ref.bytes for ref in (self.moments, self.quarantine) if ref}
+
+    def is_whole(self, store: Store) -> bool:
+        """Whether every file that it names is there, in full."""
+        return all(store.size(path) == size for path, size in self.sizes().items())
 
 
 class InputFile(Settings):
@@ -202,7 +225,7 @@ def create_record(store: Store, path: str, record: UnitRecord) -> UnitRecord:
         winner = UnitRecord.load(store, path)
     except DataError:
         winner = None
-    if winner is None or store.size(winner.path) != winner.bytes:
+    if winner is None or not winner.is_whole(store):
         store.write(path, record.to_json())
         return record
     return winner

@@ -89,8 +89,9 @@ def known_corpus(store: Store, corpus_id: str) -> Corpus | None:
 
 
 def _missing(store: Store, corpus: Corpus) -> str | None:
-    """A unit or table of the corpus that is not there with its size."""
-    tables = (*corpus.keys, *corpus.texts, *([corpus.dead] if corpus.dead else []))
+    """A file of the corpus that is not there with its size."""
+    single = (corpus.dead, corpus.quarantine, *(unit.copies for unit in corpus.units))
+    tables = (*corpus.keys, *corpus.texts, *(reference for reference in single if reference))
     needed = {ref.path: ref.bytes for ref in tables} | {unit.path: unit.bytes for unit in corpus.units}
     folders = sorted({path.rpartition("/")[0] for path in needed})
     present = {entry.path: entry.size for folder in folders for entry in store.list(folder)}

@@ -141,6 +141,8 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
 def test_a_full_disk_is_told_in_any_librarys_words(error: Exception):
     with pytest.raises(TransientError, match="make room"), room("/somewhere"):
         raise error
+    with pytest.raises(TransientError, match="a disk that answers"), room("/somewhere"):
+        raise OSError(errno.EIO, "Input/output error")
     with pytest.raises(KeyError), room("/somewhere"):
         raise KeyError("x")
 

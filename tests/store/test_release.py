@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
         moments=ref(f"moments/{name}.safetensors"),
         index=IndexFiles(kind="flat", factory="Flat", dim=2, files=(ref(f"indexes/{name}.faiss"),)), transform=ref(f"transforms/{name}.safetensors"),
         encoder=EncoderFiles(path="encoders/e", files=(ref("encoders/e/config.json").model_copy(update={"path": "config.json"}),)),
-        corpus=FileRef(path=f"keys/{name}/corpus.json", sha256="0" * 64),
+        corpus=FileRef(path=f"keys/{name}/corpus.json", sha256=sha256(corpus.to_json()).hexdigest()),
     )
 
 
