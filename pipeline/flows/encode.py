@@ -70,7 +70,7 @@ def encode(
     made = finished(store, corpus, folder.space_id, job)
     todo = sorted((unit for unit in corpus.units if unit.sha256 not in made), key=lambda unit: (-unit.bytes, unit.sha256))
     spent = Spent()
-    with stages("encode", corpus.rows) as bar:
+    with stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
             sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
