@@ -1,0 +1,198 @@
+"""A campaign: the same nights over a root in peace and a root under fire, and what came of it."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.chaos.compare import Differences, compare
+from tests.chaos.corpus import ChangingCorpus
+from tests.chaos.nights import HOOKS, Fire, NightUnderFire, Tally
+from tests.chaos.points import Shot
+from tests.chaos.server import s3_server
+from tests.faults import Faults, FaultyProxy
+from tests.flows.conftest import ROOT
+from tests.models.folders import save_folder
+
+_S3_FAULTS = Faults(throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0)
+_PATIENCE_S = 600.0
+_ANSWER_S = "5"                 # a delayed answer is one that never came
+_CHANCES = (("slow", 0.03), ("full", 0.002), ("ill", 0.002), ("stale", 0.002))
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What a campaign is asked for; see the options of the program."""
+
+    nights: int = 10
+    seed: int = 0
+    store: str = "local"
+    minutes: float = 20.0
+    ray: float = 0.2
+    rows: int = 160
+    index: str = "flat"
+    kills: float = 0.7
+    points: int = 6
+    cuts: int = 1
+    full: int = 1
+    twice: float = 0.15
+    abandoned: float = 0.2
+    poison: bool = False
+    no_links: bool = False
+
+    def fire(self) -> Fire:
+        local = self.store == "local"
+        return Fire(self.kills, self.points, self.cuts, self.full, _CHANCES if self.full else (), self.twice, not self.no_links, local)
+
+
+@dataclass
+class Report:
+    """Nights played and what they came to."""
+
+    seed: int
+    tally: Tally = field(default_factory=Tally)
+    nights: int = 0
+    abandoned: int = 0
+    with_ray: int = 0
+    shifted: int = 0
+    rows: int = 0
+    files: int = 0
+    lost: int = 0
+    doubled: int = 0
+    differing: int = 0
+    words: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        return not (self.lost or self.doubled or self.differing or self.tally.wrong)
+
+    @property
+    def kills(self) -> int:
+        return self.tally.kills.total()
+
+    def add(self, night: int, found: Differences) -> None:
+        self.rows, self.files, self.shifted = self.rows + found.rows, self.files + found.files, self.shifted + found.shifted
+        self.lost, self.doubled, self.differing = self.lost + found.lost, self.doubled + found.doubled, self.differing + found.differing
+        self.words += [f"night {night}: {each}" for each in found.words]
+
+    def table(self) -> str:
+        tally = self.tally
+        lines = {
+            "seed": self.seed, "nights": self.nights, "of them with Ray": self.with_ray, "given up before they were done": self.abandoned,
+            "runs": tally.runs, "seconds": round(self.seconds), "kills": _told(tally.kills), "faults injected": _told(tally.faults), "exit codes": _told(tally.codes),
+            "ended as": _told(tally.statuses), "processes that outlived their driver": _told(tally.outlived), "nights with ordinals left out": self.shifted,
+            "rows compared": self.rows, "files compared": self.files, "rows lost": self.lost, "rows doubled": self.doubled, "differing": self.differing,
+            "runs that ended wrong": len(tally.wrong),
+        }
+        width = max(map(len, lines))
+        return "\n".join([*(f"{name.ljust(width)}  {value}" for name, value in lines.items()), *self.words, *tally.wrong])
+
+
+def _told(counts: Counter[str]) -> str:
+    return f"{counts.total()}" + (f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else "")
+
+
+@dataclass
+class Campaign:
+    """work: an empty directory for corpus, encoder, roots and logs."""
+
+    work: Path
+    plans: Plans
+
+    def play(self, schedule: Sequence[tuple[bool, Sequence[Shot]]] = ()) -> Report:
+        """All nights. schedule: instead of drawn ones, for each night whether it starts Ray and the shots that are fired (none: drawn all the same)."""
+        self.report, began = Report(self.plans.seed), time.monotonic()
+        self.deadline = began + 60 * self.plans.minutes
+        self.rng = random.Random(self.plans.seed)
+        self.work.mkdir(parents=True, exist_ok=True)
+        with open(self.work / "log", "a") as self.log, self._surroundings():
+            corpus = ChangingCorpus(self.work / "corpus", np.random.default_rng(self.plans.seed))
+            for night in range(1, (len(schedule) or self.plans.nights) + 1):
+                if time.monotonic() > self.deadline:
+                    break
+                ray, shots = schedule[night - 1] if schedule else (self.rng.random() < self.plans.ray, ())
+                self._say(f"night {night}{' with Ray' if ray else ''}: {', '.join(self._edited(corpus, night))}")
+                self._night(night, ray, shots, given_up=not schedule and self.rng.random() < self.plans.abandoned)
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    def _edited(self, corpus: ChangingCorpus, night: int) -> list[str]:
+        if night > 1:
+            return corpus.change(self.rng.randint(1, 4))
+        corpus.begin(self.plans.rows, 4)
+        if self.plans.poison:
+            corpus.poison()
+        return ["the first"]
+
+    def _night(self, night: int, ray: bool, shots: Sequence[Shot], given_up: bool) -> None:
+        folder, report = self.work / f"night-{night:03d}", self.report
+        folder.mkdir()
+        before, peace = self._releases(), None if given_up else self._in_peace(folder)
+        fire = NightUnderFire(self._arguments(self.disturbed), self.environment, folder, self.plans.fire(), self.rng, report.tally, self.log)
+        status = fire.run(ray, self.deadline, shots, finish=not given_up)
+        report.nights, report.with_ray = report.nights + 1, report.with_ray + ray
+        if given_up and self._releases() == before:
+            report.abandoned += 1
+            return
+        self._await(peace or self._in_peace(folder), folder)
+        found = compare(self.disturbed, self.undisturbed)
+        self._say(f"night {night} is {status}: {found}")
+        report.add(night, found)
+
+    def _releases(self) -> int:
+        return len(Releases(open_store(self.disturbed)).history())
+
+    def _in_peace(self, folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "jobs.nightly", "--json", *self._arguments(self.undisturbed), "cluster.small_rows=100000"]
+        with open(folder / "peace.out", "wb") as out, open(folder / "peace.err", "wb") as errors:
+            return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **self.common})
+
+    def _await(self, night: subprocess.Popen[bytes], folder: Path) -> None:
+        if night.wait(timeout=_PATIENCE_S):
+            raise RuntimeError(f"the undisturbed night failed: {(folder / 'peace.err').read_text()[-2000:]}")
+
+    def _arguments(self, root: str) -> list[str]:
+        return [
+            f"corpus.uri={self.work / 'corpus'}", "corpus.keep=[text]", "corpus.max_quarantined=0.9", f"encoder.path={self.work / 'encoder'}", "encode.unit_rows=32",
+            f"index.kind={self.plans.index}", "index.queries=40", "index.shards=2", "whiten.dev_texts=40", "gates.recall_at_10=0.1", f"release.root={root}",
+            "cluster.workers=2",
+        ]
+
+    @contextlib.contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """Roots, the encoder, and the environment of all nights; an S3 server with a proxy before it that fails, where the disturbed root lies in one."""
+        save_folder(self.work / "encoder", "bert")
+        self.undisturbed = str(self.work / "peace")
+        path = os.pathsep.join(map(str, (HOOKS, ROOT)))
+        sockets = tempfile.mkdtemp(prefix="mc-", dir="/tmp")            # paths of Ray's sockets have to be short
+        self.common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": sockets, "MANTA_CACHE": str(self.work / "cache")}
+        if self.plans.poison:
+            self.common["MANTA_CHAOS_POISON"] = "1"
+        try:
+            if self.plans.store == "local":
+                self.disturbed, self.environment = str(self.work / "fire"), self.common
+                yield
+            else:
+                with s3_server("chaos") as (bucket, endpoint), FaultyProxy(endpoint, _S3_FAULTS) as proxy:
+                    self.disturbed = f"{bucket}/fire"
+                    self.environment = {**self.common, "AWS_ENDPOINT_URL": proxy.url, "MANTA_STORE_TIMEOUT_S": _ANSWER_S}
+                    yield
+                    self.report.tally.faults.update(proxy.met)
+        finally:
+            shutil.rmtree(sockets, ignore_errors=True)
+
+    def _say(self, what: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {what}", file=self.log, flush=True)

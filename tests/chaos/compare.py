@@ -1,0 +1,165 @@
+"""Two roots over the same nights, compared: rows by id, every file that the live releases name by path and bytes, counts, quarantine, and answers.
+
+What may differ, and why: a number that was reserved and never committed is skipped, and with it the ordinals that its manifest had taken. Then addresses are
+other ones for life, and files that hold addresses (tables of rows, the index, ids) cannot be equal in bytes; their rows are compared with addresses translated
+to (unit, row) instead. Files of units, vectors, records, moments and what was set aside have no addresses in them and are equal in every case. Manifests and
+reports hold measured times, commits hold the time.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import open_release
+from pipeline.store.dead import Dead
+from pipeline.store.release import ReleaseManifest, Releases, files_of
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import Store, open_store
+from pipeline.store.units import Corpus
+
+_ADDRESSED = re.compile(r"(keys|indexes|ids)/.*|quarantine/[^/]*")        # the last is named by the corpus's id, which depends on ordinals
+_RANKS = 10
+
+
+@dataclass
+class Differences:
+    """Rows that only one root has, that one has twice, and everything else that is not equal."""
+
+    lost: int = 0
+    doubled: int = 0
+    differing: int = 0
+    rows: int = 0
+    files: int = 0
+    shifted: bool = False
+    """whether ordinals differ, by a number that was reserved and not committed"""
+    words: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, names: Iterable[Any], what: str) -> None:
+        found = list(names)
+        if found:
+            setattr(self, kind, getattr(self, kind) + len(found))
+            self.words.append(f"{what}: {len(found)}, such as {sorted(map(str, found))[:4]}")
+
+
+@dataclass
+class Root:
+    """The live release of a root, with all that it names."""
+
+    uri: str
+    doubled: list[str] = field(default_factory=list)
+
+    @cached_property
+    def store(self) -> Store:
+        return open_store(self.uri)
+
+    @cached_property
+    def manifest(self) -> ReleaseManifest:
+        found = Releases(self.store).current()
+        assert found is not None
+        return found
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        found = Corpus.load(self.store, self.manifest.corpus.path)
+        assert found is not None
+        return found
+
+    @cached_property
+    def rows(self) -> dict[str, tuple[bytes, bytes]]:
+        """id -> (text key, vector) of the live rows, read as anybody can."""
+        dead, found = Dead.load(self.store, self.manifest.dead), {}
+        for unit in self.manifest.units:
+            table = pq.read_table(self.store.open(unit.path, unit.sha256))
+            numbers = np.delete(np.arange(unit.rows + len(unit.dropped)), unit.dropped)
+            live = np.flatnonzero(~np.isin(numbers, dead.rows_of(unit.ordinal)))
+            vectors = vector_matrix(table["vector"])
+            for row, key, place in zip(table["id"].take(live).to_pylist(), table["text_key"].take(live).to_pylist(), live, strict=True):
+                if row in found:
+                    self.doubled.append(row)
+                found[row] = (key, vectors[place].tobytes())
+        return found
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """Every file that the release and its corpus need, by path."""
+        return {path: self.store.read(path) for path in files_of(self.store, self.manifest)}
+
+    @cached_property
+    def ordinals(self) -> tuple[int, ...]:
+        return tuple(unit.ordinal for unit in self.manifest.units)
+
+    def counts(self) -> dict[str, int]:
+        """Without what only tells where vectors came from."""
+        return {name: count for name, count in self.manifest.counts.items() if name not in ("encoded", "reused", "truncated", "tokens")}
+
+    def set_aside(self) -> list[tuple[Any, ...]]:
+        """Every row that was set aside, with its reason, by the corpus and by the encoder."""
+        references = [self.corpus.quarantine, *(unit.quarantine for unit in self.manifest.units)]
+        tables = [pq.read_table(self.store.open(reference.path, reference.sha256)).to_pylist() for reference in references if reference]
+        return sorted(tuple(map(str, row.values())) for rows in tables for row in rows)
+
+    def place(self, address: int | None) -> str | None:
+        """An address as the unit's content and the row."""
+        if address is None:
+            return None
+        unit = next(unit for unit in self.corpus.units if unit.ordinal == address >> 32)
+        return f"{unit.sha256[:16]}/{address & 0xFFFFFFFF}"
+
+    def tables(self) -> dict[str, Counter[Any]]:
+        """Key table, text table, dead rows and ids with their addresses translated, in no order."""
+        keys = [pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.keys]
+        texts = [pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.texts]
+        living = set(self.ordinals)
+        ids = [pa.ipc.open_file(self.store.open(ref.path, ref.sha256)).read_all().to_pylist() for ref in self.manifest.ids]
+        dead = Dead.load(self.store, self.manifest.dead).addresses.tolist()
+        return {
+            "key table": Counter((row["id"], row["text_key"], row["file"], row["row"], self.place(row["address"])) for rows in keys for row in rows),
+            "text table": Counter((row["text_key"], self.place(row["address"])) for rows in texts for row in rows if row["address"] >> 32 in living),
+            "dead rows": Counter(map(self.place, dead)),
+            "ids": Counter((row["id"], self.place(row["address"])) for rows in ids for row in rows),
+        }
+
+    def answers(self, queries: np.ndarray) -> list[list[tuple[float, str]]]:
+        """(score, id) of the nearest, best first; those that share the last score left out, since any of them may be the tenth."""
+        table = open_release(self.uri).search(queries, _RANKS)
+        found: list[list[tuple[float, str]]] = [[] for _ in queries]
+        for row in table.to_pylist():
+            found[row["query"]].append((round(row["score"], 5), row["id"]))
+        return [sorted(answer for answer in each if answer[0] > min(each)[0] + 2e-5) for each in found]
+
+
+def compare(disturbed: str, undisturbed: str) -> Differences:
+    """How the live release of one root differs from that of the other."""
+    mine, other = Root(disturbed), Root(undisturbed)
+    found = Differences(rows=len(other.rows), files=len(other.files), shifted=mine.ordinals != other.ordinals)
+    found.add("lost", other.rows.keys() - mine.rows.keys(), "rows lost")
+    found.add("doubled", mine.rows.keys() - other.rows.keys(), "rows that should not live")
+    found.add("doubled", mine.doubled, "ids twice")
+    found.add("differing", (row for row in mine.rows.keys() & other.rows.keys() if mine.rows[row] != other.rows[row]), "rows with another text or vector")
+    _compare_files(mine, other, found)
+    counts = mine.counts(), other.counts()
+    found.add("differing", (name for name in counts[0].keys() | counts[1].keys() if counts[0].get(name) != counts[1].get(name)), "counts")
+    if mine.manifest.counts["total"] != mine.manifest.rows + mine.manifest.counts["quarantined"]:
+        found.add("differing", ["total"], "total is not rows + quarantined")
+    found.add("differing", (Counter(mine.set_aside()) - Counter(other.set_aside())) + (Counter(other.set_aside()) - Counter(mine.set_aside())), "rows set aside")
+    queries = np.stack([np.frombuffer(vector, np.float32) for _, vector in list(other.rows.values())[:: max(1, len(other.rows) // 40)]])
+    answers = zip(mine.answers(queries), other.answers(queries), strict=True)
+    found.add("differing", (number for number, (one, two) in enumerate(answers) if one != two), "answers of queries")
+    return found
+
+
+def _compare_files(mine: Root, other: Root, found: Differences) -> None:
+    """By path and bytes; where ordinals differ, what holds addresses by its rows."""
+    names = [{path for path in root.files if not found.shifted or not _ADDRESSED.fullmatch(path)} for root in (mine, other)]
+    if found.shifted:
+        tables = mine.tables(), other.tables()
+        found.add("differing", (name for name in tables[0] if tables[0][name] != tables[1][name]), "tables by their rows")
+    found.add("differing", names[0] ^ names[1], "files that one release names and the other does not")
+    found.add("differing", (path for path in names[0] & names[1] if mine.files[path] != other.files[path]), "files of the same name and other bytes")

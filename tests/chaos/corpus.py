@@ -1,0 +1,121 @@
+"""A corpus folder that changes from night to night: files appended, rewritten, renamed and deleted, texts changed, ids twice, some rows bad."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.flows.conftest import sentences
+from tests.flows.poisoned import KILLS, RAISES
+
+Row = tuple[str | None, str | None]
+
+_TEXTS = sentences(4_000, seed=5)
+
+
+@dataclass
+class ChangingCorpus:
+    """The files as rows, and the folder that holds them. Every written file gets a time of its own, so a change always shows."""
+
+    folder: Path
+    rng: np.random.Generator
+    files: dict[str, list[Row]] = field(default_factory=dict)
+    _ids: int = 0
+    _clock: int = 0
+    _names: int = 0
+
+    def begin(self, rows: int, files: int) -> None:
+        """The first night's corpus."""
+        self.folder.mkdir(parents=True)
+        for part in np.array_split(np.arange(rows), files):
+            self._write(self._name(), [self._row() for _ in part])
+
+    def change(self, edits: int) -> list[str]:
+        """So many random edits; what they were."""
+        return [self._edit() for _ in range(edits)]
+
+    def poison(self) -> None:
+        """Two texts that do harm, in a file of their own."""
+        self._write(self._name(), [("killer", KILLS), ("raiser", RAISES), *(self._row() for _ in range(4))])
+
+    def _edit(self) -> str:
+        kinds: dict[str, Callable[[str], None]] = {
+            "appended": self._appended, "rewritten": self._rewritten, "renamed": self._renamed, "deleted": self._deleted, "changed": self._changed,
+            "doubled": self._doubled, "moved": self._moved, "spoilt": self._spoilt, "came back": self._back,
+        }
+        kind = str(self.rng.choice(list(kinds)))
+        kinds[kind](str(self.rng.choice(sorted(self.files))))
+        return kind
+
+    def _appended(self, name: str) -> None:
+        self._write(self._name(), [self._row() for _ in range(self._some(30))])
+
+    def _rewritten(self, name: str) -> None:
+        rows = self.files[name]
+        kept = [rows[place] for place in self.rng.permutation(len(rows))[: max(1, len(rows) * 3 // 4)]]
+        self._write(name, [*kept, *(self._row() for _ in range(self._some(8)))])
+
+    def _renamed(self, name: str) -> None:
+        rows = self.files[name]
+        self._remove(name)
+        self._write(self._name(), rows)
+
+    def _deleted(self, name: str) -> None:
+        if len(self.files) > 3:
+            self._remove(name)
+
+    def _changed(self, name: str) -> None:
+        rows = list(self.files[name])
+        for place in self.rng.integers(len(rows), size=self._some(6)):
+            rows[place] = (rows[place][0], str(self.rng.choice(_TEXTS)))
+        self._write(name, rows)
+
+    def _doubled(self, name: str) -> None:
+        """Ids that stand in another file too: of each the first row by file name is live."""
+        given = [row for rows in self.files.values() for row in rows if row[0]]
+        taken = [given[place] for place in self.rng.integers(len(given), size=self._some(6))]
+        self._write(name, [*self.files[name], *((row[0], str(self.rng.choice(_TEXTS))) for row in taken)])
+
+    def _moved(self, name: str) -> None:
+        rows, other = self.files[name], str(self.rng.choice(sorted(self.files)))
+        if other != name and len(rows) > 2:
+            half = len(rows) // 2
+            self._write(name, rows[:half])
+            self._write(other, [*self.files[other], *rows[half:]])
+
+    def _spoilt(self, name: str) -> None:
+        self._write(name, [*self.files[name], (self._id(), ""), (None, "no id at all"), (self._id(), None)])
+
+    def _back(self, name: str) -> None:
+        """A text that another id has, or had."""
+        self._write(name, [*self.files[name], *((self._id(), str(self.rng.choice(_TEXTS[: self._ids]))) for _ in range(self._some(5)))])
+
+    def _row(self) -> Row:
+        row = self._id()
+        return row, _TEXTS[self._ids % len(_TEXTS)]
+
+    def _id(self) -> str:
+        self._ids += 1
+        return f"id-{self._ids:05d}"
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"{self.rng.integers(100):02d}-{self._names:03d}.parquet"
+
+    def _some(self, most: int) -> int:
+        return int(self.rng.integers(1, most + 1))
+
+    def _write(self, name: str, rows: list[Row]) -> None:
+        columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+        pq.write_table(pa.table(columns, names=["id", "text"]), self.folder / name)
+        self._clock += 1
+        os.utime(self.folder / name, ns=(self._clock * 10**9, self._clock * 10**9))
+        self.files[name] = rows
+
+    def _remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+        del self.files[name]

@@ -1,0 +1,77 @@
+"""The commit points of a night: every kind of file that one leaves in the store, by name."""
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_HEX = r"[0-9a-f]+"
+_KEYS = rf"keys/{_HEX}"
+_WORK = rf"indexes/work/{_HEX}"
+_UNIT = rf"{_HEX}/{_HEX}(-[a-z0-9]+)*"
+
+# in the order in which a night comes to them; where two patterns fit, the first counts
+POINTS: dict[str, str] = {
+    "lease": r"candidates/lease-.*",
+    "probe": r"candidates/probe-.*",
+    "corpus unit": r"units/corpus/.*\.parquet",
+    "key table": rf"{_KEYS}/[0-9]+\.parquet",
+    "text table": rf"{_KEYS}/texts-[0-9]+\.parquet",
+    "copies": rf"{_KEYS}/copies-.*\.parquet",
+    "dead rows": rf"{_KEYS}/dead.*",
+    "quarantine": r"quarantine/.*",
+    "corpus record": rf"{_KEYS}/corpus\.json",
+    "encoder": r"encoders/.*",
+    "attempt": r"units/vectors/.*\.attempts/.*",
+    "data": rf"units/vectors/{_UNIT}\.parquet",
+    "moments": rf"moments/{_HEX}/{_HEX}-{_HEX}\.safetensors",
+    "record": rf"units/vectors/{_UNIT}\.json",
+    "merged moments": r"moments/.*merged-.*",
+    "transform": r"transforms/.*",
+    "trained": r"indexes/trained-.*",
+    "queries": r"indexes/queries-.*",
+    "training record": rf"{_WORK}/trained\.json",
+    "index part": rf"{_WORK}/shard-.*\.faiss",
+    "neighbours": rf"({_WORK}/shard-.*\.safetensors|indexes/truth-.*)",
+    "ids": r"ids/.*\.arrow",
+    "part record": rf"{_WORK}/shard-[0-9]+\.json",
+    "survey": rf"{_WORK}/(survey|gone|tombstones).*",
+    "grown record": rf"{_WORK}/grown\.json",
+    "index file": rf"indexes/{_HEX}\.(faiss|ivfdata)",
+    "index record": rf"{_WORK}/(built|extended)\.json",
+    "canary": r"moments/canary-.*",
+    "manifest": r"releases/[0-9]+/manifest\.json",
+    "report": r"releases/[0-9]+/report\.html",
+    "commit": r"commits/[0-9]+\.json",
+}
+# files that may be found cut short after a crash and whose loss the same night mends; a commit or a manifest is cut only where the store has no links
+TORN = (
+    *("corpus unit", "key table", "text table", "dead rows", "copies", "corpus record", "encoder", "data", "moments", "record", "merged moments", "trained", "queries"),
+    *("training record", "index part", "neighbours", "ids", "part record", "grown record", "index file", "index record", "manifest", "commit"),
+)
+_PATTERNS = {name: re.compile(pattern) for name, pattern in POINTS.items()}
+
+
+def point_of(path: str) -> str | None:
+    """The name of the point that a file in the store is."""
+    return next((name for name, pattern in _PATTERNS.items() if pattern.fullmatch(path)), None)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """What happens, once, at a point.
+
+    when: before the file is written, or after; act: kill (-9, the process that writes), cut (the file keeps its first half, and the process goes on),
+    torn (cut, then kill), full (the disk is full while the file is written), ill (the disk answers with an I/O error); skip: so many files of the kind pass first.
+    """
+
+    point: str
+    when: str
+    act: str
+    skip: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.act} {self.when} {self.point}"

@@ -1,0 +1,65 @@
+"""Processes of a night under fire: found by a token in their environment, killed by kind, and none of them left behind."""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TOKEN = "MANTA_CHAOS_TOKEN"
+_SIGNS = {"driver": "-m jobs.", "apart": "-m pipeline.flows.apart", "child": "multiprocessing.spawn", "raylet": "raylet/raylet", "gcs": "gcs/gcs_server"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One process of ours. kind: driver, child (of a night without Ray), apart (a child in which texts are tried alone), worker, raylet, gcs, or other."""
+
+    pid: int
+    kind: str
+    born: float
+
+    def kill(self) -> bool:
+        """Whether it was there, and is sent SIGKILL: never another process that has got its number."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if process.create_time() == self.born and process.status() != psutil.STATUS_ZOMBIE:
+                process.kill()
+                return True
+        return False
+
+
+def processes(token: str) -> list[Found]:
+    """All living processes that were started, at whatever remove, with that token."""
+    found, wanted = [], f"{TOKEN}={token}".encode()
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError, psutil.Error):
+            if wanted in (directory / "environ").read_bytes().split(b"\0"):
+                process = psutil.Process(int(directory.name))
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(Found(process.pid, _kind(process.cmdline()), process.create_time()))
+    return found
+
+
+def _kind(command: list[str]) -> str:
+    line = " ".join(command)
+    if command and command[0].startswith("ray::"):
+        return "worker"
+    return next((kind for kind, sign in _SIGNS.items() if sign in line), "other")
+
+
+def end_all(token: str, patience_s: float) -> list[Found]:
+    """Wait for all processes with the token to end by themselves, then end them; those that had to be."""
+    deadline = time.monotonic() + patience_s
+    while (left := processes(token)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    ended = left
+    while left:
+        for process in left:
+            process.kill()
+        time.sleep(0.05)
+        left = processes(token)
+    return ended

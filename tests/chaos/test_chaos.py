@@ -1,0 +1,99 @@
+"""Nights under fire, in short: whatever is killed, cut short, full or doubled, the root ends as one that was left in peace."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.store.release import Releases
+from pipeline.store.store import PARTIAL, open_store
+from tests.chaos.campaign import Campaign, Plans, Report
+from tests.chaos.points import POINTS, Shot, point_of
+from tests.flows.conftest import ROOT, job_arguments, sentences
+from tests.models.folders import save_folder
+
+PEACE = {"kills": 0.0, "points": 0, "cuts": 0, "full": 0, "twice": 0.0, "minutes": 9.0}
+
+
+def kills(when: str, *points: str) -> tuple[Shot, ...]:
+    return tuple(Shot(point, when, "kill") for point in points)
+
+
+SCHEDULE = (
+    (False, (*kills("before", "corpus unit", "key table", "corpus record", "record", "index part", "commit"), *kills("after", "data", "part record", "manifest"))),
+    (False, (*kills("before", "data", "moments", "ids", "index file", "manifest"), *kills("after", "corpus record", "record", "grown record", "commit"),
+             Shot("key table", "after", "torn"), Shot("moments", "after", "cut"), Shot("merged moments", "before", "full"))),
+    (True, (*kills("before", "record", "index record"), *kills("after", "data", "report"))),
+)
+
+
+def sound(report: Report, least_kills: int) -> None:
+    assert report.sound, report.table()
+    assert (report.lost, report.doubled, report.differing) == (0, 0, 0)
+    assert report.kills >= least_kills, report.table()
+
+
+def test_nights_under_fire_end_as_nights_in_peace(tmp_path: Path):
+    report = Campaign(tmp_path, Plans(seed=11, rows=120, **{**PEACE, "kills": 0.2})).play(SCHEDULE)
+    sound(report, 20)
+    assert (report.nights, report.with_ray) == (3, 1)
+    assert report.tally.faults >= {"torn": 1, "cut": 1, "full": 1}, report.table()
+
+
+def test_a_worker_killed_from_outside_four_times_at_one_unit_sets_no_row_aside(tmp_path: Path):
+    report = Campaign(tmp_path, Plans(seed=12, rows=40, **PEACE)).play([(False, 5 * kills("before", "data"))])
+    sound(report, 5)
+    manifest = Releases(open_store(tmp_path / "fire")).current()
+    assert manifest is not None
+    assert (manifest.rows, manifest.counts["quarantined"]) == (40, 0)
+    assert not list((tmp_path / "fire").rglob("*.attempts/*")), "a finished unit keeps no marks"
+
+
+def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
+    report = Campaign(tmp_path, Plans(seed=13, rows=60, **{**PEACE, "twice": 1.0})).play([(False, kills("after", "lease")), (False, kills("before", "manifest"))])
+    sound(report, 2)
+    assert [commit.kind for commit in Releases(open_store(tmp_path / "fire")).history()] == ["publish", "publish"]
+
+
+def test_without_hard_links_what_was_cut_short_is_made_again(tmp_path: Path):
+    """There a record takes its name before its content is written, so a death in between leaves half of one."""
+    torn = tuple(Shot(point, "after", "torn") for point in ("corpus record", "record", "training record", "manifest", "commit"))
+    sound(Campaign(tmp_path, Plans(seed=14, rows=60, no_links=True, **PEACE)).play([(False, torn)]), 5)
+
+
+def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_written(tmp_path: Path):
+    """A limit on the size of files stands for the disk: the driver's files fit, the vectors of a unit do not."""
+    (tmp_path / "corpus").mkdir()
+    texts = sentences(3000)
+    pq.write_table(pa.table({"id": [f"row-{row}" for row in range(3000)], "text": texts, "lang": ["en"] * 3000}), tmp_path / "corpus" / "part.parquet")
+    arguments = [*job_arguments(tmp_path, save_folder(tmp_path / "encoder", "bert")), "encode.unit_rows=3000", "cluster.small_rows=10000", "whiten.mode=off", "index.kind=flat"]
+    largest = 24 * 3000 * 8                             # bytes; the vectors have 48 * 4 a row
+
+    def night(limit: int) -> tuple[int, dict[str, object]]:
+        def limited() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limited, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return ended.returncode, json.loads(ended.stdout)
+
+    code, answer = night(largest)
+    assert (code, answer["error"]) == (75, "TransientError"), answer
+    assert "room for a new file" in str(answer["message"])
+    store = open_store(tmp_path / "releases")
+    assert Releases(store).current() is None
+    assert [entry.path for entry in store.list("units/vectors") if ".attempts/" not in entry.path] == []
+    assert not [place for place in (tmp_path / "releases").rglob(f"{PARTIAL}*") if place.is_file()]
+    code, answer = night(resource.RLIM_INFINITY)
+    assert (code, answer["status"], answer["rows"]) == (0, "published", 3000)
+
+
+def test_every_file_of_a_release_is_a_commit_point_by_name(tmp_path: Path):
+    Campaign(tmp_path, Plans(seed=15, rows=40, **PEACE)).play([(False, ())])
+    unnamed = [entry.path for entry in open_store(tmp_path / "fire").list() if point_of(entry.path) not in POINTS]
+    assert unnamed == []
