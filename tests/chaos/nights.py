@@ -21,7 +21,7 @@ from tests.flows.conftest import ROOT
 
 HOOKS = Path(__file__).parent / "hooks"
 _STUCK_S = 240.0                # a run of a small night that takes longer hangs
-_OUTLIVE_S = 15.0               # Ray's processes notice within seconds that their driver is gone
+_OUTLIVE_S = 20.0               # Ray's processes notice within seconds that their driver is gone
 _OURS = (f'File "{ROOT}/pipeline', f'File "{ROOT}/jobs')
 
 
@@ -142,6 +142,7 @@ class NightUnderFire:
             time.sleep(0.03)
         for left in end_all(self.token, _OUTLIVE_S):
             self.tally.outlived[left.kind] += 1
+            self._say(f"{left.kind} {left.pid} outlived its driver by {_OUTLIVE_S:g} s")
         if not ray and all(driver.process.returncode == 0 for driver in drivers):
             self.lasts = max(4.0, 0.5 * self.lasts + 0.5 * (time.monotonic() - began))
         return [self._ended(driver, number) for driver in drivers]

@@ -42,7 +42,7 @@ def test_nights_under_fire_end_as_nights_in_peace(tmp_path: Path):
     report = Campaign(tmp_path, Plans(seed=11, rows=120, **{**PEACE, "kills": 0.2})).play(SCHEDULE)
     sound(report, 20)
     assert (report.nights, report.with_ray) == (3, 1)
-    assert report.tally.faults >= {"torn": 1, "cut": 1, "full": 1}, report.table()
+    assert {"torn", "cut", "full"} <= set(report.tally.faults), report.table()
 
 
 def test_a_worker_killed_from_outside_four_times_at_one_unit_sets_no_row_aside(tmp_path: Path):

@@ -17,7 +17,7 @@ from pipeline.models.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases
 from pipeline.store.store import Store, sha256_of
-from pipeline.store.units import Corpus, FileRef
+from pipeline.store.units import Corpus, FileRef, stored_by_content
 from tests.index.clustered import Map
 
 WORDS = re.findall(r"\w+", """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass quick brown fox jumps over lazy
@@ -46,8 +46,7 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str) -> pa.Table:
 
 def keep_corpus(store: Store) -> FileRef:
     """A corpus record, which every release names."""
-    store.write("corpus.json", Corpus(id="", digest="", units=()).to_json())
-    return FileRef(path="corpus.json", sha256="")
+    return stored_by_content(store, Corpus(id="", digest="", units=()).to_json(), "corpus", ".json")
 
 
 class Publisher:
