@@ -9,6 +9,7 @@ differs, a file differs, or a run ended as none should.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -34,8 +35,10 @@ def main() -> int:
     parser.add_argument("--abandoned", type=float, default=0.2, help="share of the nights that are given up before they are done")
     parser.add_argument("--poison", action="store_true", help="with two harmful texts in the corpus")
     parser.add_argument("--no-links", action="store_true", help="on a file system without hard links")
+    parser.add_argument("--no-heads", action="store_true", help="neither raylets nor GCS servers are killed: Ray takes up to a minute to end their drivers")
     parser.add_argument("--work", type=Path, help="an empty directory that stays; else a temporary one")
     given = vars(parser.parse_args())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))               # ended from outside, it ends what it has started
     work = given.pop("work")
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         report = Campaign(work or Path(temporary), Plans(**given)).play()

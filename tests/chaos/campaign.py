@@ -51,10 +51,11 @@ class Plans:
     abandoned: float = 0.2
     poison: bool = False
     no_links: bool = False
+    no_heads: bool = False
 
     def fire(self) -> Fire:
         local = self.store == "local"
-        return Fire(self.kills, self.points, self.cuts, self.full, _CHANCES if self.full else (), self.twice, not self.no_links, local)
+        return Fire(self.kills, self.points, self.cuts, self.full, _CHANCES if self.full else (), self.twice, not self.no_links, local, not self.no_heads)
 
 
 @dataclass
@@ -140,14 +141,17 @@ class Campaign:
     def _night(self, night: int, ray: bool, shots: Sequence[Shot], given_up: bool) -> None:
         folder, report = self.work / f"night-{night:03d}", self.report
         folder.mkdir()
-        before, peace = self._releases(), None if given_up else self._in_peace(folder)
+        before, peace = self._releases(), contextlib.nullcontext() if given_up else self._in_peace(folder)
         fire = NightUnderFire(self._arguments(self.disturbed), self.environment, folder, self.plans.fire(), self.rng, report.tally, self.log)
-        status = fire.run(ray, self.deadline, shots, finish=not given_up)
+        with peace:
+            status = fire.run(ray, self.deadline, shots, finish=not given_up)
         report.nights, report.with_ray = report.nights + 1, report.with_ray + ray
         if given_up and self._releases() == before:
             report.abandoned += 1
             return
-        self._await(peace or self._in_peace(folder), folder)
+        if given_up:
+            with self._in_peace(folder):
+                pass
         found = compare(self.disturbed, self.undisturbed)
         self._say(f"night {night} is {status}: {found}")
         report.add(night, found)
@@ -155,14 +159,19 @@ class Campaign:
     def _releases(self) -> int:
         return len(Releases(open_store(self.disturbed)).history())
 
-    def _in_peace(self, folder: Path) -> subprocess.Popen[bytes]:
+    @contextlib.contextmanager
+    def _in_peace(self, folder: Path) -> Iterator[None]:
+        """The undisturbed night, beside the block and done at its end."""
         command = [sys.executable, "-m", "jobs.nightly", "--json", *self._arguments(self.undisturbed), "cluster.small_rows=100000"]
         with open(folder / "peace.out", "wb") as out, open(folder / "peace.err", "wb") as errors:
-            return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **self.common})
-
-    def _await(self, night: subprocess.Popen[bytes], folder: Path) -> None:
-        if night.wait(timeout=_PATIENCE_S):
-            raise RuntimeError(f"the undisturbed night failed: {(folder / 'peace.err').read_text()[-2000:]}")
+            night = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **self.common})
+        try:
+            yield
+            if night.wait(timeout=_PATIENCE_S):
+                raise RuntimeError(f"the undisturbed night failed: {(folder / 'peace.err').read_text()[-2000:]}")
+        finally:
+            night.kill()
+            night.wait()
 
     def _arguments(self, root: str) -> list[str]:
         return [
