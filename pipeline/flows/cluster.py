@@ -148,7 +148,9 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
         raise ConfigError(named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
-    except (ConnectionError, TimeoutError, RuntimeError) as error:
+    except Exception as error:
+        if not (isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception):     # Ray's word for a node that is not up in time
+            raise
         found = f"{type(error).__name__}: {error}"
         raise TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"start the cluster, or {_NO_ADDRESS[named]}") from error
 
