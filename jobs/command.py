@@ -15,7 +15,7 @@ import typer
 
 from pipeline.config import load_settings, to_yaml
 from pipeline.errors import PipelineError
-from pipeline.log import Stages
+from pipeline.log import Stages, ends_by
 from pipeline.settings import Job
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's YAML; jobs/configs holds commented examples. Without it: defaults.")]
@@ -92,7 +92,8 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
     signal.signal(signal.SIGTERM, _stop)
     with _standard_output() as say:
         try:
-            work(say)
+            with ends_by(lambda error: _end_at_once(error, say if as_json else None)):
+                work(say)
         except typer.Exit:
             raise
         except PipelineError as error:
@@ -107,6 +108,15 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
             traceback.print_exc()
             found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"
             _end(70, "Defect", found, say if as_json else None)
+
+
+def _end_at_once(error: Exception, say: Say | None) -> NoReturn:
+    """From another thread than the one at work, which may wait for what does not come."""
+    code = error.exit_code if isinstance(error, PipelineError) else 70
+    with contextlib.suppress(typer.Exit):
+        _end(code, type(error).__name__, str(error), say)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _stop(*_: object) -> NoReturn:

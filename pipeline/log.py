@@ -6,12 +6,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 _EVERY_S = 10.0         # between two plain progress lines
 _listeners: list[list[str]] = []
+_enders: list[Callable[[Exception], None]] = []
 
 
 def say(sentence: str, **fields: Any) -> None:
@@ -34,6 +35,22 @@ def listening() -> Iterator[list[str]]:
         yield heard
     finally:
         _listeners.remove(heard)
+
+
+@contextlib.contextmanager
+def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
+    """While the block runs, `end` is how this process tells of an error and ends, whatever its threads are at."""
+    _enders.append(end)
+    try:
+        yield
+    finally:
+        _enders.remove(end)
+
+
+def give_up(error: Exception) -> None:
+    """End the process with the error, from any thread; where nobody has said how (`ends_by`), it is only said."""
+    for end in _enders or [lambda error: say(str(error))]:
+        end(error)
 
 
 @dataclass

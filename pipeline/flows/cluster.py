@@ -16,9 +16,10 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.board import open_board
 from pipeline.flows.process import OneProcess, working_with
 from pipeline.flows.units import Pool
-from pipeline.log import Stages, say
+from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
 
+_LOOK_S = 0.5
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
 
 _NO_ADDRESS = {
@@ -108,11 +109,38 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
         if mine:
             _start(settings, verbose)
     try:
-        cluster = Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
-        yield cluster
+        with _guarded() if mine else contextlib.nullcontext():
+            yield Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
     finally:
         if mine:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """Gives up when the raylet or the GCS server that this process has started is gone.
+
+    Ray itself would end the process, 10 to 60 seconds later, with exit code 1 and without a word.
+    """
+    from ray._private.worker import _global_node as node
+
+    over = threading.Event()
+
+    def follow() -> None:
+        while not over.wait(_LOOK_S):
+            if gone := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+                remedy = "look for memory that is short, or who ended it; then run again: finished units are kept"
+                give_up(TransientError("local Ray", "its processes to run", f"none of {' and '.join(gone)}", remedy))
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _nodes() -> Iterator[Node]:

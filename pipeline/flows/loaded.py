@@ -30,6 +30,8 @@ def gpu_assigned() -> bool:
 
 
 def assigned_cpus() -> int:
-    """Whole CPUs that Ray set aside for this worker, at least one."""
+    """Whole CPUs that Ray set aside for this worker, at least one; a process that is no worker of Ray's has one."""
     ray = sys.modules.get("ray")
-    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))) if ray and ray.is_initialized() else 1
+    if ray is None or not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+        return 1
+    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))

@@ -184,8 +184,9 @@ class NightUnderFire:
         self.tally.statuses[status or "killed"] += 1
         self._say(f"run {number} ended with {code} {status} {str(answer.get('message', ''))[:300]}")
         damaged = any(shot["act"] in ("cut", "torn") for shot in self._fired())
-        # a driver whose raylet or GCS is gone is ended by Ray itself, with 1 and without a word of ours
-        allowed = {0, -9, 75} | ({3} if damaged else set()) | ({1} if self.headless else set())
+        # while Ray starts, a driver whose raylet or GCS server is gone may be ended by Ray itself, with 1 and without a word of ours
+        starting = self.headless and "cluster: starts" in errors and "cluster: done" not in errors
+        allowed = {0, -9, 75} | ({3} if damaged else set()) | ({1} if starting else set())
         if code not in allowed or (code != -9 and any(sign in errors for sign in _OURS)):
             self.tally.wrong.append(f"{self.folder.name} run {number}: exit code {code}, {answer.get('message', '')} {errors[-1500:]}")
         return status

@@ -97,6 +97,21 @@ def test_killed_workers_are_replaced_and_the_night_ends_the_same(folder: Path, e
     assert unit_bytes(root) == unit_bytes(undisturbed)
 
 
+@pytest.mark.parametrize("part", ["raylet/raylet", "gcs/gcs_server"])
+def test_a_night_whose_ray_is_killed_says_so_at_once_and_goes_on_where_it_was(folder: Path, encoder: Path, undisturbed: Path, part: str):
+    night = start(folder, encoder)
+    wait_for_units(folder / "releases", 3, night)
+    (server,) = [child for child in psutil.Process(night.pid).children() if child.cmdline()[0].endswith(part)]
+    server.kill()
+    killed = time.monotonic()
+    out, errors = night.communicate(timeout=_PATIENCE_S)
+    assert time.monotonic() - killed < 8, "Ray itself takes 10 to 60 seconds, and ends the process without a word"
+    assert night.returncode == 75, errors[-3000:]
+    assert "local Ray: expected its processes to run" in json.loads(out)["message"]
+    assert finish(start(folder, encoder))["status"] == "published"
+    assert unit_bytes(folder / "releases") == unit_bytes(undisturbed)
+
+
 def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder: Path, undisturbed: Path):
     root = folder / "releases"
     shutil.copytree(undisturbed, root)
