@@ -21,8 +21,8 @@ from tests.flows.conftest import ROOT
 
 HOOKS = Path(__file__).parent / "hooks"
 _STUCK_S = 240.0                # a run of a small night that takes longer hangs
-_WITHOUT_S, _WITH_RAY_S = 5.0, 20.0     # about as long as a run takes that nobody stops
 _OUTLIVE_S = 20.0               # Ray's processes notice within seconds that their driver is gone
+_WEIGHTS = {"child": 3, "worker": 3}     # the driver is there from the start, and alone at first
 _HEADS = ("raylet", "gcs")
 _OURS = (f'File "{ROOT}/pipeline', f'File "{ROOT}/jobs')
 
@@ -40,6 +40,8 @@ class Tally:
     """processes that had to be ended after their driver had"""
     wrong: list[str] = field(default_factory=list)
     """runs that ended as none should"""
+    lasts: dict[bool, float] = field(default_factory=lambda: {False: 6.0, True: 20.0})
+    """about how many seconds a run takes that ends by itself, without Ray and with it"""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,9 @@ class NightUnderFire:
             self._count(plan)
 
     def _once(self, number: int, ray: bool, calm: bool) -> list[str]:
-        self.headless, self.lasts = False, _WITH_RAY_S if ray else _WITHOUT_S
+        self.headless = False
         drivers = [self._start(number, ray, calm) for _ in range(2 if not calm and self.rng.random() < self.fire.twice else 1)]
-        began, pauses = time.monotonic(), [] if calm else self._moments()
+        began, pauses = time.monotonic(), [] if calm else self._moments(self.tally.lasts[ray])
         while any(driver.process.poll() is None for driver in drivers):
             spent = time.monotonic() - began
             if pauses and spent > pauses[0] and self._shoot():
@@ -144,6 +146,8 @@ class NightUnderFire:
                 self.tally.wrong.append(f"{self.folder.name} run {number}: still running after {_STUCK_S:g} s")
                 end_all(self.token, 0.0)
             time.sleep(0.03)
+        if all(driver.process.returncode in (0, 75) for driver in drivers):
+            self.tally.lasts[ray] = 0.7 * self.tally.lasts[ray] + 0.3 * (time.monotonic() - began)
         for left in end_all(self.token, _OUTLIVE_S):
             self.tally.outlived[left.kind] += 1
             self._say(f"{left.kind} {left.pid} outlived its driver by {_OUTLIVE_S:g} s")
@@ -157,10 +161,10 @@ class NightUnderFire:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment, **own})
         return Driver(number, process, out, errors)
 
-    def _moments(self) -> list[float]:
+    def _moments(self, lasts: float) -> list[float]:
         """When to kill something from outside, in seconds from the start."""
         count = int(self.fire.kills) + (self.rng.random() < self.fire.kills % 1)
-        return sorted(self.rng.uniform(0.3, self.lasts) for _ in range(count))
+        return sorted(self.rng.uniform(0.3, lasts) for _ in range(count))
 
     def _shoot(self) -> bool:
         """Kill one process, its kind drawn first; whether there was one."""
@@ -168,7 +172,8 @@ class NightUnderFire:
         found = [process for process in processes(self.token) if process.kind not in spared]
         if not found:
             return False
-        kind = self.rng.choice(sorted({process.kind for process in found}))
+        kinds = sorted({process.kind for process in found})
+        (kind,) = self.rng.choices(kinds, [_WEIGHTS.get(kind, 1) for kind in kinds])
         victim = self.rng.choice([process for process in found if process.kind == kind])
         if victim.kill():
             self.headless = self.headless or kind in _HEADS
