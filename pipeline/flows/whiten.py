@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -141,9 +142,10 @@ def _compared(job: Job, store: Store, corpus: Corpus, fitted: Whitening) -> Comp
 
 def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     """sentence1, sentence2 and score of an STS file; a missing sentence reads as one blank, a missing score drops the pair."""
-    parent, _, name = uri.rpartition("/")
+    place = uri if "://" in uri else str(Path(uri).expanduser().resolve())      # a link is followed here; below a root none may lead out
+    parent, _, name = place.rpartition("/")
     try:
-        table = pq.read_table(open_store(parent or ".").open(name))
+        table = pq.read_table(open_store(parent or "/").open(name))
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         raise DataError(f"whiten.dev: {uri}", "a Parquet file", f"{type(error).__name__}: {error}", "check the path") from None
     wanted = ("sentence1", "sentence2", "score")
