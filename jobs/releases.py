@@ -107,9 +107,10 @@ def _show(root: str, commits_root: str | None, number: int | None) -> Answer:
     lines = [
         ("release", str(manifest.release)), ("rows", f"{manifest.rows:,}"), ("units", str(len(manifest.units))), ("space", manifest.space_id),
         ("transform", manifest.transform_id or "none"), ("index", f"{manifest.index.kind} ({manifest.index.factory}), {size(total)}"), ("report", facts["report"]),
+        *((choice.what, choice.sentence) for choice in manifest.choices),
     ]
     gates = [(name, "passed" if gate.passed else "REFUSED", "" if gate.value is None else f"{gate.value:g}", gate.sentence) for name, gate in manifest.gates.items()]
-    return Answer(facts, "\n".join(f"{name:<10} {value}" for name, value in lines) + "\n\n" + table(gates, ("gate", "", "value", "")))
+    return Answer(facts, "\n".join(f"{name:<16} {value}" for name, value in lines) + "\n\n" + table(gates, ("gate", "", "value", "")))
 
 
 def _rollback(root: str, commits_root: str | None, number: int) -> Answer:
