@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.loaded import gpu_assigned
+from pipeline.flows.units import progress
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,36 @@ class Swell:
             time.sleep(0.02)
         time.sleep(2.0)
         return len(held)
+
+
+@dataclass(frozen=True)
+class DieOnce:
+    """The item, after the process that got it first has died; `deaths` times where that is named. marks: a directory."""
+
+    marks: str
+    deaths: int = 1
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        for death in range(self.deaths):
+            mark = os.path.join(self.marks, f"{item}-{death}")
+            if not os.path.exists(mark):
+                open(mark, "w").close()
+                os.kill(os.getpid(), 9)
+        return item
+
+
+@dataclass(frozen=True)
+class Count:
+    """Tells of ten rows, a tenth of a second apart; then their number."""
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        for rows in range(1, 11):
+            time.sleep(0.1)
+            progress(rows)
+        return 10

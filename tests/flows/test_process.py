@@ -1,0 +1,85 @@
+"""The child process that does a small night's work: the same promises as a pool of Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.errors import DataError, TransientError
+from pipeline.flows import process as module
+from pipeline.flows.process import OneProcess, standing_by, working_with
+from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.log import Stages
+from tests.flows.conftest import ROOT
+from tests.flows.tasks import Count, DieOnce, Double
+
+
+def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised():
+    with standing_by(True) as process:
+        assert process is not None
+        with working_with(process):
+            made = list(map_units(Double(), [1, 2, 3], Pool(4)))
+            assert [(number, value) for number, (value, _) in made] == [(0, 2), (1, 4), (2, 6)]
+            workers = {worker for _, (_, worker) in made}
+            assert len(workers) == 1
+            assert os.getpid() not in workers
+            assert run_task(Double(), 21, Pool(1))[0] == 42
+            with pytest.raises(DataError) as caught:
+                list(map_units(Double(), [5, 13], Pool(1)))
+            assert caught.value.remedy == "take another number"
+    assert not psutil.pid_exists(workers.pop())
+    with standing_by(False) as nothing:
+        assert nothing is None
+
+
+def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with standing_by(True) as process:
+        assert process is not None
+        with working_with(process):
+            assert dict(map_units(DieOnce(str(tmp_path)), [1, 2], Pool(1))) == {0: 1, 1: 2}
+            monkeypatch.setattr(module, "MOST_STARTS", 2)
+            with pytest.raises(TransientError, match="2 that died at it"):
+                run_task(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
+
+
+def test_the_bar_follows_the_item_at_work():
+    stages = Stages()
+    with standing_by(True) as process:
+        assert process is not None
+        with working_with(process), stages("count", 20) as bar:
+            seen = [bar.stage.done for _ in map_units(Count(), [0, 1], Pool(1), bar)]
+    assert 8 <= seen[0] <= 10
+    assert 16 <= seen[1] <= 20
+
+
+def test_the_child_ends_with_a_driver_that_is_killed():
+    code = "from pipeline.flows.process import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
+        "if __name__ == '__main__':\n    p = OneProcess(); print(next(p.run(Double(), [1]))[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert driver.stdout is not None
+    child = int(driver.stdout.readline().split()[1])
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_was_closed_starts_a_new_child():
+    process = OneProcess()
+    first = run_in(process)
+    process.close()
+    second = run_in(process)
+    process.close()
+    assert first != second
+
+
+def run_in(process: OneProcess) -> int:
+    with working_with(process):
+        return int(run_task(Double(), 1, Pool(1))[1])
