@@ -117,7 +117,7 @@ class Campaign:
         """All nights. schedule: instead of drawn ones, for each night whether it starts Ray and the shots that are fired (none: drawn all the same)."""
         self.report, began = Report(self.plans.seed), time.monotonic()
         self.deadline = began + 60 * self.plans.minutes
-        self.rng = random.Random(self.plans.seed)
+        self.rng, self.edits = random.Random(self.plans.seed), random.Random(f"{self.plans.seed} edits")
         self.work.mkdir(parents=True, exist_ok=True)
         with open(self.work / "log", "a") as self.log, self._surroundings():
             corpus = ChangingCorpus(self.work / "corpus", np.random.default_rng(self.plans.seed))
@@ -125,14 +125,14 @@ class Campaign:
                 if time.monotonic() > self.deadline:
                     break
                 ray, shots = schedule[night - 1] if schedule else (self.rng.random() < self.plans.ray, ())
-                self._say(f"night {night}{' with Ray' if ray else ''}: {', '.join(self._edited(corpus, night))}")
+                self._say(f"night {night}{' with Ray' if ray else ''}: {', '.join(self._edited(corpus, night) + (corpus.grow() if schedule else []))}")
                 self._night(night, ray, shots, given_up=not schedule and self.rng.random() < self.plans.abandoned)
         self.report.seconds = time.monotonic() - began
         return self.report
 
     def _edited(self, corpus: ChangingCorpus, night: int) -> list[str]:
         if night > 1:
-            return corpus.change(self.rng.randint(1, 4))
+            return corpus.change(self.edits.randint(1, 4))
         corpus.begin(self.plans.rows, 4)
         if self.plans.poison:
             corpus.poison()

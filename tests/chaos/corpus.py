@@ -38,6 +38,12 @@ class ChangingCorpus:
         """So many random edits; what they were."""
         return [self._edit() for _ in range(edits)]
 
+    def grow(self) -> list[str]:
+        """New rows and changed ones, for certain."""
+        self._appended("")
+        self._changed(min(self.files))
+        return ["appended", "changed"]
+
     def poison(self) -> None:
         """Two texts that do harm, in a file of their own."""
         self._write(self._name(), [("killer", KILLS), ("raiser", RAISES), *(self._row() for _ in range(4))])

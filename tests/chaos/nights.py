@@ -23,7 +23,7 @@ HOOKS = Path(__file__).parent / "hooks"
 _STUCK_S = 240.0                # a run of a small night that takes longer hangs
 _OUTLIVE_S = 20.0               # Ray's processes notice within seconds that their driver is gone
 _WEIGHTS = {"child": 3, "worker": 3}     # the driver is there from the start, and alone at first
-_HEADS = ("raylet", "gcs")
+_HEADS = ("raylet", "gcs", "agent")      # without one of them Ray is no more
 _OURS = (f'File "{ROOT}/pipeline', f'File "{ROOT}/jobs')
 
 

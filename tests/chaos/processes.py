@@ -14,7 +14,9 @@ _SIGNS = {"driver": "-m jobs.", "apart": "-m pipeline.flows.apart", "child": "mu
 
 @dataclass(frozen=True)
 class Found:
-    """One process of ours. kind: driver, child (of a night without Ray), apart (a child in which texts are tried alone), worker, raylet, gcs, or other."""
+    """One process of ours. kind: driver, child (of a night without Ray), apart (a child in which texts are tried alone), worker, raylet, agent (a raylet ends when
+    one of its agents does), gcs, or other.
+    """
 
     pid: int
     kind: str
@@ -47,7 +49,7 @@ def processes(token: str) -> list[Found]:
 def _kind(command: list[str]) -> str:
     line = " ".join(command)
     if command and command[0].startswith("ray::"):
-        return "worker"
+        return "agent" if "Agent" in command[0] else "worker"
     return next((kind for kind, sign in _SIGNS.items() if sign in line), "other")
 
 
