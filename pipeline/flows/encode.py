@@ -12,6 +12,7 @@ from pipeline.flows.cluster import Cluster
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.placed import placed_in
+from pipeline.flows.process import arithmetic
 from pipeline.flows.unit import EncodeUnit, Spent, load_record, record_path
 from pipeline.flows.units import map_units
 from pipeline.log import Stages, say
@@ -74,7 +75,7 @@ def encode(
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
             sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
-            task = EncodeUnit(store, for_workers(job.encoder, store), job.encode, folder.space_id, job.corpus.id, uuid.uuid4().hex[:12], sources)
+            task = EncodeUnit(store, for_workers(job.encoder, store), arithmetic(job.encode), folder.space_id, job.corpus.id, uuid.uuid4().hex[:12], sources)
             pool = cluster.pool(job.cluster, len(todo))
             for number, (record, seconds) in map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.probe import EncodeTexts
+from pipeline.flows.process import arithmetic
 from pipeline.flows.units import Pool, run_task
 from pipeline.settings import Job
 from pipeline.stats.tensors import pack, unpack
@@ -54,7 +55,7 @@ def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate:
         read=counts["total"], vectors=candidate.manifest.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
         duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
     )
-    vectors = run_task(EncodeTexts(for_workers(job.encoder, store), job.encode), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
+    vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
     canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
     if canary is None and before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
         canary = lowest_cosine(unpack(store.read_checked(before.canary.path, before.canary.sha256), "vectors")[0]["vectors"], vectors)

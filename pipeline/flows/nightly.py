@@ -12,7 +12,7 @@ from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import encoder_place
 from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
 from pipeline.flows.probe import EncodeTexts
-from pipeline.flows.process import OneProcess, standing_by
+from pipeline.flows.process import OneProcess, arithmetic, standing_by
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.models.locate import anywhere
@@ -49,7 +49,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
         say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
     with lease(store), standing_by(may_be_small(job, before)) as process:
         if process is not None and before.release is not None:
-            process.warm(EncodeTexts(anywhere(job.encoder), job.encode))
+            process.warm(EncodeTexts(anywhere(job.encoder), arithmetic(job.encode, alone=True)))
         corpus = ingest_corpus(job, releases, before, stages)
         if before.release is not None and not corpus.anew and not corpus.changes.any and same_making(job, before.release, place):
             return _nothing(before.release, store.uri, "files changed, but no row did")

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.log import Running
+from pipeline.settings import EncodeSettings
 
 MOST_STARTS = 20        # of one item: nothing dies so often by chance
 _LOOK_S = 0.2
@@ -82,6 +83,13 @@ _at_hand: OneProcess | None = None
 def at_hand() -> OneProcess | None:
     """The child that does all work at the moment, where a night does without Ray."""
     return _at_hand
+
+
+def arithmetic(encode: EncodeSettings, *, alone: bool | None = None) -> EncodeSettings:
+    """How a worker encodes: as set, but on all cores where it is the only one. The number of threads changes no bit of a vector."""
+    if not (_at_hand is not None if alone is None else alone):
+        return encode
+    return encode.model_copy(update={"threads": max(encode.threads, len(os.sched_getaffinity(0)))})
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pipeline.flows.encoders import for_workers
 from pipeline.flows.live import live_moments
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.probe import EncodeTexts, SampleTexts
+from pipeline.flows.process import arithmetic
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.log import Stages, say
 from pipeline.post.compare import MIN_WORDS, Comparison, compare_halves, compare_pairs, split_halves
@@ -126,7 +127,7 @@ def _decide(job: Job, store: Store, corpus: Corpus, space_id: str, moments: Mome
 
 def _compared(job: Job, store: Store, corpus: Corpus, fitted: Whitening) -> Comparison | None:
     """Raw against whitened on `whiten.dev`, else by split-half retrieval on the corpus's own texts."""
-    encoder = EncodeTexts(for_workers(job.encoder, store), job.encode)
+    encoder = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode))
     pool = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
     if job.whiten.dev:
         left, right, gold = dev_pairs(job.whiten.dev)
