@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
-from pipeline.text.ingest import Parent, ingest
+from pipeline.store.units import Changes, Corpus
+from pipeline.text.ingest import Parent, ingest, record_path
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 
@@ -101,42 +102,39 @@ def idle(units: int) -> None:
     print_table(f"{units:,} units of 20 rows; {machine()}", lines, ("night", "seconds"))
 
 
-def keys(rows: int) -> None:
-    """One corpus of made-up rows and one with 1 % changed, in this process; prints a JSON line."""
-    with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
-        folder, store, rng = Path(top, "corpus"), open_store(f"{top}/out"), np.random.default_rng(0)
-        folder.mkdir()
-        parts = np.array_split(np.arange(rows), 100)
-        for number, part in enumerate(parts):
-            _made(folder / f"{number:02d}.parquet", part, "")
-        settings = CorpusSettings(uri=str(folder))
-        start = time.perf_counter()
-        first = ingest(settings, 32_768, store)
-        whole = time.perf_counter() - start
-        _made(folder / "50.parquet", parts[50], " changed")                 # one of a hundred files
-        rng.shuffle(parts[0])
-        start = time.perf_counter()
-        second = ingest(settings, 32_768, store, Parent(first, first.next_ordinal))
-        again = time.perf_counter() - start
-        table = sum(ref.bytes for ref in (*second.keys, *second.texts))
-    assert second.changes.changed == len(parts[50])
-    assert second.read_files == 1
-    print(json.dumps({"rows": rows, "first_s": whole, "again_s": again, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "tables_mb": table / 1e6}))
+def keys_night(folder: Path, rows: int) -> None:
+    """The first corpus of made-up rows in `folder`, or the one after it with one of a hundred files changed; prints a JSON line."""
+    corpus, store, parts = CorpusSettings(uri=str(folder / "corpus")), open_store(folder / "out"), np.array_split(np.arange(rows), 100)
+    before = folder / "first"
+    first = Corpus.load(store, before.read_text()) if before.exists() else None
+    for number, part in enumerate(parts):
+        if first is None or number == 50:
+            _made(folder / "corpus" / f"{number:02d}.parquet", part, "" if first is None else " changed")
+    start = time.perf_counter()
+    made = ingest(corpus, 32_768, store, Parent(first, first.next_ordinal) if first else None)
+    spent = time.perf_counter() - start
+    before.write_text(record_path(made.id))
+    assert made.changes == (Changes(changed=len(parts[50]), unchanged=rows - len(parts[50])) if first else Changes(new=rows))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(json.dumps({"seconds": spent, "peak_mb": peak, "tables_mb": sum(ref.bytes for ref in (*made.keys, *made.texts)) / 1e6}))
 
 
 def _made(file: Path, part: np.ndarray, suffix: str) -> None:
     pq.write_table(pa.table({"id": [f"document-{row:012d}" for row in part], "text": [f"sentence number {row}{suffix}" for row in part]}), file)
 
 
-def all_keys(sizes: list[int]) -> None:
-    """Each size in a process of its own, since memory is measured by its peak."""
+def keys(sizes: list[int]) -> None:
+    """Each night in a process of its own, since memory is measured by its peak."""
     lines = []
     for rows in sizes:
-        command = [sys.executable, "-m", "tests.benchmarks.incremental", "one", "--rows", str(rows)]
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        seconds = [f"{found['first_s']:.1f}", f"{found['again_s']:.1f}", f"{1e6 * found['again_s'] / rows:.2f}"]
-        lines.append((f"{rows:,}", *seconds, f"{found['peak_mb']:,.0f}", f"{found['tables_mb']:,.0f}"))
-    header = ("rows", "first corpus, s", "1 % changed, s", "µs a row", "peak memory, MB", "tables, MB")
+        with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
+            Path(top, "corpus").mkdir()
+            command = [sys.executable, "-m", "tests.benchmarks.incremental", "one", "--rows", str(rows), "--folder", top]
+            first, again = (json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(2))
+        peaks = [f"{night['peak_mb']:,.0f}" for night in (first, again)]
+        spent = [f"{1e6 * again['seconds'] / rows:.2f}", f"{again['tables_mb']:,.0f}"]
+        lines.append((f"{rows:,}", f"{first['seconds']:.1f}", peaks[0], f"{again['seconds']:.1f}", peaks[1], *spent))
+    header = ("rows", "first corpus, s", "peak MB", "1 % changed, s", "peak MB", "µs a row", "tables, MB")
     print_table(f"Corpora of made-up rows, one of a hundred files changed; {machine()}", lines, header)
 
 
@@ -146,12 +144,13 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, nargs="+", default=[135_070])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--units", type=int, default=1_000)
+    parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     if asked.what == "nights":
         nights(asked.rows[0], asked.rounds)
     elif asked.what == "idle":
         idle(asked.units)
     elif asked.what == "keys":
-        all_keys(asked.rows)
+        keys(asked.rows)
     else:
-        keys(asked.rows[0])
+        keys_night(asked.folder, asked.rows[0])
