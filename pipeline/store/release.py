@@ -206,9 +206,12 @@ class Releases:
         return [number for number, is_there in zip(committed, there, strict=True) if is_there]
 
     def next_ordinal(self) -> int:
-        """The first ordinal that no release has used; 0 without any. They grow with releases' numbers, past a rollback too: no address is given to another row."""
-        paths = [entry.path for entry in self.store.list("releases", "manifest.json")]
-        return next((found.next_ordinal for path in reversed(paths) if (found := self._readable(path))), 0)
+        """The first ordinal that no release has used; 0 without any. They grow with releases' numbers, past a rollback too: no address is given to another row.
+
+        A number that was reserved and not committed has used none: the same night, started again, gets the same addresses.
+        """
+        paths = (manifest_path(number) for number in reversed(self.numbers()))
+        return next((found.next_ordinal for path in paths if (found := self._readable(path))), 0)
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
         """The candidate with its number, live. `report(number)` is its HTML.

@@ -21,10 +21,10 @@ from tests.chaos.compare import Differences, compare
 from tests.chaos.corpus import ChangingCorpus
 from tests.chaos.nights import HOOKS, Fire, NightUnderFire, Tally
 from tests.chaos.points import Shot
-from tests.chaos.server import s3_server
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ROOT
 from tests.models.folders import save_folder
+from tests.server import s3_server
 
 _S3_FAULTS = Faults(throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0)
 _PATIENCE_S = 600.0

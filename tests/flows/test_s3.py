@@ -20,9 +20,9 @@ from pipeline.flows.preflight import preflight
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.store import open_store
-from tests.conftest import ACCESS_KEY, SECRET_KEY
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ROOT, job_arguments, sentences, write_corpus
+from tests.server import ACCESS_KEY, SECRET_KEY
 
 SECRETS = [word.encode() for word in (ACCESS_KEY, SECRET_KEY, quote(SECRET_KEY, safe=""), base64.b64encode(SECRET_KEY.encode()).decode(), "aws_secret")]
 

@@ -23,9 +23,9 @@ import yaml
 from pipeline import open_release
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.conftest import _free_port
 from tests.flows.conftest import ROOT, write_corpus
 from tests.models.folders import save_folder
+from tests.server import free_port
 
 pytest.importorskip("opencensus", reason="job submission needs ray[default]")
 
@@ -78,7 +78,7 @@ def _environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="manta-"))                    # short: Ray puts sockets below it
-    ports = {name: _free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")}
+    ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")}
     options = [f"--temp-dir={folder}", "--dashboard-host=127.0.0.1", "--num-cpus=2", "--object-store-memory=150000000"]
     options += [f"--{name}={port}" for name, port in ports.items()]
     with open(folder / "head.log", "w") as log:

@@ -165,6 +165,12 @@ def test_ordinals_of_a_release_that_was_rolled_back_are_not_used_again(store: St
     assert (current.next_ordinal, Releases(store).next_ordinal()) == (1, 7)
 
 
+def test_a_number_that_was_only_reserved_has_used_no_ordinals(store: Store):
+    publish(store, "one")
+    store.create(manifest_path(2), candidate(store, "stopped", 1).model_copy(update={"release": 2, "next_ordinal": 9}).to_json())
+    assert Releases(store).next_ordinal() == 1
+
+
 @pytest.mark.parametrize("path", [
     "units/corpus/shared.parquet", "units/vectors/s/shared.parquet", "keys/two/00000.parquet", "quarantine/two.parquet", "keys/two/corpus.json",
     "encoders/e/config.json", "indexes/two.faiss",

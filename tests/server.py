@@ -1,4 +1,4 @@
-"""An S3 server on loopback for a campaign, with its bucket; this process's environment names it while the block runs."""
+"""An S3 server on loopback, with a bucket; this process's environment names it while the block runs."""
 
 import contextlib
 import os
@@ -9,17 +9,18 @@ import time
 from collections.abc import Iterator
 
 _START_S = 60.0
+ACCESS_KEY, SECRET_KEY = "AKIAEASYTORECOGNIZE0", "easy/to+recognize/wherever/it/should/not/be"       # the server takes any
 
 
 @contextlib.contextmanager
 def s3_server(bucket: str) -> Iterator[tuple[str, str]]:
     """(URI of an empty bucket, endpoint)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wanted = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    pages = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}        # listings of real stores come in pages too
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, env=pages, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wanted = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_DEFAULT_REGION": "us-east-1"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -33,6 +34,13 @@ def s3_server(bucket: str) -> Iterator[tuple[str, str]]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         server.terminate()
         server.wait()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
