@@ -25,7 +25,7 @@ def _nightly(run: Run) -> Answer:
 
     outcome = night(run.job, run.stages, verbose=run.verbose)
     counts = outcome.facts["counts"]
-    changed = ", ".join(f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if counts[name])
+    changed = ", ".join(f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if counts[name] and counts[name] != outcome.rows)
     first = {
         "published": f"published release {outcome.release}: {outcome.rows:,} rows" + (f" ({changed})" if changed else ""),
         "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",

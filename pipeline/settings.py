@@ -103,7 +103,7 @@ class IndexSettings(Settings):
     train_rows: Annotated[int, Field(ge=1)] | None = None
     """rows the quantizer is trained on; null: 64 per list, at least 20,000 where there are so many"""
     nprobe: Annotated[int, Field(ge=1)] | None = None
-    """lists a query visits; null: the fewest that meet gates.recall_at_10"""
+    """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 % interval"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"

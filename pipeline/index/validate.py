@@ -37,12 +37,14 @@ class Share(Settings):
     high: float
 
     @classmethod
-    def of(cls, hits: int, trials: int) -> "Share":
+    def of(cls, hits: int, trials: int, independent: float | None = None) -> "Share":
+        """independent: how many independent trials those amount to; null: all of them."""
         if not trials:
             return cls(hits=0, trials=0, value=1.0, low=0.0, high=1.0)
-        value, z2 = hits / trials, _Z**2 / trials
+        count = trials if independent is None else independent
+        value, z2 = hits / trials, _Z**2 / count
         centre = (value + z2 / 2) / (1 + z2)
-        half = _Z * math.sqrt(value * (1 - value) / trials + z2 / (4 * trials)) / (1 + z2)
+        half = _Z * math.sqrt(value * (1 - value) / count + z2 / (4 * count)) / (1 + z2)
         return cls(hits=hits, trials=trials, value=value, low=max(0.0, centre - half), high=min(1.0, centre + half))
 
 
@@ -51,6 +53,8 @@ class CurvePoint(Settings):
 
     effort: int
     recall_at_10: float
+    low: float = 0.0
+    """lower end of its 95 % interval"""
     query_ms: float
 
 
@@ -106,13 +110,22 @@ def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ..
         found, scores = _answers(index, queries, k)         # of its own: HNSW searches at least as wide as the answers it is asked for
         wanted = (truth.addresses[:, :k] != NOBODY).sum(axis=1)
         last = np.where(wanted > 0, np.take_along_axis(truth.scores, np.maximum(wanted - 1, 0)[:, None], axis=1)[:, 0], np.inf) - _SAME_SCORE
-        hits = 0
+        hits = np.zeros(len(last), dtype=np.int64)
         for row, limit in enumerate(last):
             right = np.isin(found[row], truth.addresses[row][truth.scores[row] >= limit])
             right |= exact_scores & (scores[row] >= limit)
-            hits += min(int((right & (found[row] != NOBODY)).sum()), int(wanted[row]))
-        shares[k] = Share.of(hits, int(wanted.sum()))
+            hits[row] = min(int((right & (found[row] != NOBODY)).sum()), int(wanted[row]))
+        shares[k] = Share.of(int(hits.sum()), int(wanted.sum()), _independent(hits, wanted))
     return shares
+
+
+def _independent(hits: np.ndarray, wanted: np.ndarray) -> float:
+    """The answers of one query are found or missed together: as many independent trials as give the variance that queries show (Kish 1965, design effect)."""
+    asked, trials = wanted > 0, int(wanted.sum())
+    if not trials or not 0 < hits.sum() < trials:
+        return float(trials)
+    value, spread = hits.sum() / trials, float((hits[asked] / wanted[asked]).var())
+    return float(np.clip(value * (1 - value) * asked.sum() / spread, asked.sum(), trials)) if spread else float(trials)
 
 
 def _scores_are_exact(index: Any) -> bool:
@@ -154,7 +167,8 @@ def set_effort(index: Any, effort: int) -> None:
 
 
 def choose_nprobe(index: Any, queries: Queries, truth: Neighbours, target: float) -> tuple[int | None, tuple[CurvePoint, ...]]:
-    """The least effort whose recall@10 reaches `target`, else the best one; it is set in `index`. With it, the measured curve. (None, ()) for exhaustive kinds.
+    """The least effort whose recall@10 is above `target` with its whole 95 % interval (so that other queries meet it too), else the best one; it is set in
+    `index`. With it, the measured curve. (None, ()) for exhaustive kinds.
 
     nprobe runs over 1, 2, 3, 4, 6, 8, 12 ... nlist, efSearch over 16, 24, 32 ... 1,024.
     """
@@ -163,9 +177,9 @@ def choose_nprobe(index: Any, queries: Queries, truth: Neighbours, target: float
     curve: list[CurvePoint] = []
     for effort in _efforts(index):
         curve.append(_point(index, queries, truth, effort))
-        if sum(point.recall_at_10 >= target for point in curve) > _BEYOND_TARGET or _is_flat(curve):
+        if sum(point.low >= target for point in curve) > _BEYOND_TARGET or _is_flat(curve):
             break
-    enough = [point for point in curve if point.recall_at_10 >= target]
+    enough = [point for point in curve if point.low >= target]
     chosen = enough[0] if enough else max(curve, key=lambda point: (point.recall_at_10, -point.effort))
     set_effort(index, chosen.effort)
     return chosen.effort, tuple(curve)
@@ -205,7 +219,7 @@ def _timed(index: Any, queries: Queries, truth: Neighbours, effort: int) -> Curv
         began = time.perf_counter()
         share = recall(index, queries, truth, (10,))[10]
         spent = time.perf_counter() - began
-    return CurvePoint(effort=effort, recall_at_10=share.value, query_ms=1e3 * spent / max(1, len(queries)))
+    return CurvePoint(effort=effort, recall_at_10=share.value, low=share.low, query_ms=1e3 * spent / max(1, len(queries)))
 
 
 def _efforts(index: Any) -> Iterator[int]:

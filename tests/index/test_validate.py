@@ -67,7 +67,8 @@ def test_the_chosen_effort_is_the_least_on_its_grid_and_the_file_keeps_it(kind, 
     index, queries, truth = built(kind, clustered(4_000))
     assert effort_name(index) == name
     effort, curve = choose_nprobe(index, queries, truth, 0.9)
-    assert effort == min(point.effort for point in curve if point.recall_at_10 >= 0.9)
+    assert effort == min(point.effort for point in curve if point.low >= 0.9)
+    assert all(point.low < point.recall_at_10 for point in curve)
     assert [point.effort for point in curve] == sorted({point.effort for point in curve})
     write_index(index, tmp_path / "index.faiss")
     assert get_effort(faiss.read_index(str(tmp_path / "index.faiss"))) == effort
@@ -173,3 +174,15 @@ def test_a_named_effort_is_kept():
     index, queries, truth = built("ivf_flat", clustered(1_000))
     assert measure(index, queries, truth, IndexSettings(nprobe=7), 0.95).effort == 7
     assert measure(index, queries, truth, IndexSettings(nprobe=999), 0.95).effort == 40
+
+
+def test_answers_that_come_together_count_as_few_trials():
+    whole, apart = Share.of(50, 100, independent=10), Share.of(5, 10)
+    assert (whole.value, whole.low, whole.high) == (apart.value, apart.low, apart.high)
+    index, queries, truth = built("ivf_flat", clustered(4_000), step=8)
+    set_effort(index, 2)
+    found = recall(index, queries, truth)[10]
+    rng = np.random.default_rng(0)
+    rates = [recall(index, queries[place : place + 1], truth[place : place + 1])[10].value for place in range(len(queries))]
+    drawn = [rng.choice(rates, len(rates)).mean() for _ in range(2_000)]                     # queries drawn anew: the spread that other queries would show
+    np.testing.assert_allclose([found.low, found.high], np.quantile(drawn, [0.025, 0.975]), atol=0.01)
