@@ -76,9 +76,10 @@ def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 
 def written(root: str) -> dict[str, tuple[str, float]]:
-    """What a night made below the root, by path: etag and time. Not what tells of its time (manifest, report, commit), nor the index's working files."""
+    """What a night made below the root, by path: etag and time. Not what tells of its time (manifest, report, commit, marks of attempts), nor working files."""
     made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
-    return {entry.path: (entry.stamp, entry.modified) for entry in open_store(root).list() if entry.path.startswith(made) and not entry.path.startswith("indexes/work/")}
+    there = (entry for entry in open_store(root).list() if entry.path.startswith(made))
+    return {entry.path: (entry.stamp, entry.modified) for entry in there if not entry.path.startswith("indexes/work/") and ".attempts/" not in entry.path}
 
 
 def finished(root: str) -> dict[str, tuple[str, float]]:
