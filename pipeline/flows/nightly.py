@@ -101,7 +101,7 @@ def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: 
 def _page(candidate: Candidate, root: str, stages: Stages) -> Callable[[int | None], str]:
     """The report's HTML for a release number; None for a refused candidate."""
     from pipeline.flows.summary import summarize
-    from pipeline.report import render
+    from pipeline.report.night import render
 
     summary = summarize(candidate, root, stages, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
     return lambda number: render(replace(summary, number=number, status="refused" if number is None else "published"))

@@ -10,7 +10,7 @@ from pipeline.config import to_yaml
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.unit import LENGTH_BIN, Spent
 from pipeline.log import Stages
-from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
+from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.tensors import unpack

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import charts
+from pipeline.charts import frame, night
 from pipeline.stats.sample import Histogram
 
 EXCERPT = 240           # characters of a text that are shown
@@ -165,9 +165,9 @@ def render(report: Report) -> str:
 
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.undefined = jinja2.StrictUndefined
-    pages.filters |= {"count": _count, "size": _size, "duration": _duration, "percent": charts.percent, "plain": _plain, "excerpt": _excerpt, "cosine": _cosine}
+    pages.filters |= {"count": _count, "size": _size, "duration": _duration, "percent": frame.percent, "plain": _plain, "excerpt": _excerpt, "cosine": _cosine}
     pages.filters |= {"interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr}
-    page = pages.get_template("report.html.j2").render(report=report, charts=_charts(report), flow=_flow(report.counts))
+    page = pages.get_template("night.html.j2").render(report=report, charts=_charts(report), flow=_flow(report.counts))
     return page.encode("utf-8", "replace").decode()         # file names may hold lone surrogates
 
 
@@ -175,10 +175,10 @@ def _charts(report: Report) -> dict[str, Any]:
     """The charts for which there are values, by name."""
     vectors, index = report.geometry, report.index
     drawn = {
-        "spectrum": vectors.spectrum and partial(charts.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
-        "cosines": vectors.cosines and partial(charts.cosine_chart, vectors.cosines, vectors.cosines_whitened),
-        "lengths": report.lengths and report.lengths.total and partial(charts.length_chart, report.lengths, report.max_length or 0),
-        "recall": index.curve and partial(charts.recall_chart, index.curve, index.nprobe, index.target, index.effort),
+        "spectrum": vectors.spectrum and partial(night.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
+        "cosines": vectors.cosines and partial(night.cosine_chart, vectors.cosines, vectors.cosines_whitened),
+        "lengths": report.lengths and report.lengths.total and partial(night.length_chart, report.lengths, report.max_length or 0),
+        "recall": index.curve and partial(night.recall_chart, index.curve, index.nprobe, index.target, index.effort),
     }
     return {name: draw() for name, draw in drawn.items() if draw}
 
@@ -225,7 +225,7 @@ def _gate_name(name: str) -> str:
 
 def _interval(share: Interval) -> str:
     """95.1 to 96.2 %."""
-    return f"{charts.percent(share.low).removesuffix(' %')} to {charts.percent(share.high)}"
+    return f"{frame.percent(share.low).removesuffix(' %')} to {frame.percent(share.high)}"
 
 
 def _size(number: int) -> str:

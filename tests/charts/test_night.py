@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.charts import HEIGHT, WIDTH, Frame, compact, cosine_chart, length_chart, percent, recall_chart, spectrum_chart, ticks
+from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, percent, ticks
+from pipeline.charts.night import cosine_chart, length_chart, recall_chart, spectrum_chart
 from pipeline.stats.sample import Histogram, cosine_histogram, length_histogram
 
 

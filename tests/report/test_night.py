@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.report import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput, render
+from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput, render
 from pipeline.stats.sample import cosine_histogram, length_histogram
 
 VOID = {"meta", "br", "img", "link", "hr"}

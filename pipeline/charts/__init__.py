@@ -1,0 +1,1 @@
+"""Charts as inline SVG, for the pages that people read."""

@@ -1,0 +1,113 @@
+"""What every chart is drawn with: inline SVG that follows the colours of the page (light, dark, print), needs no script, and weighs a few kilobytes."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from pipeline.stats.sample import Histogram
+
+WIDTH, HEIGHT = 420, 230                    # about the width of a phone, and of half a page: text stays near 12 px on both
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 42
+MAX_LINE_POINTS = 240
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Maps values to places: x and y are the ranges shown; log_x spaces x by its logarithm."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log_x: bool = False
+
+    def px(self, value: float) -> float:
+        scale: Callable[[float], float] = math.log if self.log_x else float
+        low, high = scale(self.x[0]), scale(self.x[1])
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (scale(value) - low) / ((high - low) or 1), 1)
+
+    def py(self, value: float) -> float:
+        low, high = self.y
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / ((high - low) or 1), 1)
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers in [low, high], about `count` of them, in steps of 1, 2 or 5 times a power of ten."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / count
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def percent(share: float) -> str:
+    """0.975 -> 97.5 %, 0.97 -> 97 %."""
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def compact(number: float) -> str:
+    """At most four characters for an axis: 950, 12k, 1.5M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def svg(content: str, label: str) -> Markup:
+    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{content}</svg>')
+
+
+def x_axis(frame: Frame, at: Sequence[float], title: str) -> str:
+    base = HEIGHT - BOTTOM
+    marks = "".join(rule(frame.px(x), base, frame.px(x), base + 4, "axis") + words_at(frame.px(x), base + 17, compact(x), "middle") for x in at)
+    return rule(LEFT, base, WIDTH - RIGHT, base, "axis") + marks + words_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
+
+
+def y_axis(frame: Frame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
+    lines = (rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid") + words_at(LEFT - 7, frame.py(y) + 4, label(y), "end") for y in at)
+    return "".join(lines)
+
+
+def line(frame: Frame, points: Sequence[tuple[float, float]], name: str) -> str:
+    return f'<path class="line {name}" d="M{" L".join(f"{frame.px(x)} {frame.py(y)}" for x, y in points)}"/>'
+
+
+def area(frame: Frame, histogram: Histogram, name: str) -> str:
+    low, high = occupied(histogram)
+    corners = [(low, 0.0)]
+    for left, right, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
+        if left >= low and right <= high:
+            corners += [(left, count / histogram.total), (right, count / histogram.total)]
+    path = " L".join(f"{frame.px(x)} {frame.py(y)}" for x, y in [*corners, (high, 0.0)])
+    return f'<path class="area {name}" d="M{path}Z"/>'
+
+
+def rule(x1: float, y1: float, x2: float, y2: float, name: str) -> str:
+    return f'<line class="{name}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
+
+
+def words_at(x: float, y: float, words: str, name: str) -> str:
+    return f'<text class="{name}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+
+
+def occupied(histogram: Histogram) -> tuple[float, float]:
+    """The ends of the bins that are not empty."""
+    places = [place for place, count in enumerate(histogram.counts) if count] or [0]
+    return histogram.edges[places[0]], histogram.edges[places[-1] + 1]
+
+
+def thinned(values: Sequence[float]) -> list[tuple[float, float]]:
+    """(rank, value), at most about 240 of them, both ends included."""
+    stride = max(1, len(values) // MAX_LINE_POINTS)
+    return [(place + 1, values[place]) for place in sorted({*range(0, len(values), stride), len(values) - 1})]
+
+
+def spaced(frame: Frame, values: Sequence[int]) -> list[float]:
+    """Those values whose labels do not run into each other."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or frame.px(value) - frame.px(kept[-1]) >= 34:
+            kept.append(value)
+    return kept

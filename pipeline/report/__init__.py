@@ -1,0 +1,1 @@
+"""Pages for people: each one HTML file with everything inside; no network, no script."""
