@@ -38,9 +38,11 @@ class EncoderSettings(Settings):
     """The model that makes the vectors; what is null is as the model folder says."""
 
     path: str = "all-MiniLM-L6-v2"
-    """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed"""
+    """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed; or a file of word
+    vectors in word2vec's or GloVe's form, text or binary, also with .gz"""
     pooling: str | None = None
-    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, sqrt_len, weighted_mean or last; mean+max concatenates two"""
+    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean or last; mean+max concatenates two. static averages the
+    embedding layer's output, table the rows of its word table alone"""
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
@@ -49,6 +51,15 @@ class EncoderSettings(Settings):
     """tokens of one text, special tokens included; what is longer is cut, at the end unless the folder's tokenizer says at the start, and counted"""
     normalize: bool | None = None
     """false drops the folder's Normalize module, true adds one; either is another space"""
+    exclude: tuple[Literal["frequent", "subword", "case", "punctuation"], ...] = ()
+    """tokens left out of an average (Jiang et al. 2022, PromptBERT): the most frequent ones, pieces of words, those with upper case, punctuation; special tokens
+    then stay out too. A text of nothing else keeps them all"""
+    frequent: Annotated[int, Field(ge=1)] = 36
+    """how many tokens `frequent` leaves out, by `frequencies`"""
+    frequencies: str | None = None
+    """a Parquet file with the columns word and count, for `exclude: [frequent]` and `sif`"""
+    sif: Annotated[float, Field(gt=0)] | None = None
+    """weigh a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual); null: all alike. Needs word vectors and `frequencies`"""
 
 
 class EncodeSettings(Settings):
@@ -72,21 +83,62 @@ class EncodeSettings(Settings):
     """auto: the GPU that cluster.gpus_per_worker asks for, else the CPU"""
 
 
+class FlowSettings(Settings):
+    """The normalising flow of BERT-flow (Li et al. 2020): Glow on vectors, trained by maximum likelihood."""
+
+    levels: Annotated[int, Field(ge=1)] = 2
+    """after each level but the last, half of the dimensions are final; the dimension must be divisible by 2^levels"""
+    depth: Annotated[int, Field(ge=1)] = 3
+    """steps of a level: actnorm, permutation, additive coupling"""
+    width: Annotated[int, Field(ge=1)] = 32
+    """hidden units of a coupling's network"""
+    permutation: Literal["reverse", "random"] = "reverse"
+    """of the dimensions before each coupling: turned round, or drawn once by seed"""
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    """passes over the vectors; a part of one is allowed"""
+    batch_rows: Annotated[int, Field(ge=2)] = 32
+    """vectors of one training step"""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """of AdamW, constant"""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """of AdamW"""
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """largest norm of the gradient"""
+    checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000
+    """steps between two checkpoints: what a killed training repeats at most"""
+    seed: int = 0
+    """of the initial weights, the order of the vectors and a random permutation"""
+
+
 class WhitenSettings(Settings):
-    """Whitening (Su et al. 2021) of the published index; stored vectors stay raw."""
+    """The transform of the published index, whitening (Su et al. 2021) unless another is named; stored vectors stay raw."""
 
     mode: Literal["auto", "on", "off"] = "auto"
-    """auto compares raw and whitened, and whitens only where that is not worse"""
-    k: Annotated[int, Field(ge=1)] | None = None
-    """components kept; null: all of the covariance's rank"""
+    """auto compares raw and transformed, and transforms only where that is not worse"""
+    transform: str = "whitening"
+    """whitening, standardize (zero mean, unit variance per dimension), components (all-but-the-top; SIF's with `centred: false`) or flow; several in a row
+    joined by +, such as standardize+components. A flow is no linear map and serves `manta whiten` and `manta evaluate` only, not the index"""
+    k: Annotated[int, Field(ge=1)] | Literal["dev", "likelihood"] | None = None
+    """components whitening keeps; null: all of the covariance's rank; dev: best on `dev`; likelihood: best for rows held out (probabilistic PCA)"""
+    rotation: Literal["pca", "zca"] = "pca"
+    """zca turns whitened vectors back to the old axes: equal cosines where nothing is cut off"""
+    shrinkage: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.0
+    """how far the covariance is drawn to a multiple of the identity before it is inverted; auto: oracle approximating shrinkage (Chen et al. 2010)"""
+    ridge: Annotated[float, Field(ge=0)] = 0.0
+    """added to every eigenvalue, as a share of their mean: small directions are blown up less"""
+    remove: Annotated[int, Field(ge=0)] | Literal["dev"] = 1
+    """directions that `components` takes out; dev: best on `dev`"""
+    centred: bool = True
+    """whether `components` subtracts the mean and takes principal directions; false: the first singular vectors of the vectors as they are (SIF)"""
     dev: str | None = None
-    """an STS file (sentence1, sentence2, score) for auto; null: split-half retrieval on the corpus itself"""
+    """an STS file (sentence1, sentence2, score) for auto and for k and remove by dev; null: split-half retrieval on the corpus itself"""
     max_drift: Annotated[float, Field(gt=0)] = 0.1
     """the fit of an earlier night is kept until vectors have moved this far from those it was fitted on: 0.1 is a tenth of a standard deviation, or 10 % of variance"""
     dev_texts: Annotated[int, Field(ge=10)] = 1_000
     """sampled texts of eight words or more for split-half retrieval"""
     write_vectors: bool = False
-    """`manta whiten` also writes the whitened vectors as units"""
+    """`manta whiten` also writes the transformed vectors as units"""
+    flow: FlowSettings = FlowSettings()
 
 
 class IndexSettings(Settings):
@@ -183,6 +235,97 @@ class ClusterSettings(Settings):
         return value
 
 
+class CandidateSettings(Settings):
+    """What is evaluated: an encoder, alone or with a fitted transform, or a published release with both. A plain string is a release (release:current, release:7,
+    ROOT#7, ROOT#current) or else an encoder's path."""
+
+    name: str | None = None
+    """in tables; null: made from the rest"""
+    encoder: EncoderSettings | None = None
+    """null: the job's"""
+    transform: str | None = None
+    """file of a fitted transform, such as those below transforms/ of a release root"""
+    release: Annotated[int, Field(ge=1)] | Literal["current"] | None = None
+    root: str | None = None
+    """of the release; null: release.root"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _string_is_short_form(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        root, sign, number = value.removeprefix("release:").rpartition("#") if not value.startswith("release:") else ("", "#", value.removeprefix("release:"))
+        if sign and (number == "current" or number.isdigit()):
+            return {"release": number if number == "current" else int(number), "root": root or None}
+        return {"encoder": {"path": value}}
+
+    @model_validator(mode="after")
+    def _release_has_its_own(self) -> "CandidateSettings":
+        if self.release is not None and (self.encoder is not None or self.transform is not None):
+            raise ValueError("a release or an encoder, not both: a release brings its encoder and its transform")
+        return self
+
+
+class TaskSettings(Settings):
+    """One's own data as a task."""
+
+    kind: str
+    """sts, triplets, pairs, retrieval, duplicates or transfer"""
+    uri: str
+    """a Parquet file"""
+    name: str | None = None
+    """null: the file's name"""
+    columns: dict[str, str] = {}
+    """role: column, where they differ. sts: sentence1, sentence2, score; triplets: anchor, positive, negative; pairs: sentence1, sentence2, label; retrieval: query,
+    positive or text, group; duplicates: as pairs, or text, group; transfer: text (or sentence1, sentence2), label, split"""
+    options: dict[str, float | int | str | bool] = {}
+    """of the kind: see its class"""
+
+
+class GeometrySettings(Settings):
+    """What `manta evaluate --geometry` measures the space on."""
+
+    sentences: Annotated[int, Field(ge=10)] = 2_000
+    """sampled from the corpus by hash of their text"""
+    pairs: Annotated[int, Field(ge=10)] = 1_000
+    """random pairs behind each baseline, and at most so many for one word"""
+    contexts: Annotated[int, Field(ge=2)] = 5
+    """least number of sentences in which a word must occur for its self-similarity"""
+    neighbours: Annotated[int, Field(ge=1)] = 10
+    """k of hubness and of the distance to a word's nearest words"""
+    seed: int = 0
+    """of every sample"""
+
+
+class EvaluateSettings(Settings):
+    """What `manta evaluate` measures candidates on. Without tasks of any kind it measures the published release against the gates."""
+
+    tasks: str | None = None
+    """a folder with sts/NAME.parquet (subset, sentence1, sentence2, score), stsb-multi/NAME.parquet and senteval/NAME.parquet (text, label, split)"""
+    names: tuple[str, ...] = ("sts",)
+    """of the folder's tasks: sts, stsb-multi and senteval are all of a kind; or names such as STS12, STSB-dev, SICK-R, STSB-de-test, MR"""
+    own: tuple[TaskSettings, ...] = ()
+    """tasks on one's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets, pairs, retrieval, duplicates or transfer"""
+    candidates: tuple[CandidateSettings, ...] = ()
+    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root; none: the job's encoder. Two are compared, with intervals of
+    the difference"""
+    similarity: Literal["cosine", "angular", "euclidean", "dot"] = "cosine"
+    """of two sentences: angular is that of Cer et al. 2018 (USE), euclidean is minus the distance"""
+    aggregation: Literal["all", "mean", "wmean"] = "all"
+    """over a task's subsets: one correlation over all pairs together, the subsets' mean, or their mean weighted by pairs"""
+    solver: Literal["lbfgs", "sgd"] = "lbfgs"
+    """of the transfer tasks' logistic regression: convex to the optimum over inverse strengths, or Adam with early stopping as in published tables"""
+    folds: Annotated[int, Field(ge=2)] = 10
+    """of cross-validation in transfer tasks"""
+    bootstrap: Annotated[int, Field(ge=0)] = 1_000
+    """resamples behind the 95 % intervals; 0: none"""
+    seed: int = 1111
+    """of folds, resamples and classifiers"""
+    root: str | None = None
+    """where sentence vectors and results are kept, so that a second run takes them over; null: release.root, below evaluations/"""
+    geometry: GeometrySettings = GeometrySettings()
+
+
 _RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
 
 
@@ -195,6 +338,7 @@ class Job(Settings):
     whiten: WhitenSettings = WhitenSettings()
     index: IndexSettings = IndexSettings()
     gates: GateSettings = GateSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
     release: ReleaseSettings = ReleaseSettings()
     cluster: ClusterSettings = ClusterSettings()
 

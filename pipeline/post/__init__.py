@@ -1,5 +1,6 @@
 """Transforms of frozen embeddings: fitted once, immutable, saved as safetensors. One file per transform; the registry finds it."""
 
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
@@ -7,6 +8,14 @@ import numpy as np
 from pipeline.errors import ConfigError, DataError
 from pipeline.registry import Registry
 from pipeline.stats.tensors import unpack
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """y = x @ matrix.T + bias: matrix (k, d) and bias (k,), float32; what an index computes before its search."""
+
+    matrix: np.ndarray
+    bias: np.ndarray
 
 
 class Transform(Protocol):
@@ -20,8 +29,32 @@ class Transform(Protocol):
     @property
     def transform_id(self) -> str: ...
 
+    @property
+    def fitted_rows(self) -> int:
+        """Rows of the fit."""
+        ...
+
+    @property
+    def k(self) -> int:
+        """Width of what comes out."""
+        ...
+
+    @property
+    def shortage(self) -> str | None:
+        """Why this fit must not be published, such as too few rows; None if there are enough."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know about the fit, in sentences."""
+        ...
+
+    def affine(self) -> Affine | None:
+        """The map as one matrix and bias; None where it is no affine map, which an index cannot hold."""
+        ...
+
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """(n, d_in) -> (n, d_out) float32."""
+        """(n, d_in) -> (n, k) float32."""
         ...
 
     def to_bytes(self) -> bytes: ...

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.config import canonical
 from pipeline.errors import DataError
-from pipeline.post import TRANSFORMS
+from pipeline.post import TRANSFORMS, Affine
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import Spectrum, spectrum_of
 from pipeline.stats.tensors import pack, unpack
@@ -50,6 +50,10 @@ class Whitening:
         whitened = x.astype(np.float32, copy=False) @ self.matrix.T
         whitened += self.bias
         return np.asarray(whitened)
+
+    def affine(self) -> Affine:
+        """The map itself."""
+        return Affine(self.matrix, self.bias)
 
     @cached_property
     def transform_id(self) -> str:
