@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.live import live_moments
@@ -103,7 +103,7 @@ def _decide(job: Job, store: Store, corpus: Corpus, space_id: str, moments: Mome
     if mode == "off":
         return Decision(moments, reference, None, False, "Whitening is off (whiten.mode).")
     try:
-        fitted = fit_whitening(moments, job.whiten.k, space_id=space_id)
+        fitted = fit_whitening(moments, _components(job.whiten.k), space_id=space_id)
     except DataError as error:
         if mode == "on":
             raise
@@ -123,6 +123,12 @@ def _decide(job: Job, store: Store, corpus: Corpus, space_id: str, moments: Mome
         found = f"fewer than ten texts of {MIN_WORDS} words or more to compare on"
         return Decision(moments, reference, fitted, False, f"Whitening is not used: {found}; set whiten.dev or whiten.mode.", None, ref)
     return Decision(moments, reference, fitted, comparison.uses_whitening, f"{comparison.sentence} {'. '.join(fitted.notes)}.", comparison, ref)
+
+
+def _components(k: int | str | None) -> int | None:
+    if isinstance(k, str):
+        raise ConfigError("whiten.k", "a number of components, or null", k, "name a number")
+    return k
 
 
 def _compared(job: Job, store: Store, corpus: Corpus, fitted: Whitening) -> Comparison | None:
