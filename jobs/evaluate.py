@@ -16,9 +16,9 @@ def evaluate(config: Config = None, overrides: Overrides = None, print_config: P
 
 
 def _evaluate(run: Run) -> Answer:
-    from pipeline.flows.evaluate import evaluate as measure
+    from pipeline.flows.remeasure import remeasure
 
-    made = measure(run.job, run.stages, verbose=run.verbose)
+    made = remeasure(run.job, run.stages, verbose=run.verbose)
     refused = [name for name, gate in made.gates.items() if not gate.passed]
     rows = [(name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()]
     facts = {

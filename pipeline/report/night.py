@@ -1,13 +1,13 @@
 """The release report: one HTML file for people, with everything inside; no network, no script."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.charts import frame, night
+from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 
 EXCERPT = 240           # characters of a text that are shown
@@ -161,14 +161,10 @@ class Report:
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from the corpus is escaped."""
-    import jinja2  # here: commands that draw nothing need not load it
-
-    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.undefined = jinja2.StrictUndefined
-    pages.filters |= {"count": _count, "size": _size, "duration": _duration, "percent": frame.percent, "plain": _plain, "excerpt": _excerpt, "cosine": _cosine}
-    pages.filters |= {"interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr}
-    page = pages.get_template("night.html.j2").render(report=report, charts=_charts(report), flow=_flow(report.counts))
-    return page.encode("utf-8", "replace").decode()         # file names may hold lone surrogates
+    filters: dict[str, Callable[..., Any]] = {
+        "plain": _plain, "excerpt": _excerpt, "cosine": _cosine, "interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr,
+    }
+    return fill("night.html.j2", filters, report=report, charts=_charts(report), flow=_flow(report.counts))
 
 
 def _charts(report: Report) -> dict[str, Any]:
@@ -192,13 +188,6 @@ def _flow(counts: Counts) -> list[tuple[str, str, int]]:
         ("skipped", "skipped", counts.skipped),
     ]
     return [part for part in parts if part[2]]
-
-
-def _count(number: float) -> str:
-    """1234567 -> 1,234,567; a value below 100 keeps three digits."""
-    if number == int(number):
-        return f"{int(number):,}"
-    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _plain(value: float | None) -> str:
@@ -226,26 +215,6 @@ def _gate_name(name: str) -> str:
 def _interval(share: Interval) -> str:
     """95.1 to 96.2 %."""
     return f"{frame.percent(share.low).removesuffix(' %')} to {frame.percent(share.high)}"
-
-
-def _size(number: int) -> str:
-    """Bytes as MB, GB ... (powers of 1,000)."""
-    value, unit = float(number), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1_000 or unit == "TB":
-            break
-        value /= 1_000
-    return f"{value:.3g} {unit}" if value < 1_000 else f"{value:,.0f} {unit}"
-
-
-def _duration(seconds: float) -> str:
-    """0.42 s, 12 s, 3 min 4 s, 2 h 5 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3_600 else f"{whole // 3_600} h {whole % 3_600 // 60} min"
 
 
 def _excerpt(text: str) -> str:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.flows.cluster import Cluster
-from pipeline.flows.evaluate import evaluate
 from pipeline.flows.night import through_encoding, through_index, through_whitening
 from pipeline.flows.nightly import nightly
 from pipeline.flows.plan import plan
+from pipeline.flows.remeasure import remeasure
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
@@ -76,7 +76,7 @@ def test_half_precision_vectors_are_stored_searched_and_evaluated(cluster: Clust
     outcome = nightly(job, Stages())
     unit = pq.read_schema(next(Path(outcome.root).glob("units/vectors/*/*.parquet")))
     assert unit.field("vector").type.value_type == pa.float16()
-    gates = evaluate(job, Stages()).gates
+    gates = remeasure(job, Stages()).gates
     assert {name for name, gate in gates.items() if not gate.passed} == set()
     assert gates["recall_at_10"].value == 1.0
 

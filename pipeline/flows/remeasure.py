@@ -22,13 +22,13 @@ from pipeline.store.store import Store
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Remeasured:
     release: int
     gates: dict[str, Gate]
     measured: dict[str, Any]
 
 
-def evaluate(job: Job, stages: Stages, *, verbose: bool = False) -> Evaluation:
+def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     """The current release's gates, measured anew with the thresholds of the job."""
     from pipeline.index.validate import Counted, Measured, judge
 
@@ -45,7 +45,7 @@ def evaluate(job: Job, stages: Stages, *, verbose: bool = False) -> Evaluation:
         bar.add(manifest.rows)
     counts = manifest.counts
     counted = Counted(read=counts["total"], vectors=manifest.rows, quarantined=counts["quarantined"], bad_vectors=bad, duplicate_ids=repeated)
-    return Evaluation(manifest.release, judge(Measured.model_validate(measured), counted, job.gates), measured)
+    return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates), measured)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,45 @@
+"""What every page is made with: templates beside this file, and figures as people read them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.charts import frame
+
+
+def fill(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+    """The page, complete in itself (UTF-8). Every value is escaped, charts excepted."""
+    import jinja2  # here: commands that draw nothing need not load it
+
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.undefined = jinja2.StrictUndefined
+    pages.filters |= {"count": _count, "size": _size, "duration": _duration, "percent": frame.percent, **filters}
+    page = pages.get_template(template).render(**values)
+    return page.encode("utf-8", "replace").decode()         # file names may hold lone surrogates
+
+
+def _count(number: float) -> str:
+    """1234567 -> 1,234,567; a value below 100 keeps three digits."""
+    if number == int(number):
+        return f"{int(number):,}"
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def _size(number: int) -> str:
+    """Bytes as MB, GB ... (powers of 1,000)."""
+    value, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1_000 or unit == "TB":
+            break
+        value /= 1_000
+    return f"{value:.3g} {unit}" if value < 1_000 else f"{value:,.0f} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    """0.42 s, 12 s, 3 min 4 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3_600 else f"{whole // 3_600} h {whole % 3_600 // 60} min"
