@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,10 +58,15 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
         _override(tree, override)
     for text in _strings(tree):
         refuse_credentials(text)
+    return validated(kind, tree, str(file or "command line"))
+
+
+def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
+    """Settings of `kind` from a tree of values; ConfigError that begins with `source` where they do not fit."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, kind, str(file or "command line")) from None
+        raise _explain(error, kind, source) from None
 
 
 def refuse_credentials(uri: str) -> None:

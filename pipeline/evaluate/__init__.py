@@ -33,7 +33,8 @@ class Score:
     """what else a reader must know: solver, aggregation, similarity, threshold ..."""
     warnings: tuple[str, ...] = ()
     evidence: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """arrays of length `count` (predictions, gold, correctness ...): what `Task.statistic` needs to know `value` for a resample"""
+    """arrays of length `count` (predictions, gold, correctness ...): what `Task.statistic` needs to know `value` for a resample. With "stratum" among them (subset,
+    fold), a resample keeps each stratum's size. Empty where no resample makes sense: such a value has no interval"""
 
 
 class Task(Protocol):
@@ -63,7 +64,7 @@ class Task(Protocol):
     def score(self, vectors: Vectors) -> Score: ...
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        """`Score.value` of the resampled rows (places in the evidence, repeats allowed): what the bootstrap computes."""
+        """`Score.value` of the resampled rows (places in the evidence, repeats allowed): what the bootstrap computes. nan where it is not defined for them."""
         ...
 
 

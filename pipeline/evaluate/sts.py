@@ -1,0 +1,155 @@
+"""Semantic textual similarity: how the similarity of two vectors goes with the score that people gave."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from pipeline.config import validated
+from pipeline.errors import DataError
+from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate.similarity import Similarity, paired, vectors_of
+from pipeline.evaluate.source import RowOptions, TaskFile, digest, open_file
+from pipeline.settings import EvaluateSettings, TaskSettings
+from pipeline.stats.correlation import constant, pearson, spearman
+from pipeline.store.store import Store
+
+Aggregation = Literal["all", "mean", "wmean"]
+Correlation = Callable[[np.ndarray, np.ndarray], float]
+
+AGGREGATIONS: tuple[Aggregation, ...] = ("all", "mean", "wmean")
+
+
+class StsOptions(RowOptions):
+    """Options of kind "sts"."""
+
+    low: float = Field(default=0.0)
+    """the lowest score that may occur; 1 for SICK"""
+    high: float = Field(default=5.0)
+    """the highest score that may occur; scores that are 0 or 1 are within 0 to 5"""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentence pairs with a gold score, in the file's order. subset (n,) places in `names`."""
+
+    left: list[str]
+    right: list[str]
+    gold: np.ndarray
+    subset: np.ndarray
+    names: list[str]
+    dropped: int
+    missing: int
+
+
+@TASKS.register("sts")
+@dataclass(frozen=True)
+class StsTask:
+    """Roles sentence1, sentence2, score; subset if there. Options: see StsOptions."""
+
+    kind: ClassVar[str] = "sts"
+    name: str
+    file: TaskFile
+    similarity: Similarity
+    aggregation: Aggregation
+    options: StsOptions
+
+    @classmethod
+    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
+        options = validated(StsOptions, source.options, f"{source.uri}: options")
+        file = open_file(source, store, path, [("sentence1", "sentence2", "score")], ("subset",), options.split)
+        task = cls(source.name or path.rpartition("/")[2].removesuffix(".parquet"), file, settings.similarity, settings.aggregation, options)
+        task.pairs()
+        return task
+
+    @property
+    def digest(self) -> str:
+        return digest(self.kind, self.file, similarity=self.similarity, aggregation=self.aggregation, low=self.options.low, high=self.options.high)
+
+    def pairs(self) -> Pairs:
+        """The pairs that have a score; DataError for scores out of range, without any variance, or fewer than two."""
+        rows = self.file.rows()
+        there = ~np.isnan(rows.numbers("score"))
+        kept = rows.take(there)
+        gold, (subset, names) = kept.numbers("score"), kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name])
+        self._check(gold)
+        names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
+        subset = np.where(subset < 0, len(names) - 1, subset)
+        return Pairs(kept.texts("sentence1"), kept.texts("sentence2"), gold, subset, names, int((~there).sum()), kept.missing("sentence1", "sentence2"))
+
+    def _check(self, gold: np.ndarray) -> None:
+        low, high = self.options.low, self.options.high
+        outside = gold[(gold < low) | (gold > high)]
+        if len(outside):
+            found = f"{len(outside):,} outside, such as {outside[0]:g}"
+            raise DataError(self.file.where, f"scores from {low:g} to {high:g}", found, "mend the file, or set the options `low` and `high`")
+        if len(gold) < 2:
+            raise DataError(self.file.where, "at least two pairs with a score", f"{len(gold)}", "give more pairs")
+        if constant(gold):
+            raise DataError(self.file.where, "scores that differ", f"{len(gold):,} pairs, all with {gold[0]:g}", "give other pairs: no correlation is defined here")
+
+    def sentences(self) -> Sequence[str]:
+        pairs = self.pairs()
+        return [*pairs.left, *pairs.right]
+
+    def score(self, vectors: Vectors) -> Score:
+        pairs = self.pairs()
+        x = vectors_of(vectors, [*pairs.left, *pairs.right], self.name)
+        predicted = paired(self.similarity, x[: len(pairs.left)], x[len(pairs.left) :])
+        evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
+        figures = _figures(evidence, pairs.names)
+        value = figures[f"Spearman {self.aggregation}"]
+        if np.isnan(value):
+            remedy = "use evaluate.aggregation=all or larger subsets"
+            raise DataError(self.file.where, f"a subset whose scores differ, for the aggregation {self.aggregation}", f"none of {len(pairs.names)}", remedy)
+        facts = {
+            "similarity": self.similarity, "aggregation": self.aggregation, "pairs": len(pairs.gold), "without_gold": pairs.dropped, "missing_texts": pairs.missing,
+            "subsets": dict(zip(pairs.names, np.bincount(pairs.subset, minlength=len(pairs.names)).tolist(), strict=True)),
+        }
+        defined = {name: each for name, each in figures.items() if not np.isnan(each)}
+        metric = f"Spearman x100, {self.similarity}, {self.aggregation}"
+        return Score(metric, value, len(pairs.gold), defined, facts, self._warnings(pairs, predicted), evidence)
+
+    def _warnings(self, pairs: Pairs, predicted: np.ndarray) -> tuple[str, ...]:
+        if constant(predicted):
+            return (f"{self.name}: every pair has the same {self.similarity} similarity, {predicted[0]:g}; correlations are given as 0",)
+        parts = [(name, predicted[pairs.subset == place], pairs.gold[pairs.subset == place]) for place, name in enumerate(pairs.names)]
+        flat = [name for name, ours, gold in parts if constant(ours) and not constant(gold)]
+        undefined = [name for name, _, gold in parts if constant(gold)]
+        left_out = f"{self.name}: no correlation is defined in {', '.join(undefined)} (one pair, or one score for all); mean and wmean leave them out"
+        zero = f"{self.name}: every pair of {', '.join(flat)} has the same similarity; its correlation counts as 0"
+        return (*([left_out] if undefined else []), *([zero] if flat else []))
+
+    def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
+        return 100 * aggregated(spearman, {name: values[rows] for name, values in evidence.items()}, self.aggregation)
+
+
+def _figures(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
+    """Both correlations x100 under every aggregation, and Spearman of every subset; nan where it is not defined."""
+    correlations: dict[str, Correlation] = {"Spearman": spearman, "Pearson": pearson}
+    whole = {f"{name} {how}": 100 * aggregated(correlate, evidence, how) for name, correlate in correlations.items() for how in AGGREGATIONS}
+    parts = [evidence["stratum"] == place for place in range(len(names))]
+    return whole | {
+        f"Spearman of {name}": 100 * correlation(spearman, evidence["prediction"][part], evidence["gold"][part]) for name, part in zip(names, parts, strict=True)
+    }
+
+
+def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], how: Aggregation) -> float:
+    """One figure from subsets: a correlation over all pairs together, the subsets' mean, or their mean weighted by pairs. nan where none is defined."""
+    predicted, gold, subset = evidence["prediction"], evidence["gold"], evidence["stratum"]
+    if how == "all":
+        return correlation(correlate, predicted, gold)
+    parts = [subset == place for place in np.unique(subset)]
+    found = np.array([correlation(correlate, predicted[part], gold[part]) for part in parts])
+    defined = ~np.isnan(found)
+    weights = np.array([part.sum() if how == "wmean" else 1 for part in parts])[defined]
+    return float(np.average(found[defined], weights=weights)) if defined.any() else float("nan")
+
+
+def correlation(correlate: Correlation, predicted: np.ndarray, gold: np.ndarray) -> float:
+    """0 for constant predictions, which know nothing of the gold scores; nan where the gold scores are constant."""
+    if constant(gold):
+        return float("nan")
+    return 0.0 if constant(predicted) else correlate(predicted, gold)

@@ -1,0 +1,47 @@
+"""Similarities against closed forms, and the block-wise form against the paired one."""
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ModelError
+from pipeline.evaluate.similarity import crossed, paired, prepared, vectors_of
+
+KINDS = ("cosine", "angular", "euclidean", "dot")
+
+
+def test_angular_similarity_by_hand():
+    left = np.array([[1, 0], [1, 0], [0.1, 0.3], [1, 2]], np.float32)
+    right = np.array([[0, 1], [1, 1], [0.1, 0.3], [-1, -2]], np.float32)
+    np.testing.assert_allclose(paired("angular", left, right), [0.5, 0.75, 1.0, 0.0], atol=1e-6)
+
+
+def test_angular_similarity_of_equal_vectors_is_a_number():
+    x = np.random.default_rng(0).normal(size=(2_000, 7)).astype(np.float32)
+    for found in (paired("angular", x, x), paired("angular", x, -x), np.diag(crossed("angular", *2 * (prepared("angular", x),)))):
+        assert np.isfinite(found).all()
+
+
+def test_cosine_with_a_zero_vector_is_0():
+    zero, some = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
+    assert paired("cosine", zero, some)[0] == 0
+    assert paired("cosine", zero, zero)[0] == 0
+    assert crossed("cosine", prepared("cosine", zero), prepared("cosine", some))[0, 0] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_pair_of_the_crossed_form_equals_the_paired_form(kind: str):
+    rng = np.random.default_rng(1)
+    left, right = rng.normal(size=(5, 16)).astype(np.float32), 1e3 + rng.normal(size=(4, 16)).astype(np.float32)
+    found = crossed(kind, prepared(kind, left), prepared(kind, right))
+    expected = [[paired(kind, left[i : i + 1], right[j : j + 1])[0] for j in range(4)] for i in range(5)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_euclidean_is_minus_the_distance():
+    assert paired("euclidean", np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]))[0] == -5
+
+
+@pytest.mark.parametrize(("given", "words"), [(np.ones((1, 2)), "one vector for each of 2"), (np.array([[1, 2], [np.nan, 1]]), "first for 'b'")])
+def test_vectors_that_cannot_be_scored_are_refused(given: np.ndarray, words: str):
+    with pytest.raises(ModelError, match=words):
+        vectors_of(lambda _: given, ["a", "b"], "STS12")

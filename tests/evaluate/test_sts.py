@@ -1,0 +1,162 @@
+"""STS: aggregations by hand, agreement with sentence-transformers, published figures on real data, and what is refused."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings, EvaluateSettings
+from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
+
+ANGLES = {"p1": 0.1, "p2": 0.2, "p3": 0.3, "q1": 0.8, "q2": 0.6, "q3": 0.9, "q4": 0.7}
+
+
+def two_subsets(folder: Path) -> Path:
+    names = list(ANGLES)
+    return save(folder / "two.parquet", {
+        "subset": ["p"] * 3 + ["q"] * 4, "sentence1": ["origin"] * 7, "sentence2": names, "score": [1.0, 2, 3, 1, 2, 3, 4],
+    })
+
+
+def angle_vectors(sentences):
+    """Cosine with "origin" is the number above."""
+    return looked_up({"origin": [1, 0], **{name: [c, (1 - c * c) ** 0.5] for name, c in ANGLES.items()}})(sentences)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("all", 34.8756), ("mean", 50.0), ("wmean", 42.8571)])
+def test_aggregations_differ_and_are_named(tmp_path: Path, how: str, expected: float):
+    score = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how)).score(angle_vectors)
+    assert score.value == pytest.approx(expected, abs=1e-4)
+    assert score.metric == f"Spearman x100, cosine, {how}"
+    assert [score.figures[f"Spearman {each}"] for each in ("all", "mean", "wmean")] == pytest.approx([34.8756, 50, 42.8571], abs=1e-4)
+    assert (score.figures["Spearman of p"], score.figures["Spearman of q"]) == pytest.approx((100, 0), abs=1e-9)
+    assert score.facts["subsets"] == {"p": 3, "q": 4}
+
+
+@pytest.mark.parametrize("how", ["all", "mean", "wmean"])
+def test_the_statistic_of_every_row_is_the_value(tmp_path: Path, how: str):
+    task = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how))
+    score = task.score(angle_vectors)
+    assert task.statistic(score.evidence, np.arange(7)) == pytest.approx(score.value, abs=1e-12)
+
+
+def random_pairs(folder: Path, **changed: Any) -> Path:
+    rng = np.random.default_rng(3)
+    columns = {"sentence1": [f"a{i}" for i in range(60)], "sentence2": [f"b{i % 50}" for i in range(60)], "score": rng.integers(0, 11, 60) / 2}
+    return save(folder / "pairs.parquet", columns | changed)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "dot"])
+def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
+    task, vectors = task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity)), drawn()
+    pairs, score = task.pairs(), task.score(vectors)
+    peer = peer_evaluators().EmbeddingSimilarityEvaluator(pairs.left, pairs.right, pairs.gold.tolist(), similarity_fn_names=[similarity], write_csv=False)
+    found = peer(Peer(vectors))
+    assert score.value == pytest.approx(100 * found[f"spearman_{similarity}"], abs=1e-3)
+    assert score.figures["Pearson all"] == pytest.approx(100 * found[f"pearson_{similarity}"], abs=1e-3)
+
+
+def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
+    file = random_pairs(tmp_path)
+    cosine, angular = (task_of("sts", file, EvaluateSettings(similarity=each)).score(drawn()) for each in ("cosine", "angular"))
+    assert angular.value == pytest.approx(cosine.value, abs=1e-9)
+    assert angular.figures["Pearson all"] != pytest.approx(cosine.figures["Pearson all"], abs=1e-3)
+
+
+def test_pairs_without_gold_are_left_out_and_counted(tmp_path: Path):
+    scores = [None, float("nan"), *np.linspace(0, 5, 58)]
+    score = task_of("sts", random_pairs(tmp_path, score=scores)).score(drawn())
+    assert (score.count, score.facts["without_gold"], len(score.evidence["gold"])) == (58, 2, 58)
+
+
+def test_a_missing_text_is_read_as_one_blank(tmp_path: Path):
+    file = save(tmp_path / "gaps.parquet", {"sentence1": ["a", None, "c"], "sentence2": [None, "b", "c"], "score": [0, 1, 1]})
+    task = task_of("sts", file)
+    assert task.sentences() == ["a", " ", "c", " ", "b", "c"]
+    assert task.score(drawn()).facts["missing_texts"] == 2
+
+
+def test_constant_predictions_are_0_with_a_warning(tmp_path: Path):
+    score = task_of("sts", random_pairs(tmp_path)).score(lambda sentences: np.ones((len(sentences), 3), np.float32))
+    assert score.value == 0
+    assert "same cosine similarity" in score.warnings[0]
+
+
+def test_a_subset_without_variance_is_named_and_left_out_of_the_mean(tmp_path: Path):
+    subsets = ["flat"] * 20 + ["varied"] * 40
+    scores = [2.0] * 20 + list(np.linspace(0, 5, 40))
+    score = task_of("sts", random_pairs(tmp_path, subset=subsets, score=scores), EvaluateSettings(aggregation="mean")).score(drawn())
+    assert score.value == pytest.approx(score.figures["Spearman of varied"])
+    assert "Spearman of flat" not in score.figures
+    assert "flat" in score.warnings[0]
+
+
+@pytest.mark.parametrize(("columns", "words"), [
+    ({"score": [*[6.0] * 3, *[1.0] * 57]}, "scores from 0 to 5, found 3 outside, such as 6"),
+    ({"score": [-0.1] + [1.0] * 59}, "such as -0.1"),
+    ({"score": [float("inf")] + [1.0] * 59}, "1 outside"),
+    ({"score": [2.0] * 60}, "scores that differ"),
+    ({"score": [1.0] + [None] * 59}, "at least two pairs"),
+    ({"score": ["high"] * 60}, "a column of numbers"),
+    ({"sentence1": list(range(60))}, "a column of strings for 'sentence1'"),
+])
+def test_unusable_pairs_are_refused(tmp_path: Path, columns: dict[str, Any], words: str):
+    with pytest.raises(DataError, match=words):
+        task_of("sts", random_pairs(tmp_path, **columns))
+
+
+def test_other_columns_are_named_by_role(tmp_path: Path):
+    file = save(tmp_path / "own.parquet", {"left": ["a", "b", "c"], "right": ["d", "e", "f"], "label": [0, 1, 1], "split": ["dev", "dev", "train"]})
+    with pytest.raises(DataError, match="expected the columns sentence1, sentence2, score, found left, right, label, split"):
+        task_of("sts", file)
+    columns = {"sentence1": "left", "sentence2": "right", "score": "label"}
+    assert task_of("sts", file, columns=columns).score(drawn()).count == 3
+    assert task_of("sts", file, columns=columns, options={"split": "dev"}).score(drawn()).count == 2
+    with pytest.raises(ConfigError, match="did you mean 'sentence1'"):
+        task_of("sts", file, columns={"sentense1": "left"})
+    with pytest.raises(DataError, match="rows whose split is 'test', found the splits dev, train"):
+        task_of("sts", file, columns=columns, options={"split": "test"})
+
+
+def test_a_narrower_scale_is_an_option(tmp_path: Path):
+    with pytest.raises(DataError, match="scores from 1 to 5"):
+        task_of("sts", random_pairs(tmp_path), options={"low": 1})
+    with pytest.raises(ConfigError, match="did you mean 'low'"):
+        task_of("sts", random_pairs(tmp_path), options={"lowe": 1})
+
+
+def test_no_file_no_parquet_and_a_changed_file_are_told_apart(tmp_path: Path):
+    with pytest.raises(DataError, match="no such file"):
+        task_of("sts", tmp_path / "absent.parquet")
+    (tmp_path / "text.parquet").write_text("sentence1,sentence2,score")
+    with pytest.raises(DataError, match="a Parquet file"):
+        task_of("sts", tmp_path / "text.parquet")
+    task = task_of("sts", random_pairs(tmp_path))
+    random_pairs(tmp_path, score=np.linspace(0, 5, 60))
+    with pytest.raises(DataError, match="changed or damaged"):
+        task.score(drawn())
+
+
+def test_a_task_is_a_value_that_travels_and_its_digest_says_what_changes_the_score(tmp_path: Path):
+    file = random_pairs(tmp_path)
+    task = task_of("sts", file)
+    again = pickle.loads(pickle.dumps(task))
+    assert again.digest == task.digest == task_of("sts", file, name="another").digest
+    others = [task_of("sts", file, EvaluateSettings(**{name: value})) for name, value in (("similarity", "dot"), ("aggregation", "mean"))]
+    assert len({each.digest for each in (task, *others, task_of("sts", file, options={"high": 6}))}) == 4
+    assert again.score(drawn()).value == task.score(drawn()).value
+
+
+@pytest.mark.parametrize(("name", "expected"), [("STSB-dev", 86.72), ("STS13", 80.60)])
+def test_the_packaged_encoder_has_its_published_figures(name: str, expected: float):
+    folder = os.environ.get("MANTA_EVAL_DATA")
+    if not folder:
+        pytest.skip("MANTA_EVAL_DATA names no folder of evaluation data")
+    encoder = load_encoder(EncoderSettings(), EncodeSettings(), "cpu")
+    score = task_of("sts", Path(folder) / "sts" / f"{name}.parquet").score(encoder.encode)
+    assert score.value == pytest.approx(expected, abs=0.01)
