@@ -293,6 +293,10 @@ class GeometrySettings(Settings):
     """least number of sentences in which a word must occur for its self-similarity"""
     neighbours: Annotated[int, Field(ge=1)] = 10
     """k of hubness and of the distance to a word's nearest words"""
+    edit_distance: Literal["characters", "words"] = "characters"
+    """what an edit inserts, deletes or replaces, where similarity is compared with edit distance"""
+    centred: bool = True
+    """whether explained variance is that about the mean of a word's vectors, as in published figures; false: about zero, as it is printed (Ethayarajh 2019)"""
     seed: int = 0
     """of every sample"""
 

@@ -16,6 +16,7 @@ from pipeline.errors import ModelError
 from pipeline.models.ahead import ahead
 from pipeline.models.arithmetic import Arithmetic, arithmetic_of
 from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.models.inside import Inside
 from pipeline.models.packed import PackedModel
 from pipeline.models.padded import PaddedModel
 from pipeline.models.pooling import Segments, layers_of, pool
@@ -110,6 +111,10 @@ class Encoder:
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
         """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
         return self._tokenizer(texts).lengths
+
+    def inside(self) -> Inside:
+        """Its hidden states, layer by layer, and its tokens."""
+        return Inside(self._model, self._tokenizer, self.folder, self.max_tokens)
 
     def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
         """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows."""

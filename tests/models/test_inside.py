@@ -1,0 +1,55 @@
+"""The states inside an encoder are those of transformers itself, for every family; words are told from special tokens and punctuation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.models.encoder import load_encoder
+from pipeline.models.inside import is_word
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.stats.contextuality import choose, gather
+from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_of_every_layer_equal_those_of_transformers(family: str, folders: dict[str, Path]):
+    encoder = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu")
+    inside, texts = encoder.inside(), [text for text in (*TEXTS, LONG) if text]
+    tokens = inside.tokens(texts)
+    assert (inside.layers, inside.width) == (3, 48)
+    seen = []
+    for batch in inside.states(tokens):
+        ends = np.cumsum(tokens.lengths[batch.rows])
+        for row, start, end in zip(batch.rows, ends - tokens.lengths[batch.rows], ends, strict=True):
+            seen.append(row)
+            for ours, theirs in zip(batch.layers, hidden_states(folders[family], texts[row]), strict=True):
+                np.testing.assert_allclose(ours[start:end], theirs.numpy(), atol=1e-5)
+    assert sorted(seen) == list(range(len(texts)))
+
+
+def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
+    encoder = load_encoder(EncoderSettings(path=str(folders["bert"]), normalize=False), EncodeSettings(), "cpu")
+    inside, texts = encoder.inside(), [text for text in TEXTS if text]
+    tokens = inside.tokens(texts)
+    words = inside.words(tokens)
+    layers = gather(inside.states(tokens), words, choose(words, contexts=2, pairs=50, most=1_000, seed=0))
+    np.testing.assert_allclose(layers[-1].means, encoder.encode(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "marks"), [("bert", 3), ("roberta", 5)])
+def test_special_tokens_a_prompt_and_punctuation_are_no_words(family: str, marks: int, folders: dict[str, Path]):
+    texts = ["Two dogs run.", "A girl, a book!"]
+    plain = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(), "cpu").inside()
+    prompted = load_encoder(EncoderSettings(path=str(folders[family]), prompt="query: "), EncodeSettings(), "cpu").inside()
+    bare, long = plain.words(plain.tokens(texts)), prompted.words(prompted.tokens(texts))
+    ends = np.concatenate([bare.offsets[:-1], bare.offsets[1:] - 1])
+    assert not bare.is_word[ends].any()
+    assert 0 < bare.is_word.sum() == len(bare.ids) - 4 - marks          # four special tokens; full stop, comma, exclamation mark, and byte pieces that are a blank alone
+    assert long.is_word.sum() <= bare.is_word.sum() + 2                 # a prompt's last piece may join the first of the text
+
+
+@pytest.mark.parametrize(("token", "word"), [("the", True), ("##ing", True), (".", False), ("##-", False), ("Ġ(", False), ("▁", False), ("▁the", True), ("$", False),
+                                             ("\ufffd", True), ("日", True), ("。", False), ("3", True), ("", False)])
+def test_what_counts_as_a_word(token: str, word: bool):
+    assert is_word(token) is word

@@ -1,0 +1,165 @@
+"""Contextuality equals its definitions written out over all occurrences; streaming in any batches equals holding everything."""
+
+import numpy as np
+import pytest
+
+from pipeline.stats.contextuality import (
+    Layer,
+    Occurrences,
+    States,
+    Tokenized,
+    choose,
+    explained_variance,
+    gather,
+    intra_similarity,
+    layer_figures,
+    most_occurrences,
+    self_similarity,
+)
+
+OCCURRENCES = np.array([[1.0, 0], [1, 1], [0, 2]])
+RANDOM = np.array([[1.0, 0], [2, 1], [1, 2], [-1, 1]])
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_known_values():
+    assert self_similarity(OCCURRENCES) == pytest.approx(0.471405, abs=1e-6)
+    assert intra_similarity(OCCURRENCES) == pytest.approx(0.789110, abs=1e-6)
+    assert explained_variance(OCCURRENCES) == pytest.approx(0.950694, abs=1e-6)
+    assert explained_variance(OCCURRENCES, centred=False) == pytest.approx(0.757539, abs=1e-6)
+    assert self_similarity(RANDOM) == pytest.approx(0.239089, abs=1e-6)
+    assert explained_variance(RANDOM) == pytest.approx(0.703704, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 30), (30, 5), (2, 2)])
+def test_explained_variance_is_that_of_the_singular_values(shape: tuple[int, int]):
+    x = np.random.default_rng(0).normal(loc=0.7, size=shape)
+    for centred in (True, False):
+        values = np.linalg.svd(x - x.mean(axis=0) if centred else x, compute_uv=False)
+        assert explained_variance(x, centred=centred) == pytest.approx(values[0] ** 2 / (values**2).sum())
+
+
+def test_turning_changes_nothing_and_equal_occurrences_differ_in_nothing():
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(8, 8)))[0]
+    x = np.random.default_rng(2).normal(size=(20, 8))
+    for measure in (self_similarity, intra_similarity, explained_variance):
+        assert measure(3 * x @ rotation) == pytest.approx(measure(x))
+    same = np.ones((6, 4))
+    assert (self_similarity(same), intra_similarity(same), explained_variance(same)) == (pytest.approx(1), pytest.approx(1), 1.0)
+
+
+def texts(count: int = 80, seed: int = 0) -> Tokenized:
+    """Texts of random length; ids below 3 are no words, and so are the first and last token of each."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, 14, size=count)
+    ids = np.minimum(rng.geometric(0.12, size=lengths.sum()), 40).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    is_word = ids >= 3
+    is_word[offsets[:-1]] = is_word[offsets[1:] - 1] = False
+    return Tokenized(ids, offsets, is_word)
+
+
+def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 3) -> list[States]:
+    """The states of all texts in random order, `size` texts at a time."""
+    order = np.random.default_rng(seed).permutation(len(tokens.offsets) - 1)
+    parts = np.split(order, range(size, len(order), size))
+    places = [np.concatenate([np.arange(tokens.offsets[row], tokens.offsets[row + 1]) for row in part]) for part in parts]
+    return [States(part, tuple(layer[place] for layer in states)) for part, place in zip(parts, places, strict=True)]
+
+
+def test_what_is_chosen_are_words_in_enough_different_texts():
+    tokens = texts()
+    chosen = choose(tokens, contexts=5, pairs=100, most=10_000, seed=0)
+    expected = {word for word in range(3, 41) if len({o for o, i, w in zip(tokens.owners, tokens.ids, tokens.is_word, strict=True) if w and i == word}) >= 5}
+    found = set()
+    for word in chosen.words:
+        places = chosen.kept[word]
+        assert tokens.is_word[places].all()
+        assert len({*tokens.ids[places].tolist()}) == 1
+        assert len({*tokens.owners[places].tolist()}) == len(places)
+        assert 5 <= len(places) <= most_occurrences(100) == 14
+        found.add(int(tokens.ids[places[0]]))
+    assert found == expected
+    left, right = tokens.owners[chosen.kept[chosen.pairs]].T
+    assert len(left) == 100
+    assert (left != right).all()
+    assert tokens.is_word[chosen.kept[chosen.pairs]].all()
+    pool = tokens.ids[chosen.kept[chosen.pool]]
+    assert len({*pool.tolist()}) == len(pool) == len({*tokens.ids[tokens.is_word].tolist()})
+
+
+def test_random_pairs_are_drawn_evenly_from_all_words_of_other_texts():
+    tokens = Tokenized(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.ones(6, bool))
+    chosen = choose(tokens, contexts=2, pairs=60_000, most=100, seed=1)
+    left, right = chosen.kept[chosen.pairs].T
+    np.testing.assert_allclose(np.bincount(left, minlength=6) / 60_000, 1 / 6, atol=0.01)
+    partners = np.bincount(right[left == 0], minlength=6) / (left == 0).sum()
+    np.testing.assert_allclose(partners, [0, 0.2, 0.2, 0.2, 0.2, 0.2], atol=0.02)
+    partners = np.bincount(right[left == 4], minlength=6) / (left == 4).sum()
+    np.testing.assert_allclose(partners, [1 / 3, 1 / 3, 1 / 3, 0, 0, 0], atol=0.02)
+
+
+def test_a_bound_on_memory_leaves_words_out_and_the_seed_decides_which():
+    tokens = texts(200)
+    few = choose(tokens, contexts=5, pairs=100, most=60, seed=0)
+    assert 0 < sum(map(len, few.words)) <= 60
+    again, other = choose(tokens, contexts=5, pairs=100, most=60, seed=0), choose(tokens, contexts=5, pairs=100, most=60, seed=1)
+    np.testing.assert_array_equal(few.kept, again.kept)
+    assert not np.array_equal(few.kept, other.kept)
+
+
+@pytest.mark.parametrize("size", [1, 7, 80])
+def test_streaming_in_any_batches_equals_the_definitions_over_all_states(size: int):
+    tokens, rng = texts(), np.random.default_rng(5)
+    states = [(rng.normal(size=(len(tokens.ids), 6)) + level).astype(np.float32) for level in (0.0, 0.8)]
+    chosen = choose(tokens, contexts=5, pairs=200, most=10_000, seed=2)
+    layers = gather(batches(tokens, states, size), tokens, chosen)
+    for layer, whole in zip(layers, states, strict=True):
+        figures = {name: figure.value for name, figure in layer_figures(layer, chosen, 2).items()}
+        np.testing.assert_array_equal(layer.kept, whole[chosen.kept])
+        spans = [slice(*bounds) for bounds in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
+        np.testing.assert_allclose(layer.means, [whole[span].mean(axis=0) for span in spans], atol=1e-6)
+        sentences = [whole[span][tokens.is_word[span]] for span in spans if tokens.is_word[span].sum() >= 2]
+        assert figures["intra_similarity"] == pytest.approx(np.mean([intra_similarity(x) for x in sentences]), abs=1e-6)
+        occurrences = [whole[chosen.kept[word]] for word in chosen.words]
+        similarities = [np.mean([cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j]) for x in occurrences]
+        assert figures["self_similarity"] == pytest.approx(np.mean(similarities), abs=1e-6)
+        baseline = np.mean([cosine(*whole[chosen.kept[pair]]) for pair in chosen.pairs])
+        assert figures["word_cosine"] == pytest.approx(baseline, abs=1e-6)
+        assert figures["self_similarity_adjusted"] == pytest.approx(np.mean(similarities) - baseline, abs=1e-6)
+        assert figures["intra_similarity_adjusted"] == pytest.approx(figures["intra_similarity"] - baseline, abs=1e-6)
+        assert figures["explained_variance_adjusted"] == pytest.approx(figures["explained_variance"] - figures["explained_variance_baseline"])
+
+
+def test_adjusted_self_similarity_of_the_known_values():
+    layer = Layer(7, 1, 2)
+    layer.kept[:] = np.vstack([OCCURRENCES, RANDOM])
+    pairs = np.array([(i, j) for i in range(3, 7) for j in range(3, 7) if i != j])
+    chosen = Occurrences(np.arange(7), (np.arange(3),), pairs, np.arange(3, 7))
+    figures = layer_figures(layer, chosen, 0)
+    assert figures["self_similarity_adjusted"].value == pytest.approx(0.232316, abs=1e-6)
+    assert (figures["self_similarity"].count, figures["word_cosine"].count, figures["word_cosine"].of) == (1, 12, "pairs")
+
+
+def test_words_that_mean_the_same_everywhere_stand_out_and_random_vectors_do_not():
+    tokens, rng = texts(400), np.random.default_rng(7)
+    table = rng.normal(size=(41, 16))
+    static, noise = table[tokens.ids].astype(np.float32), rng.normal(size=(len(tokens.ids), 16)).astype(np.float32)
+    chosen = choose(tokens, contexts=5, pairs=1_000, most=100_000, seed=0)
+    layers = gather(batches(tokens, [static, noise], 50), tokens, chosen)
+    of_static, of_noise = (layer_figures(layer, chosen, 0) for layer in layers)
+    assert of_static["self_similarity"].value == pytest.approx(1, abs=1e-6)
+    assert of_static["explained_variance"].value == 1.0
+    assert abs(of_noise["self_similarity_adjusted"].value) < 0.03
+    assert abs(of_noise["explained_variance_adjusted"].value) < 0.03
+
+
+def test_texts_without_words_leave_figures_out():
+    tokens = Tokenized(np.array([1, 2, 1, 2], np.int32), np.array([0, 2, 4]), np.zeros(4, bool))
+    chosen = choose(tokens, contexts=2, pairs=10, most=100, seed=0)
+    layer, = gather([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
+    assert layer_figures(layer, chosen, 0) == {}
+    assert layer.means.tolist() == [[1, 1, 1], [1, 1, 1]]

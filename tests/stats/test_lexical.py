@@ -1,0 +1,59 @@
+"""Edit distance equals the textbook's table; distances and correlations equal those of scikit-learn and scipy."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from sklearn.neighbors import NearestNeighbors
+
+from pipeline.errors import DataError
+from pipeline.stats.lexical import edit_distance, edit_distances, neighbour_distances, rank_correlation
+
+
+def by_table(left: str, right: str) -> int:
+    """Wagner & Fischer 1974."""
+    above = list(range(len(right) + 1))
+    for row, a in enumerate(left, 1):
+        current = [row]
+        for column, b in enumerate(right, 1):
+            current.append(min(above[column] + 1, current[-1] + 1, above[column - 1] + (a != b)))
+        above = current
+    return above[-1]
+
+
+@given(st.text("abc ", max_size=90), st.text("abc ", max_size=90))
+def test_it_is_the_distance_of_the_table(left: str, right: str):
+    assert edit_distance(left, right) == edit_distance(right, left) == by_table(left, right)
+
+
+@pytest.mark.parametrize(("left", "right", "distance"), [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("same", "same", 0), ("日本語", "日本人", 1)])
+def test_known_distances(left: str, right: str, distance: int):
+    assert edit_distance(left, right) == distance
+
+
+def test_words_are_symbols_too():
+    left, right = ["a man runs", "two  dogs", "x"], ["a dog runs fast", "two dogs", ""]
+    assert edit_distances(left, right, "words").tolist() == [2, 0, 1]
+    assert edit_distances(left, right).tolist() == [by_table(*pair) for pair in zip(left, right, strict=True)]
+
+
+def test_rank_correlation_is_that_of_scipy_and_none_where_nothing_varies():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 9, 200), rng.normal(size=200)
+    figure = rank_correlation(x, y, "pairs", seed=3)
+    assert figure is not None
+    assert figure.value == pytest.approx(100 * spearmanr(x, y).statistic)
+    assert (figure.count, figure.of, figure.seed) == (200, "pairs", 3)
+    lengths = np.linalg.norm((y[:, None] / np.abs(y)[:, None]).astype(np.float32), axis=1) * (1 + 1e-8 * rng.normal(size=200))
+    assert rank_correlation(x, lengths, "pairs") is None
+    assert rank_correlation(np.ones(5), y[:5], "pairs") is None
+
+
+@pytest.mark.parametrize("rows", [20, 700])
+def test_distances_to_the_nearest_are_those_of_scikit_learn(rows: int):
+    x = np.random.default_rng(1).normal(loc=3, size=(rows, 6))
+    expected = NearestNeighbors(n_neighbors=4).fit(x).kneighbors()[0].mean(axis=1)
+    np.testing.assert_allclose(neighbour_distances(x, 4), expected, atol=1e-6)
+    with pytest.raises(DataError, match="more than 4 words"):
+        neighbour_distances(x[:4], 4)
