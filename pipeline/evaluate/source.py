@@ -59,6 +59,14 @@ class Rows:
             raise DataError(self.where, f"a column of numbers for {role!r}", str(column.type), "name another column in `columns`")
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
 
+    def labels(self, role: str) -> np.ndarray:
+        """(n,) float64, each 0 or 1, nan where there is none; DataError for other values."""
+        labels = self.numbers(role)
+        wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
+        if len(wrong):
+            raise DataError(self.where, f"0 or 1 in {role!r}", f"{len(wrong):,} other values, such as {wrong[0]:g}", "mend the file, or name another column in `columns`")
+        return labels
+
     def codes(self, role: str) -> tuple[np.ndarray, list[Any]]:
         """(n,) int64 place of each row's value among the distinct values, in order of appearance; -1 for none. And the values."""
         column = self.table[role].cast(decoded(self.table[role].type))
@@ -124,6 +132,11 @@ def open_file(source: TaskSettings, store: Store, path: str, forms: Sequence[Seq
         raise DataError(store.uri_of(path), f"the columns {wanted}", f"{', '.join(names) or '(none)'}", "name the columns by role in `columns`")
     extra = [role for role in optional if column[role] in names] + (["split"] if split is not None else [])
     return TaskFile(store, path, hashlib.sha256(content).hexdigest(), tuple((role, column[role]) for role in dict.fromkeys([*whole[0], *extra])), split)
+
+
+def name_of(source: TaskSettings, path: str) -> str:
+    """The task's name: as set, else the file's."""
+    return source.name or path.rpartition("/")[2].removesuffix(".parquet")
 
 
 def digest(kind: str, file: TaskFile, **options: Any) -> str:

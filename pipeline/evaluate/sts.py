@@ -11,7 +11,7 @@ from pipeline.config import validated
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, Score, Vectors
 from pipeline.evaluate.similarity import Similarity, paired, vectors_of
-from pipeline.evaluate.source import RowOptions, TaskFile, digest, open_file
+from pipeline.evaluate.source import RowOptions, TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.stats.correlation import constant, pearson, spearman
 from pipeline.store.store import Store
@@ -60,7 +60,7 @@ class StsTask:
     def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
         options = validated(StsOptions, source.options, f"{source.uri}: options")
         file = open_file(source, store, path, [("sentence1", "sentence2", "score")], ("subset",), options.split)
-        task = cls(source.name or path.rpartition("/")[2].removesuffix(".parquet"), file, settings.similarity, settings.aggregation, options)
+        task = cls(name_of(source, path), file, settings.similarity, settings.aggregation, options)
         task.pairs()
         return task
 

@@ -64,6 +64,8 @@ class Peer:
         found = self.vectors(list(sentences))
         return found if convert_to_numpy else torch.from_numpy(found)
 
+    encode_query = encode_document = encode
+
     def similarity(self, left: Any, right: Any) -> torch.Tensor:
         left, right = (torch.nn.functional.normalize(torch.as_tensor(each), dim=-1) for each in (left, right))
         return left @ right.T

@@ -1,0 +1,69 @@
+"""How far a score, or the difference of two, may be chance of the sentences at hand: the paired bootstrap (Efron and Tibshirani 1993; Koehn 2004)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import Defect
+from pipeline.evaluate import Score, Task
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its percentile interval at 95 %. resamples: those on which the value was defined."""
+
+    value: float
+    low: float
+    high: float
+    resamples: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Of a difference: whether chance hardly explains it."""
+        return self.low > 0 or self.high < 0
+
+
+def value_interval(task: Task, score: Score, resamples: int, seed: int) -> Interval | None:
+    """Of one candidate's value; None without resamples, or for a task whose values have none."""
+    if not score.evidence or not resamples:
+        return None
+    return _interval(score.value, _statistics(task, score.evidence, resamples, seed))
+
+
+def difference_interval(task: Task, first: Score, second: Score, resamples: int, seed: int) -> Interval | None:
+    """Of second - first, both on the same resamples, so that what is easy or hard for both cancels."""
+    if not first.evidence or not second.evidence or not resamples:
+        return None
+    if first.count != second.count:
+        raise Defect(task.name, "two scores of the same rows", f"{first.count:,} and {second.count:,}", "score both candidates on one file")
+    values = [_statistics(task, score.evidence, resamples, seed) for score in (first, second)]
+    return _interval(second.value - first.value, values[1] - values[0])
+
+
+def resampled(evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Places of each resample (n,), drawn with replacement; within each stratum where the evidence names strata."""
+    count = len(next(iter(evidence.values())))
+    strata = _strata(evidence.get("stratum", np.zeros(count, np.int64)))
+    rng = np.random.default_rng(seed)
+    for _ in range(resamples):
+        yield np.concatenate([places[rng.integers(len(places), size=len(places))] for places in strata])
+
+
+def _strata(labels: np.ndarray) -> Sequence[np.ndarray]:
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+
+
+def _statistics(task: Task, evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> np.ndarray:
+    return np.array([task.statistic(evidence, rows) for rows in resampled(evidence, resamples, seed)])
+
+
+def _interval(value: float, statistics: np.ndarray) -> Interval | None:
+    defined = statistics[~np.isnan(statistics)]
+    if not len(defined):
+        return None
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(value), float(low), float(high), len(defined))

@@ -1,0 +1,81 @@
+"""Pair classification: does the similarity of two vectors tell pairs that mean the same from pairs that do not?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from pipeline.config import validated
+from pipeline.errors import DataError
+from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1, roc_auc
+from pipeline.evaluate.similarity import Similarity, paired, vectors_of
+from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
+from pipeline.settings import EvaluateSettings, TaskSettings
+from pipeline.store.store import Store
+
+
+@TASKS.register("pairs")
+@dataclass(frozen=True)
+class PairsTask:
+    """Roles sentence1, sentence2, label (1: same meaning). The value is average precision; options: split."""
+
+    kind: ClassVar[str] = "pairs"
+    name: str
+    file: TaskFile
+    similarity: Similarity
+
+    @classmethod
+    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
+        options = validated(RowOptions, source.options, f"{source.uri}: options")
+        file = open_file(source, store, path, [("sentence1", "sentence2", "label")], split=options.split)
+        task = cls(name_of(source, path), file, settings.similarity)
+        task._labelled()
+        return task
+
+    @property
+    def digest(self) -> str:
+        return digest(self.kind, self.file, similarity=self.similarity)
+
+    def _labelled(self) -> tuple[Rows, int]:
+        """Rows that have a label, and how many have none; DataError if the labels are of one class only."""
+        rows = self.file.rows()
+        there = ~np.isnan(rows.labels("label"))
+        kept = rows.take(there)
+        positives = int(kept.labels("label").sum())
+        if positives in (0, len(kept)):
+            found = f"one class only: {positives:,} of {len(kept):,} are 1"
+            raise DataError(self.file.where, "pairs labelled 1 and pairs labelled 0", found, "give pairs of both kinds")
+        return kept, len(rows) - len(kept)
+
+    def sentences(self) -> Sequence[str]:
+        rows, _ = self._labelled()
+        return [*rows.texts("sentence1"), *rows.texts("sentence2")]
+
+    def score(self, vectors: Vectors) -> Score:
+        rows, dropped = self._labelled()
+        x = vectors_of(vectors, [*rows.texts("sentence1"), *rows.texts("sentence2")], self.name)
+        predicted, positive = paired(self.similarity, x[: len(rows)], x[len(rows) :]), rows.labels("label") == 1
+        accuracy, f1 = best_accuracy(predicted, positive), best_f1(predicted, positive)
+        figures = {
+            "average precision": 100 * average_precision(predicted, positive), "AUC": 100 * roc_auc(predicted, positive), "accuracy": 100 * accuracy.value,
+            "F1": 100 * f1.value, "precision at best F1": 100 * f1.precision, "recall at best F1": 100 * f1.recall,
+        }
+        facts = {
+            "similarity": self.similarity, "positives": int(positive.sum()), "negatives": int((~positive).sum()), "without_label": dropped,
+            "missing_texts": rows.missing("sentence1", "sentence2"), "threshold_accuracy": _finite(accuracy.threshold), "threshold_f1": _finite(f1.threshold),
+            "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, not what new pairs would give",
+        }
+        metric = f"average precision x100, {self.similarity}"
+        same = (f"{self.name}: every pair has the same {self.similarity} similarity",) if np.ptp(predicted) == 0 else ()
+        return Score(metric, figures["average precision"], len(rows), figures, facts, same, {"prediction": predicted, "positive": positive})
+
+    def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
+        positive = evidence["positive"][rows]
+        return 100 * average_precision(evidence["prediction"][rows], positive) if positive.any() else float("nan")
+
+
+def _finite(threshold: float) -> float | None:
+    """None for the cut above every pair: JSON has no infinity."""
+    return threshold if np.isfinite(threshold) else None

@@ -1,0 +1,83 @@
+"""Intervals against theory and scipy's bootstrap; the same resamples for both candidates; strata keep their size."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.errors import Defect
+from pipeline.evaluate import Score
+from pipeline.evaluate.bootstrap import difference_interval, resampled, value_interval
+from pipeline.settings import EvaluateSettings
+from tests.evaluate.files import drawn, save, task_of
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    columns = {role: [f"{role}{i}" for i in range(400)] for role in ("anchor", "positive", "negative")}
+    return task_of("triplets", save(tmp_path_factory.mktemp("tasks") / "t.parquet", columns))
+
+
+def shares(right: np.ndarray) -> Score:
+    return Score("accuracy x100", 100 * right.mean(), len(right), evidence={"right": right})
+
+
+def test_the_interval_of_a_share_is_the_binomial_one(task):
+    right = np.arange(400) % 4 > 0
+    found = value_interval(task, shares(right), 4_000, seed=1)
+    spread = 100 * np.sqrt(0.75 * 0.25 / 400)
+    assert found is not None
+    assert (found.value, found.resamples) == (75.0, 4_000)
+    assert found.low == pytest.approx(75 - 1.96 * spread, abs=0.35)
+    assert found.high == pytest.approx(75 + 1.96 * spread, abs=0.35)
+    theirs = stats.bootstrap((right,), lambda x, axis: 100 * x.mean(axis), n_resamples=4_000, method="percentile", rng=2).confidence_interval
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.5)
+
+
+def test_a_difference_is_paired(task):
+    """Two candidates that err on almost the same rows: the unpaired intervals overlap, the paired one is narrow."""
+    first = np.arange(400) % 4 > 0
+    second = first | (np.arange(400) % 16 == 0)
+    found = difference_interval(task, shares(first), shares(second), 1_000, seed=1)
+    assert found is not None
+    assert found.value == pytest.approx(6.25)
+    assert found.excludes_zero
+    assert found.high - found.low < 5
+    same = difference_interval(task, shares(first), shares(first), 100, seed=1)
+    assert same is not None
+    assert (same.low, same.high, same.excludes_zero) == (0, 0, False)
+
+
+def test_equal_seeds_give_equal_intervals(task):
+    score = shares(np.arange(400) % 3 > 0)
+    assert value_interval(task, score, 50, seed=3) == value_interval(task, score, 50, seed=3)
+    assert value_interval(task, score, 50, seed=3) != value_interval(task, score, 50, seed=4)
+
+
+def test_a_resample_keeps_the_size_of_each_stratum():
+    strata = np.array([2, 0, 0, 1, 2, 2])
+    for rows in resampled({"stratum": strata}, 20, seed=0):
+        assert sorted(strata[rows]) == sorted(strata)
+
+
+def test_no_resamples_and_no_evidence_give_no_interval(task):
+    assert value_interval(task, shares(np.ones(4)), 0, seed=0) is None
+    assert value_interval(task, Score("hits", 1.0, 3), 10, seed=0) is None
+
+
+def test_scores_of_other_rows_are_a_defect(task):
+    with pytest.raises(Defect, match="two scores of the same rows"):
+        difference_interval(task, shares(np.ones(4)), shares(np.ones(5)), 10, seed=0)
+
+
+def test_a_thousand_resamples_of_three_thousand_pairs_take_seconds(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    columns = {"subset": [f"s{i % 5}" for i in range(3_000)], "sentence1": [f"a{i}" for i in range(3_000)], "sentence2": [f"b{i}" for i in range(3_000)]}
+    task = task_of("sts", save(tmp_path / "sts.parquet", columns | {"score": rng.integers(0, 26, 3_000) / 5}), EvaluateSettings(aggregation="wmean"))
+    score, began = task.score(drawn()), time.perf_counter()
+    found = value_interval(task, score, 1_000, seed=0)
+    assert found is not None
+    assert found.low < score.value < found.high
+    assert time.perf_counter() - began < 30

@@ -1,0 +1,67 @@
+"""Ranking and classification figures against scikit-learn, sentence-transformers' own definitions and counting by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, f1_score, ndcg_score, roc_auc_score
+
+from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1, ndcg_at, recall_at, reciprocal_rank, roc_auc
+
+
+def sample(seed: int, *, ties: bool) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    positive = rng.random(80) < 0.4
+    predicted = positive + rng.normal(size=80)
+    return (predicted.round(0) if ties else predicted), positive
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_average_precision_and_area_equal_scikit_learn(seed: int, ties: bool):
+    predicted, positive = sample(seed, ties=ties)
+    assert average_precision(predicted, positive) == pytest.approx(average_precision_score(positive, predicted), abs=1e-12)
+    assert roc_auc(predicted, positive) == pytest.approx(roc_auc_score(positive, predicted), abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30))
+def test_no_threshold_does_better_than_the_best(rows: list[tuple[int, bool]]):
+    predicted, positive = np.array([float(p) for p, _ in rows]), np.array([label for _, label in rows])
+    cuts = [*np.unique(predicted), np.inf]
+    accuracy = best_accuracy(predicted, positive)
+    assert accuracy.value == pytest.approx(max(((predicted >= cut) == positive).mean() for cut in cuts))
+    assert ((predicted >= accuracy.threshold) == positive).mean() == pytest.approx(accuracy.value)
+    if positive.any():
+        f1 = best_f1(predicted, positive)
+        assert f1.value == pytest.approx(max(f1_score(positive, predicted >= cut, zero_division=0) for cut in cuts))
+        assert f1_score(positive, predicted >= f1.threshold) == pytest.approx(f1.value)
+
+
+def test_a_threshold_lies_between_the_two_predictions_that_it_parts():
+    cut = best_accuracy(np.array([0.9, 0.8, 0.3]), np.array([True, True, False]))
+    assert (cut.value, cut.threshold, cut.precision, cut.recall) == (1.0, pytest.approx(0.55), 1.0, 1.0)
+    neighbours = np.array([np.nextafter(0.5, 1), 0.5])
+    assert best_accuracy(neighbours, np.array([True, False])).threshold == neighbours[0]
+
+
+def test_positives_that_were_not_found_count():
+    predicted, positive = np.array([3.0, 2, 1]), np.array([True, False, True])
+    assert average_precision(predicted, positive, positives=4) == pytest.approx((1 + 2 / 3) / 4)
+    assert best_f1(predicted, positive, positives=4).value == pytest.approx(2 * 2 / (3 + 4))
+    assert best_f1(predicted, positive, positives=4).recall == 0.5
+
+
+def test_ranks_by_hand():
+    ranks = [np.array([1]), np.array([3, 12]), np.array([50])]
+    np.testing.assert_allclose(recall_at(ranks, 10), [1, 0.5, 0])
+    np.testing.assert_allclose(reciprocal_rank(ranks), [1, 1 / 3, 1 / 50])
+    np.testing.assert_allclose(ndcg_at(ranks, 10), [1, 0.5 / (1 + 1 / np.log2(3)), 0])
+
+
+def test_ndcg_equals_scikit_learn():
+    rng = np.random.default_rng(0)
+    gains, scores = rng.random((20, 40)) < 0.2, rng.normal(size=(20, 40))
+    gains[:, 0] = True
+    places = np.argsort(np.argsort(-scores, axis=1), axis=1) + 1
+    ranks = [np.sort(row[gain]) for row, gain in zip(places, gains, strict=True)]
+    assert ndcg_at(ranks, 10).mean() == pytest.approx(ndcg_score(gains, scores, k=10), abs=1e-12)
