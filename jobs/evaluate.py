@@ -1,21 +1,90 @@
-"""Measure the published release against the gates.
+"""Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
-    manta evaluate --config jobs/configs/quickstart.yaml
-    python -m jobs.evaluate --config jobs/configs/quickstart.yaml encode.unit_rows=4096
+    manta evaluate --config jobs/configs/evaluate.yaml
+    manta evaluate evaluate.tasks=tasks "evaluate.candidates=[release:current, models/new]"
+    python -m jobs.evaluate --config jobs/configs/quickstart.yaml
 """
+
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone, table
 
+if TYPE_CHECKING:
+    from pipeline.report.evaluation import Average, Figure, Report, Row
 
-def evaluate(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
-    """Measure the published release against the gates.
+Geometry = Annotated[bool, typer.Option("--geometry", help="Also measure the space itself on the corpus: anisotropy, spectrum, hubness, layers ...")]
 
-    Recall against exact search over the release's own vectors, size, latency, row counts, unique ids, finite vectors. Exit code 5 when a gate is not met.
+
+def evaluate(
+    config: Config = None, overrides: Overrides = None, geometry: Geometry = False, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False
+) -> None:
+    """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
+
+    With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data) or --geometry: encoders, encoders with a fitted transform, and
+    releases, named in evaluate.candidates (without any: the job's encoder), get figures with 95 % intervals, and differences with the first candidate. Every
+    sentence is encoded once for a space, below evaluations/ of evaluate.root or release.root, and later runs take vectors and figures over. Prints a table,
+    writes a page.
+
+    Without any of these: measures the published release against the gates. Recall against exact search over the release's own vectors, size, latency, row
+    counts, unique ids, finite vectors. Exit code 5 when a gate is not met.
     """
-    run_job(_evaluate, config, overrides, print_config, as_json, verbose)
+    run_job(partial(_evaluate, geometry=geometry), config, overrides, print_config, as_json, verbose)
 
 
-def _evaluate(run: Run) -> Answer:
+def _evaluate(run: Run, geometry: bool) -> Answer:
+    from pipeline.flows.evaluate import evaluate as measure
+    from pipeline.flows.evaluate import wanted
+    from pipeline.flows.findings import keep
+
+    if not wanted(run.job, geometry=geometry):
+        return _against_gates(run)
+    kept = keep(measure(run.job, run.stages, geometry=geometry, verbose=run.verbose), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+    facts = {"status": "done", **kept.facts, "report": kept.report, "json": kept.json, "seconds": run.stages.seconds()}
+    return Answer(facts, "\n\n".join([*_tables(kept.page), *_remarks(kept.page), f"report  {kept.report}"]))
+
+
+def _tables(page: "Report") -> list[str]:
+    """One table for each metric: tasks as rows, candidates as columns."""
+    from pipeline.report.evaluation import groups
+
+    resampled = f"; 95 % intervals of {page.resamples:,} resamples" if page.resamples else ""
+    titles = [word for place, each in enumerate(page.candidates) for word in (each.name, *(["difference"] if place else []))]
+    return [
+        f"{group.metric}{resampled}\n" + table([_line(row.task, f"{row.count:,}", row) for row in group.rows], ("task", "count", *titles))
+        + "".join(f"\n{each.label}: {'; '.join(_line('', '', each)[2:])}" for each in group.averages)
+        for group in groups(page)
+    ]
+
+
+def _line(name: str, count: str, row: "Row | Average") -> tuple[str, ...]:
+    cells = [name, count]
+    for figure, difference in zip(row.figures, row.differences, strict=True):
+        cells.append(_cell(figure))
+        if difference is not None:
+            cells.append(_cell(difference, signed=True) + (" *" if difference.excludes_zero else ""))
+    return tuple(cells)
+
+
+def _cell(figure: "Figure", signed: bool = False) -> str:
+    """72.37 [70.12, 74.40]."""
+    if figure.value is None:
+        return "not defined"
+    spread = f" [{figure.low:.2f}, {figure.high:.2f}]" if figure.low is not None and figure.high is not None else ""
+    return f"{figure.value:{'+' if signed else ''}.2f}{spread}"
+
+
+def _remarks(page: "Report") -> list[str]:
+    lines = [f"missing: {task} ({reason})" for task, reason in page.missing] + [f"warning: {warning}" for warning in page.warnings]
+    if any(difference and difference.excludes_zero for row in page.rows for difference in row.differences):
+        lines.insert(0, f"* the interval of the difference with {page.candidates[0].name} excludes 0")
+    return ["\n".join(lines)] if lines else []
+
+
+def _against_gates(run: Run) -> Answer:
     from pipeline.flows.remeasure import remeasure
 
     made = remeasure(run.job, run.stages, verbose=run.verbose)

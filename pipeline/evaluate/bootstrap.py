@@ -30,7 +30,7 @@ def value_interval(task: Task, score: Score, resamples: int, seed: int) -> Inter
     """Of one candidate's value; None without resamples, or for a task whose values have none."""
     if not score.evidence or not resamples:
         return None
-    return _interval(score.value, _statistics(task, score.evidence, resamples, seed))
+    return interval(score.value, statistics(task, score.evidence, resamples, seed))
 
 
 def difference_interval(task: Task, first: Score, second: Score, resamples: int, seed: int) -> Interval | None:
@@ -39,8 +39,8 @@ def difference_interval(task: Task, first: Score, second: Score, resamples: int,
         return None
     if first.count != second.count:
         raise Defect(task.name, "two scores of the same rows", f"{first.count:,} and {second.count:,}", "score both candidates on one file")
-    values = [_statistics(task, score.evidence, resamples, seed) for score in (first, second)]
-    return _interval(second.value - first.value, values[1] - values[0])
+    values = [statistics(task, score.evidence, resamples, seed) for score in (first, second)]
+    return interval(second.value - first.value, values[1] - values[0])
 
 
 def resampled(evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> Iterator[np.ndarray]:
@@ -57,12 +57,14 @@ def _strata(labels: np.ndarray) -> Sequence[np.ndarray]:
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
-def _statistics(task: Task, evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> np.ndarray:
+def statistics(task: Task, evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> np.ndarray:
+    """(resamples,) the task's value on each resample, nan where it is not defined. The same seed draws the same rows for every candidate."""
     return np.array([task.statistic(evidence, rows) for rows in resampled(evidence, resamples, seed)])
 
 
-def _interval(value: float, statistics: np.ndarray) -> Interval | None:
-    defined = statistics[~np.isnan(statistics)]
+def interval(value: float, drawn: np.ndarray) -> Interval | None:
+    """Of a value, or a difference, by what was drawn for it; None where it was defined on no resample."""
+    defined = drawn[~np.isnan(drawn)]
     if not len(defined):
         return None
     low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -52,6 +52,13 @@ def open_store(uri: str | Path) -> "Store":
     return ObjectStore(text.rstrip("/"))
 
 
+def store_of(file: str) -> tuple["Store", str]:
+    """The store in which a single file lies, given by path or URI, and its path there. A link on this machine's disk is followed."""
+    place = file if "://" in file else str(Path(file).expanduser().resolve())        # below a root no link may lead out
+    parent, _, name = place.rpartition("/")
+    return open_store(parent or "/"), name
+
+
 class Store(abc.ABC):
     """Paths are relative to the root and '/'-separated; one that would leave the root is a DataError. Pickles by its uri."""
 

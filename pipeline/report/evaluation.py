@@ -1,0 +1,178 @@
+"""The page of an evaluation: candidates side by side, with intervals and differences; one HTML file, no network, no script."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.charts.evaluation import COLOURS, difference_chart
+from pipeline.report.page import fill
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value with its 95 % interval; None where it is not defined, or has no interval."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What was evaluated. transform: in words; numerics: sentence vectors by the arithmetic that made them."""
+
+    name: str
+    encoder: str
+    dim: int
+    space_id: str
+    transform: str | None = None
+    transform_id: str | None = None
+    numerics: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task. figures: one per candidate; differences with the first candidate: None for that one; parts: further figures by name, one value per candidate."""
+
+    task: str
+    kind: str
+    metric: str
+    count: int
+    figures: tuple[Figure, ...]
+    differences: tuple[Figure | None, ...]
+    parts: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Average:
+    """A line below its tasks. label says over which."""
+
+    label: str
+    members: tuple[str, ...]
+    complete: bool
+    metric: str
+    figures: tuple[Figure, ...]
+    differences: tuple[Figure | None, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn chart with its words. key: what its colours mean."""
+
+    heading: str
+    svg: Markup
+    note: str = ""
+    key: str | Markup = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page that others draw, such as the geometry of the space. table: header and rows."""
+
+    heading: str
+    charts: tuple[Chart, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the page shows; whatever is empty is left out."""
+
+    root: str
+    id: str
+    created: str | None = None
+    candidates: tuple[Candidate, ...]
+    rows: tuple[Row, ...] = ()
+    averages: tuple[Average, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()
+    """(task, why)"""
+    warnings: tuple[str, ...] = ()
+    resamples: int = 0
+    sections: tuple[Section, ...] = ()
+    settings: str = ""
+    """YAML"""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks of one metric: the only ones whose figures compare."""
+
+    metric: str
+    rows: tuple[Row, ...]
+    averages: tuple[Average, ...]
+    chart: Markup | None
+
+
+def render(report: Report) -> str:
+    """The page, complete in itself (UTF-8). Every text from outside is escaped."""
+    filters: dict[str, Callable[..., Any]] = {"figure": _figure, "signed": _signed, "interval": _interval}
+    return fill("evaluation.html.j2", filters, report=report, groups=groups(report), verdict=verdict(report), colours=COLOURS)
+
+
+def groups(report: Report) -> list[Group]:
+    """By metric, in order of first appearance."""
+    order = list(dict.fromkeys(row.metric for row in report.rows))
+    ordered = sorted(report.rows, key=lambda row: order.index(row.metric))
+    groups = [(metric, tuple(rows)) for metric, rows in groupby(ordered, key=lambda row: row.metric)]
+    return [Group(metric, rows, tuple(each for each in report.averages if each.metric == metric), _chart(metric, rows)) for metric, rows in groups]
+
+
+def _chart(metric: str, rows: Sequence[Row]) -> Markup | None:
+    drawn = [(row.task, [_dot(figure) for figure in row.differences[1:]]) for row in rows]
+    return difference_chart(drawn, metric) if any(dot for _, dots in drawn for dot in dots) else None
+
+
+def _dot(figure: Figure | None) -> tuple[float, float | None, float | None] | None:
+    return (figure.value, figure.low, figure.high) if figure is not None and figure.value is not None else None
+
+
+def verdict(report: Report) -> list[str]:
+    """For each candidate after the first: on how many tasks it is better, worse, or not told apart."""
+    said = []
+    for place, candidate in enumerate(report.candidates[1:], 1):
+        found = [row.differences[place] for row in report.rows]
+        clear = [figure.value > 0 for figure in found if figure is not None and figure.value is not None and figure.excludes_zero]
+        if any(figure is not None and figure.low is not None for figure in found):
+            even = len(found) - len(clear)
+            told = f"better on {clear.count(True)}, worse on {clear.count(False)} and not told apart on {even} of {len(found)} tasks"
+            said.append(f"{candidate.name} is {told}, compared with {report.candidates[0].name}.")
+    return said
+
+
+def _figure(value: float | None) -> str:
+    """Two decimals, as correlations and accuracies x100 are given; a true minus sign."""
+    return "not defined" if value is None else f"{value:.2f}".replace("-", "\u2212")
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}".replace("-", "\u2212")
+
+
+def _interval(figure: Figure) -> str:
+    """70.12 to 74.40; empty where there is none."""
+    return "" if figure.low is None or figure.high is None else f"{_figure(figure.low)} to {_figure(figure.high)}"
+
+
+def facts_in_words(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What a task says beside its figures, one line each; counts by name in one line."""
+    return tuple((name.replace("_", " "), _in_words(value)) for name, value in facts.items() if value not in (None, "", [], {}))
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_in_words, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
