@@ -1,0 +1,121 @@
+"""Retrieval by exact search: does a query find what belongs to it among everything?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from pydantic import Field
+
+from pipeline.config import validated
+from pipeline.errors import DataError
+from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
+from pipeline.evaluate.ranks import Relevant, relevant_ranks
+from pipeline.evaluate.similarity import Similarity, vectors_of
+from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
+from pipeline.settings import EvaluateSettings, TaskSettings
+from pipeline.store.store import Store
+
+RECALLS = (1, 5, 10, 100)
+
+
+class RetrievalOptions(RowOptions):
+    """Options of kind "retrieval"."""
+
+    k: int = Field(default=10, ge=1)
+    """nDCG, the task's value, looks at the first k; recall@k is reported beside recall@1, 5, 10 and 100"""
+    queries: int | None = Field(default=None, ge=1)
+    """search for so many queries only, drawn by evaluate.seed; null: all"""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Queries and targets. queries: places among `texts`; targets: likewise, each once."""
+
+    texts: list[str]
+    queries: np.ndarray
+    targets: np.ndarray
+    relevant: Relevant
+
+
+@TASKS.register("retrieval")
+@dataclass(frozen=True)
+class RetrievalTask:
+    """Roles query, positive: every distinct query searches all distinct positives for its own. Or text, group: every text searches all other rows for those of its
+    group. Options: see RetrievalOptions."""
+
+    kind: ClassVar[str] = "retrieval"
+    name: str
+    file: TaskFile
+    similarity: Similarity
+    options: RetrievalOptions
+    seed: int
+
+    @classmethod
+    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
+        options = validated(RetrievalOptions, source.options, f"{source.uri}: options")
+        file = open_file(source, store, path, [("query", "positive"), ("text", "group")], split=options.split)
+        task = cls(name_of(source, path), file, settings.similarity, options, settings.seed)
+        task.search()
+        return task
+
+    @property
+    def digest(self) -> str:
+        return digest(self.kind, self.file, similarity=self.similarity, k=self.options.k, queries=self.options.queries, seed=self.seed)
+
+    def search(self) -> Search:
+        """What is searched for what; DataError if no query has anything to find."""
+        rows = self.file.rows()
+        search = _by_positive(rows) if rows.has("query") else _by_group(rows)
+        if not len(search.queries):
+            found = f"{len(rows):,} rows, in which no text shares its group with another" if rows.has("group") else "no rows"
+            raise DataError(self.file.where, "queries that have something to find", found, "give another file, or name the columns by role in `columns`")
+        wanted = self.options.queries or len(search.queries)
+        if wanted >= len(search.queries):
+            return search
+        chosen = np.sort(np.random.default_rng(self.seed).choice(len(search.queries), wanted, replace=False))
+        relevant = Relevant([search.relevant.targets[place] for place in chosen], search.relevant.own[chosen])
+        return Search(search.texts, search.queries[chosen], search.targets, relevant)
+
+    def sentences(self) -> Sequence[str]:
+        search = self.search()
+        return [search.texts[place] for place in np.unique(np.r_[search.queries, search.targets])]
+
+    def score(self, vectors: Vectors) -> Score:
+        search = self.search()
+        needed, places = np.unique(np.r_[search.queries, search.targets], return_inverse=True)
+        x = vectors_of(vectors, [search.texts[place] for place in needed], self.name)
+        queries, targets = x[places[: len(search.queries)]], x[places[len(search.queries) :]]
+        ranks = relevant_ranks(self.similarity, queries, targets, search.relevant)
+        gains, k = ndcg_at(ranks, self.options.k), self.options.k
+        figures = {f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})}
+        figures |= {"MRR": 100 * float(reciprocal_rank(ranks).mean()), f"nDCG@{k}": 100 * float(gains.mean())}
+        rows = self.file.rows()
+        facts = {
+            "similarity": self.similarity, "queries": len(search.queries), "targets": len(search.targets), "relevant": sum(len(each) for each in ranks),
+            "search": "exact; a tie counts against", "missing_texts": rows.missing(*(role for role in ("query", "positive", "text") if rows.has(role))),
+        }
+        return Score(f"nDCG@{k} x100, {self.similarity}", figures[f"nDCG@{k}"], len(ranks), figures, facts, (), {"gain": gains})
+
+    def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
+        return 100 * float(evidence["gain"][rows].mean())
+
+
+def _by_positive(rows: Rows) -> Search:
+    """Distinct queries against distinct positives."""
+    queries, targets = rows.texts("query"), rows.texts("positive")
+    query, target = {text: place for place, text in enumerate(dict.fromkeys(queries))}, {text: place for place, text in enumerate(dict.fromkeys(targets))}
+    pairs = np.unique(np.array([(query[q], target[t]) for q, t in zip(queries, targets, strict=True)], np.int64).reshape(-1, 2), axis=0)
+    relevant = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1) if len(pairs) else []
+    count = len(query)
+    return Search([*query, *target], np.arange(count), count + np.arange(len(target)), Relevant(relevant, np.full(count, -1)))
+
+
+def _by_group(rows: Rows) -> Search:
+    """Every row whose group has another row, against all rows."""
+    groups, _ = rows.codes("group")
+    order = np.argsort(groups, kind="stable")
+    members = {int(groups[part[0]]): part for part in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1) if len(part)}
+    queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])
+    return Search(rows.texts("text"), queries, np.arange(len(rows)), Relevant([members[int(groups[place])] for place in queries], queries))
