@@ -77,6 +77,24 @@ def recall_chart(points: Sequence[tuple[int, float]], chosen: int | None, target
     return svg(axes + y_axis(frame, ticks(low, 1, 4), percent) + drawn, f"Recall at 10 against {effort}")
 
 
+def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str) -> Markup:
+    """A figure, larger being better, for each value of a setting, the chosen one marked. k runs logarithmically, what may be 0 does not."""
+    places, figures = [place for place, _ in points], [figure for _, figure in points]
+    span = (max(figures) - min(figures)) or abs(max(figures)) or 1.0
+    high = max(figures) + 0.2 * span                                    # room for the label above the best
+    frame = Frame((places[0], max(places[-1], places[0] + 1)), (min(figures) - 0.05 * span, high), log_x=places[0] > 0)
+    drawn = line(frame, points, "whitened")
+    for place, figure in points:
+        best = place == chosen
+        words = f"{setting} {place}: {figure:.4f}"
+        drawn += f'<circle class="dot{" chosen" * best}" cx="{frame.px(place)}" cy="{frame.py(figure)}" r="{5 if best else 2.6}"><title>{words}</title></circle>'
+        if best:
+            side = "start" if frame.px(place) < WIDTH / 3 else "end" if frame.px(place) > 2 * WIDTH / 3 else "middle"
+            drawn += words_at(frame.px(place), frame.py(figure) - 11, words, f"{side} chosen")
+    axes = x_axis(frame, spaced(frame, places), setting) + y_axis(frame, ticks(*frame.y, 4))
+    return svg(axes + drawn, f"Figures for {setting}, the chosen one marked")
+
+
 def _bar(frame: Frame, low: float, high: float, count: int, name: str) -> str:
     x, width, y = frame.px(low) + 0.5, max(0.6, frame.px(high) - frame.px(low) - 1), frame.py(count)
     title = f"{low:g} to {high - 1:g} tokens: {count:,} texts" if name == "lengths" else f"cut: {count:,} texts"

@@ -16,7 +16,7 @@ from pipeline.flows.survey import Survey, Surveyed
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.log import Stages
-from pipeline.post.whitening import Whitening
+from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.release import Choice, ReleaseManifest
 from pipeline.store.store import Store
@@ -26,7 +26,7 @@ Built = tuple[BuiltIndex, tuple[Choice, ...]]
 
 
 def extend_index(
-    job: Job, store: Store, before: ReleaseManifest, units: Sequence[Placed], dead: FileRef | None, transform: Whitening | None, dim: int, cluster: Cluster,
+    job: Job, store: Store, before: ReleaseManifest, units: Sequence[Placed], dead: FileRef | None, transform: Transform | None, dim: int, cluster: Cluster,
     stages: Stages,
 ) -> Built:
     """The index over tonight's live rows, made out of that of release `before`, and every decision about it with its numbers.
@@ -56,7 +56,7 @@ class _Night:
     before: ReleaseManifest
     units: tuple[Placed, ...]
     source: LiveRows
-    transform: Whitening | None
+    transform: Transform | None
     dim: int
     cluster: Cluster
     stages: Stages

@@ -129,7 +129,7 @@ class GrowInPlace:
         new, gone = self.extension.since(before.next_ordinal), Dead.load(store, self.extension.surveyed.gone).addresses
         with store.scratch() as scratch, threads(1):
             removed = remove(index, gone) if len(gone) else 0
-            filled = fill(index, counted(build.source.batches(new)), ExactTopK(load_queries(store, self.extension.trained.queries), build.transform))
+            filled = fill(index, counted(build.source.batches(new)), ExactTopK(load_queries(store, self.extension.trained.queries), build.map))
             if removed != len(gone) or index.ntotal != self.extension.surveyed.rows or fingerprint(index) != before.index.settings.get("fingerprint"):
                 return Grown(unusable=f"it held {removed:,} of the {len(gone):,} rows that are gone, or is not the one that release {before.release} names")
             write_index(index, scratch / "index.faiss")
@@ -188,7 +188,7 @@ class ScanTruth:
         from pipeline.index.build import threads
         from pipeline.index.truth import ExactTopK
 
-        store, fold = self.build.store, ExactTopK(load_queries(self.build.store, self.queries), self.build.transform)
+        store, fold = self.build.store, ExactTopK(load_queries(self.build.store, self.queries), self.build.map)
         with store.scratch() as scratch, threads(1):
             return keep_truth(store, fold.of(counted(self.build.source.batches(shard.units))), scratch)
 
@@ -267,7 +267,7 @@ class MeasureGrown:
         known = Known(was, before.rows - _own(queries, placed_in(before), Dead.load(store, before.dead)))
         dead = Dead.load(store, extension.build.source.dead)
         new = Known(added, extension.rows_since(grown.since) - _own(queries, extension.since(grown.since), dead))
-        truth = carry(ExactTopK(queries, extension.build.transform), known, stays, new)
+        truth = carry(ExactTopK(queries, extension.build.map), known, stays, new)
         reaches = Known(truth, extension.surveyed.rows - _own(queries, extension.units, dead)).reaches(_RANK)
         return truth, int((~reaches).sum())
 

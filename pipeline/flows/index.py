@@ -12,14 +12,14 @@ from pipeline.flows.shards import Build, BuiltIndex, CountLive, FillShard, Finis
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.index.kinds import plan_index
 from pipeline.log import Stages, packages
-from pipeline.post.whitening import Whitening
+from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.store import Store
 from pipeline.store.units import FileRef
 
 
 def build_index(
-    job: Job, store: Store, units: Sequence[Placed], dead: FileRef | None, transform: Whitening | None, dim: int, cluster: Cluster, stages: Stages
+    job: Job, store: Store, units: Sequence[Placed], dead: FileRef | None, transform: Transform | None, dim: int, cluster: Cluster, stages: Stages
 ) -> BuiltIndex:
     """The index over the live rows of all units. What an earlier run finished of the same index is kept.
 
@@ -52,7 +52,7 @@ def live_units(source: LiveRows, units: Sequence[Placed]) -> tuple[tuple[Placed,
     return tuple(placed for placed, count in zip(ordered, counts, strict=True) if count), sum(counts)
 
 
-def made_of(job: Job, units: Sequence[Placed], dead: FileRef | None, transform: Whitening | None) -> dict[str, object]:
+def made_of(job: Job, units: Sequence[Placed], dead: FileRef | None, transform: Transform | None) -> dict[str, object]:
     """All that decides how an index over these rows turns out."""
     return {
         "units": [[placed.ordinal, placed.unit.sha256] for placed in units], "dead": dead.sha256 if dead else None,

@@ -12,10 +12,12 @@ from pipeline.flows.extend import extend_index
 from pipeline.flows.index import build_index
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.shards import BuiltIndex
-from pipeline.flows.whiten import Decision, whiten, write_whitened
+from pipeline.flows.whiten import Decision, whiten
+from pipeline.flows.whitened import write_whitened
 from pipeline.index.kinds import plan_index
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
+from pipeline.post.chain import check_transform
 from pipeline.settings import Job
 from pipeline.store.dead import Dead
 from pipeline.store.release import Choice, Releases
@@ -88,7 +90,9 @@ def is_small(job: Job, store: Store, corpus: Corpus) -> bool:
 
 
 def check_kind(job: Job) -> None:
-    """ConfigError for an index that faiss cannot make of this encoder's vectors, before any work is done for it."""
+    """ConfigError for an index that faiss cannot make of this encoder's vectors, or for a transform that cannot stand in it, before any work is done for it."""
+    if job.whiten.mode != "off":
+        check_transform(job.whiten, indexed=True)
     plan_index(_ENOUGH_ROWS, open_folder(job.encoder).dim, job.index)
 
 
@@ -138,7 +142,8 @@ def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tupl
 
 
 def through_whitening(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Decision, Manifest | None]:
-    """The decision about whitening, and with whiten.write_vectors the units of whitened vectors."""
+    """The decision about whitening, and with whiten.write_vectors the units of transformed vectors."""
+    check_transform(job.whiten, indexed=False)
     releases, before, corpus = _opened(job, stages)
     store = releases.store
     with connect(job.cluster, stages, verbose=verbose) as cluster:

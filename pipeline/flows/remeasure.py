@@ -70,7 +70,7 @@ class MeasureRelease:
         id_name = pq.ParquetFile(store.open(units[0].unit.path, units[0].unit.sha256)).schema_arrow.names[0]
         source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
         queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
-        transform: Any = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)) if manifest.transform else None
+        transform = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)).affine() if manifest.transform else None
         fold = ExactTopK(queries, transform)
         truth, bad = fold.none(), 0
         for addresses, vectors in source.batches(units):

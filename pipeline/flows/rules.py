@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.flows.placed import Placed
 from pipeline.index.kinds import GIB, IndexPlan
-from pipeline.post.whitening import Whitening
+from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.release import Choice, IndexFiles, ReleaseManifest
 
@@ -23,7 +23,7 @@ MOST_DEAD_QUERIES = 0.10        # of the rows asked as queries: beyond that they
 _NOT_SHAPING = ("shards", "rewrite_gib", "memory_gib")      # how it is built; what memory_gib allows shows in the plan
 
 
-def other_settings(job: Job, before: ReleaseManifest, transform: Whitening | None, dim: int) -> Choice | None:
+def other_settings(job: Job, before: ReleaseManifest, transform: Transform | None, dim: int) -> Choice | None:
     """Built anew, where the job asks for another index than last night's; else None."""
     was, now = before.settings.get("index", {}), job.index.model_dump(mode="json")
     changed = sorted(name for name in {*was, *now} - set(_NOT_SHAPING) if was.get(name) != now.get(name))
@@ -33,7 +33,7 @@ def other_settings(job: Job, before: ReleaseManifest, transform: Whitening | Non
     if target != job.gates.recall_at_10:
         return _anew(f"built anew: gates.recall_at_10, by which the search effort is chosen, is {job.gates.recall_at_10} and was {target}")
     if before.transform_id != (transform.transform_id if transform else None):
-        return _anew("built anew: the whitening is another one, and it moves every vector")
+        return _anew("built anew: the transform is another one, and it moves every vector")
     wanted = transform.k if transform else dim
     if before.index.dim != wanted:
         return _anew("built anew: the indexed vectors have another dimension", dim=wanted, dim_before=before.index.dim)

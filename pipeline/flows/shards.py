@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import Defect
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.units import progress
 from pipeline.index.kinds import IndexPlan
-from pipeline.post.whitening import Whitening
+from pipeline.post import Affine, Transform
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.release import IndexFiles
@@ -99,12 +100,21 @@ class Build:
     plan: IndexPlan
     settings: IndexSettings
     gates: GateSettings
-    transform: Whitening | None
+    transform: Transform | None
     work: str
 
     @property
     def store(self) -> Store:
         return self.source.store
+
+    @property
+    def map(self) -> Affine | None:
+        """What the index computes before its search. Defect for a transform that is no affine map: no job for one comes this far."""
+        if self.transform is None:
+            return None
+        if (affine := self.transform.affine()) is None:
+            raise Defect("index", "an affine transform", self.transform.kind, "refuse it before any work is done")
+        return affine
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ class Train:
 
         build = self.build
         _, sample = build.source.sample(units, max(build.plan.train_rows, 1), "train")
-        index = train(build.plan, build.transform, sample, build.settings.seed)
+        index = train(build.plan, build.map, sample, build.settings.seed)
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
             reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", ".faiss", 0)
@@ -196,7 +206,7 @@ class FillShard:
         build, store = self.build, self.build.store
         index = read_index(store.local(self.trained.index.path, self.trained.index.sha256), mapped=False)
         with store.scratch() as scratch, threads(1):
-            filled = fill(index, counted(build.source.batches(shard.units)), ExactTopK(load_queries(store, self.trained.queries), build.transform))
+            filled = fill(index, counted(build.source.batches(shard.units)), ExactTopK(load_queries(store, self.trained.queries), build.map))
             write_index(index, scratch / "part.faiss")
             found = filled.neighbours
             assert found is not None

@@ -10,9 +10,14 @@ from pipeline.config import to_yaml
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.unit import LENGTH_BIN, Spent
 from pipeline.log import Stages
+from pipeline.post import Transform
+from pipeline.post.chain import name_of
+from pipeline.post.compare import noun
+from pipeline.post.whitening import Whitening
 from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
+from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.release import Choice
 from pipeline.store.store import Store, open_store
@@ -22,15 +27,14 @@ def summarize(candidate: Candidate, root: str, stages: Stages, created: str) -> 
     """The report of a candidate; its release number and status are filled in when they are known."""
     manifest, decision = candidate.manifest, candidate.decision
     store = open_store(root)
-    fitted = decision.fitted
     return Report(
         root=root, status="published", number=None, candidate=manifest.id, parent=manifest.parent, created=created,
         encoder=str(manifest.settings["encoder"]["path"]), dim=candidate.folder.dim, space_id=manifest.space_id, transform_id=manifest.transform_id,
-        components=fitted.k if fitted and decision.used else None,
+        transform=_words(decision.transform) if decision.transform else None,
         index=_index(candidate), counts=_counts(candidate), decisions=_decisions(candidate),
         stages=tuple(Stage(stage.name, stage.seconds, stage.done or None) for stage in stages.finished),
         throughput=_throughput(candidate.spent, stages), lengths=_lengths(candidate), max_length=candidate.folder.max_length,
-        geometry=_geometry(candidate, store), examples=tuple(_examples(store, candidate)),
+        geometry=_geometry(candidate, store), curves=decision.curves, examples=tuple(_examples(store, candidate)),
         gates=tuple(Gate(name, gate.value, gate.threshold, gate.passed, gate.relation) for name, gate in manifest.gates.items()),
         settings=to_yaml(Job.model_validate(manifest.settings)), packages=manifest.packages,
     )
@@ -114,14 +118,23 @@ def _geometry(candidate: Candidate, store: Store) -> Geometry:
         return Geometry()
     fitted = candidate.decision.fitted
     moved = fitted(sample) if fitted else None
+    name = name_of(fitted) if fitted else "whitening"
     notes = [f"From {len(sample):,} rows sampled by hash; {PAIRS:,} random pairs."]
     if fitted:
-        used = "" if candidate.decision.used else " The whitening shown was fitted and compared, and is not used."
-        notes.append(f"Rank {fitted.rank} of {len(fitted.eigenvalues)}, effective rank {fitted.effective_rank:.0f}, condition {fitted.condition:.2g}.{used}")
+        raw = spectrum_of(candidate.decision.moments)
+        used = "" if candidate.decision.used else f" The {noun(name)} shown was fitted and compared, and is not used."
+        notes.append(f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank {raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}")
     return Geometry(
+        moved="whitened" if name == "whitening" else "transformed",
         spectrum=_values(singular_spectrum(sample)), spectrum_whitened=_values(singular_spectrum(moved)) if moved is not None else None,
         cosines=cosine_histogram(sample), cosines_whitened=cosine_histogram(moved) if moved is not None else None, notes=tuple(notes),
     )
+
+
+def _words(transform: Transform) -> str:
+    """A transform with the width that it gives."""
+    plain = isinstance(transform, Whitening) and transform.kept is None
+    return f"whitening to {transform.k} components" if plain else f"{name_of(transform)}, {transform.k} dimensions"
 
 
 def _values(spectrum: np.ndarray) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
-"""Moments of all units become a whitening, and a decision whether the published index uses it."""
+"""Moments of all units become a transform, a whitening unless another is named, and a decision whether the published index uses it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,27 +10,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import digest_of
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.live import live_moments
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.probe import EncodeTexts, SampleTexts
 from pipeline.flows.process import arithmetic
-from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.flows.units import Pool, run_task
 from pipeline.log import Stages, say
-from pipeline.post.compare import MIN_WORDS, Comparison, compare_halves, compare_pairs, split_halves
-from pipeline.post.whitening import Whitening, fit_whitening
-from pipeline.settings import Job
+from pipeline.post import Transform, load_transform
+from pipeline.post.chain import fit_transform, name_of
+from pipeline.post.choose import Curve, choose
+from pipeline.post.compare import MIN_WORDS, Comparison, Dev, Halves, Pairs, compare, noun, split_halves, subject
+from pipeline.settings import Job, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
 from pipeline.store.release import Choice, ReleaseManifest, Whitened
-from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
-from pipeline.store.store import Store, open_store, sha256_of
-from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, create_record, stored_by_content
+from pipeline.store.store import Store, open_store
+from pipeline.store.units import Corpus, FileRef, stored_by_content
 
 _SHORTEST = 2 * MIN_WORDS - 1       # characters: eight words of one letter
+_FEWEST_TEXTS = 10                  # to compare on
+_HELD_ROWS = 10_000                 # at most, and a fifth: the mean of so many log-likelihoods is known to a hundredth of their spread
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,19 @@ class Decision:
 
     moments: Moments
     moments_ref: FileRef
-    fitted: Whitening | None
+    fitted: Transform | None
     used: bool
     sentence: str
     comparison: Comparison | None = None
     ref: FileRef | None = None
+    curves: tuple[Curve, ...] = ()
+    """how k and remove were chosen tonight"""
     since: Whitened | None = None
     """the decision of an earlier night that is kept; None for one made tonight"""
     numbers: dict[str, float | int | None] = field(default_factory=dict)
 
     @property
-    def transform(self) -> Whitening | None:
+    def transform(self) -> Transform | None:
         """What the index applies."""
         return self.fitted if self.used else None
 
@@ -58,7 +63,9 @@ class Decision:
 
     def choice(self) -> Choice:
         """For the report."""
-        numbers = self.numbers or ({} if self.comparison is None else self.comparison.numbers())
+        numbers = {**self.numbers, **(self.comparison.numbers() if self.comparison else {})}
+        for curve in self.curves:
+            numbers |= curve.numbers()
         return Choice(what="whitening", chosen=f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}", sentence=self.sentence, numbers=numbers)
 
 
@@ -74,7 +81,7 @@ def whiten(
         moments = live_moments(job, source, units, cluster)
         reference = stored_by_content(store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count)
         kept = _kept(job, store, moments, reference, before)
-        decision = kept or _decide(job, store, corpus, source.space_id, moments, reference, cluster)
+        decision = kept or _decide(_Fit(job, source, corpus, tuple(units), moments, stages), reference)
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)
     return decision
@@ -82,7 +89,7 @@ def whiten(
 
 def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None) -> Decision | None:
     """The decision of the release before; None where it has to be made anew, and the reason is said then."""
-    if before is None or before.whitening is None or before.settings.get("whiten") != job.whiten.model_dump(mode="json"):
+    if before is None or before.whitening is None or _deciding(before.settings.get("whiten", {})) != _deciding(job.whiten.model_dump(mode="json")):
         return None
     then = before.whitening
     if then.fitted is None:                             # it was off, or there were too few rows for a fit
@@ -90,61 +97,125 @@ def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: 
     moved = drift(Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256)), moments)
     numbers: dict[str, float | int | None] = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside, "max_drift": job.whiten.max_drift}
     figures = f"drift {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f})"
+    fitted = load_transform(store.read_checked(then.fitted.path, then.fitted.sha256))
+    name = noun(name_of(fitted))
     if moved.distance > job.whiten.max_drift:
-        say(f"the whitening is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}")
+        say(f"the {name} is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}")
         return None
-    fitted = Whitening.from_bytes(store.read_checked(then.fitted.path, then.fitted.sha256))
-    sentence = f"The whitening of release {before.release} is kept, {'used' if then.used else 'not used'}: {figures} of at most {job.whiten.max_drift:g}."
-    return Decision(moments, reference, fitted, then.used, sentence, None, then.fitted, then, numbers)
+    sentence = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}: {figures} of at most {job.whiten.max_drift:g}."
+    return Decision(moments, reference, fitted, then.used, sentence, None, then.fitted, since=then, numbers=numbers)
 
 
-def _decide(job: Job, store: Store, corpus: Corpus, space_id: str, moments: Moments, reference: FileRef, cluster: Cluster) -> Decision:
-    mode = job.whiten.mode
-    if mode == "off":
-        return Decision(moments, reference, None, False, "Whitening is off (whiten.mode).")
+def _deciding(settings: dict[str, object]) -> WhitenSettings | None:
+    """The settings behind a decision; what an older release did not know yet is as it is by default. None for settings of another version."""
     try:
-        fitted = fit_whitening(moments, _components(job.whiten.k), space_id=space_id)
+        return WhitenSettings.model_validate(settings).model_copy(update={"write_vectors": False})
+    except ValueError:
+        return None
+
+
+def _decide(fit: "_Fit", reference: FileRef) -> Decision:
+    moments, settings = fit.moments, fit.job.whiten
+    name = subject(settings.transform)
+    if settings.mode == "off":
+        return Decision(moments, reference, None, False, f"{name} is off (whiten.mode).")
+    if "dev" in (settings.k, settings.remove) and fit.dev is None:
+        raise DataError("whiten", f"at least {_FEWEST_TEXTS} texts of {MIN_WORDS} words or more to choose on", "fewer", "set whiten.dev, or name numbers")
+    try:
+        fitted, curves = fit.made()
     except DataError as error:
-        if mode == "on":
+        if settings.mode == "on":
             raise
-        return Decision(moments, reference, None, False, f"Whitening is not used: it cannot be fitted ({error}).")
+        return Decision(moments, reference, None, False, f"{name} is not used: it cannot be fitted ({error}).")
     if fitted.shortage:
-        if mode == "on":
+        if settings.mode == "on":
             raise DataError("whiten", "enough rows for the fit", fitted.shortage, "lower whiten.k, give more text, or set whiten.mode to auto or off")
-        return Decision(moments, reference, None, False, f"Whitening is not used: {fitted.shortage}.")
+        return Decision(moments, reference, None, False, f"{name} is not used: {fitted.shortage}.")
+    return _judged(fit, reference, fitted, curves)
+
+
+def _judged(fit: "_Fit", reference: FileRef, fitted: Transform, curves: tuple[Curve, ...]) -> Decision:
+    """Stored, and used as `whiten.mode` says."""
+    moments, name, ref = fit.moments, name_of(fitted), _stored(fit.source.store, fitted)
+    told = "; ".join([*fitted.notes, *(curve.sentence for curve in curves)])
+    if fit.job.whiten.mode == "on":
+        return Decision(moments, reference, fitted, True, f"{subject(name)} is used (whiten.mode is on): {told}.", None, ref, curves)
+    if fit.dev is None:
+        found = f"fewer than ten texts of {MIN_WORDS} words or more to compare on"
+        return Decision(moments, reference, fitted, False, f"{subject(name)} is not used: {found}; set whiten.dev or whiten.mode.", None, ref, curves)
+    comparison = compare(fit.dev, fitted, name)
+    return Decision(moments, reference, fitted, comparison.uses_whitening, f"{comparison.sentence} The fit: {told}.", comparison, ref, curves)
+
+
+def _stored(store: Store, fitted: Transform) -> FileRef:
     content = fitted.to_bytes()
     path = f"transforms/{fitted.transform_id[:24]}.safetensors"
     store.write(path, content)
-    ref = FileRef(path=path, sha256=sha256(content).hexdigest(), rows=fitted.fitted_rows, bytes=len(content))
-    if mode == "on":
-        return Decision(moments, reference, fitted, True, "Whitening is used (whiten.mode is on). " + ". ".join(fitted.notes) + ".", None, ref)
-    comparison = _compared(job, store, corpus, fitted)
-    if comparison is None:
-        found = f"fewer than ten texts of {MIN_WORDS} words or more to compare on"
-        return Decision(moments, reference, fitted, False, f"Whitening is not used: {found}; set whiten.dev or whiten.mode.", None, ref)
-    return Decision(moments, reference, fitted, comparison.uses_whitening, f"{comparison.sentence} {'. '.join(fitted.notes)}.", comparison, ref)
+    return FileRef(path=path, sha256=sha256(content).hexdigest(), rows=fitted.fitted_rows, bytes=len(content))
 
 
-def _components(k: int | str | None) -> int | None:
-    if isinstance(k, str):
-        raise ConfigError("whiten.k", "a number of components, or null", k, "name a number")
-    return k
+@dataclass(frozen=True)
+class _Fit:
+    """What a transform is fitted and judged on."""
+
+    job: Job
+    source: LiveRows
+    corpus: Corpus
+    units: tuple[Placed, ...]
+    moments: Moments
+    stages: Stages
+
+    def made(self) -> tuple[Transform, tuple[Curve, ...]]:
+        """The transform, and the curves by which k and remove were chosen."""
+        settings = self.job.whiten
+        held = self._held() if settings.k == "likelihood" else None
+        chosen, curves = choose(settings, self.moments, self.dev if "dev" in (settings.k, settings.remove) else None, held)
+        return fit_transform(self.moments, chosen, self.source.space_id, self._trained), curves
+
+    @cached_property
+    def dev(self) -> Dev | None:
+        """Raw vectors of `whiten.dev`, else of halves of the corpus's own texts; None with fewer than ten of these."""
+        job, store = self.job, self.source.store
+        encoder = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode))
+        pool = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
+        if job.whiten.dev:
+            left, right, gold = dev_pairs(job.whiten.dev)
+            vectors = run_task(encoder, (*left, *right), pool)
+            return Pairs(vectors[: len(left)], vectors[len(left) :], gold, job.whiten.dev)
+        texts = run_task(SampleTexts(store, job.whiten.dev_texts, _SHORTEST, self.corpus.dead), self.corpus.units, Pool(1))
+        halves = [pair for pair in map(split_halves, texts) if pair]
+        if len(halves) < _FEWEST_TEXTS:
+            return None
+        vectors = run_task(encoder, tuple(first for first, _ in halves) + tuple(second for _, second in halves), pool)
+        return Halves(vectors[: len(halves)], vectors[len(halves) :])
+
+    def _held(self) -> Moments:
+        reference = run_task(HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5)), self.units, Pool(1))
+        return Moments.from_bytes(self.source.store.read_checked(reference.path, reference.sha256))
+
+    def _trained(self, name: str, before: Transform | None, space_id: str) -> Transform:
+        """A last step that moments do not fit."""
+        from pipeline.flows.flow import FlowTraining, train_flow
+
+        cluster = self.job.cluster
+        training = FlowTraining(self.source, self.units, self.job.whiten.flow, before, self.dev)
+        return train_flow(training, Pool(1, cluster.cpus_per_worker, cluster.gpus_per_worker), self.stages)
 
 
-def _compared(job: Job, store: Store, corpus: Corpus, fitted: Whitening) -> Comparison | None:
-    """Raw against whitened on `whiten.dev`, else by split-half retrieval on the corpus's own texts."""
-    encoder = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode))
-    pool = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
-    if job.whiten.dev:
-        left, right, gold = dev_pairs(job.whiten.dev)
-        vectors = run_task(encoder, (*left, *right), pool)
-        return compare_pairs(vectors[: len(left)], vectors[len(left) :], gold, fitted, name=job.whiten.dev)
-    texts = run_task(SampleTexts(store, job.whiten.dev_texts, _SHORTEST, corpus.dead), corpus.units, Pool(1))
-    halves = [pair for pair in map(split_halves, texts) if pair]
-    if len(halves) < 10:
-        return None
-    vectors = run_task(encoder, tuple(first for first, _ in halves) + tuple(second for _, second in halves), pool)
-    return compare_halves(vectors[: len(halves)], vectors[len(halves) :], fitted)
+@dataclass(frozen=True)
+class HeldMoments:
+    """Moments of `count` live rows over all units, drawn by hash of their ids, as a file."""
+
+    source: LiveRows
+    count: int
+
+    def start(self) -> Callable[[tuple[Placed, ...]], FileRef]:
+        return self._work
+
+    def _work(self, units: tuple[Placed, ...]) -> FileRef:
+        moments = Moments.of(self.source.sample(units, self.count, "held out")[1])
+        stem = f"moments/{self.source.space_id[:16]}/held"
+        return stored_by_content(self.source.store, moments.to_bytes(), stem, ".safetensors", rows=moments.count)
 
 
 def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
@@ -161,56 +232,3 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     scored = table.filter(table["score"].is_valid())
     left, right = (tuple(text or " " for text in scored[column].to_pylist()) for column in wanted[:2])
     return left, right, scored["score"].to_numpy().astype(np.float64)
-
-
-@dataclass(frozen=True)
-class WhitenUnit:
-    """Write one embedding unit's vectors whitened, under the transform's name."""
-
-    store: Store
-    transform: Whitening
-
-    def start(self) -> Callable[[UnitRecord], UnitRecord]:
-        return self._work
-
-    def _work(self, unit: UnitRecord) -> UnitRecord:
-        name = f"{self.transform.transform_id[:16]}/{unit.sha256[:24]}"
-        path = f"units/whitened/{name}.json"
-        record = UnitRecord.left(self.store, path)
-        if record is None or not record.is_whole(self.store):
-            record = create_record(self.store, path, self._written(unit, name))
-        return record
-
-    def _written(self, unit: UnitRecord, name: str) -> UnitRecord:
-        with self.store.scratch() as scratch:
-            file = scratch / "whitened.parquet"
-            source = checked_space(pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.transform.space_id)
-            given = source.schema_arrow
-            kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
-            space = digest_of([self.transform.space_id, self.transform.transform_id])
-            schema = vectors_schema(given.names[0], given.field(0).type, kept, self.transform.k, space)
-            with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
-                for table in _whitened(source, self.transform, schema):
-                    writer.write_table(table)
-            digest, size = sha256_of(file), file.stat().st_size
-            data = f"units/whitened/{name}-{digest[:12]}.parquet"
-            self.store.put(file, data)
-        counts = {"rows": unit.rows}
-        return UnitRecord(name=f"whitened/{name}", path=data, rows=unit.rows, bytes=size, sha256=digest, counts=counts, space_id=space, source=unit.sha256)
-
-
-def _whitened(source: pq.ParquetFile, transform: Whitening, schema: pa.Schema) -> Iterator[pa.Table]:
-    for batch in source.iter_batches(8_192):
-        vectors = transform(vector_matrix(batch["vector"]))
-        columns = [vector_column(vectors, field) if field.name == "vector" else batch[field.name] for field in schema]
-        yield pa.Table.from_arrays(columns, schema=schema)
-
-
-def write_whitened(store: Store, vectors: Manifest, transform: Whitening, cluster: Cluster, job: Job, stages: Stages) -> Manifest:
-    """Every unit's vectors, whitened, as units of their own."""
-    made: dict[int, UnitRecord] = {}
-    with stages("write whitened", vectors.rows) as bar:
-        for number, record in map_units(WhitenUnit(store, transform), vectors.units, Pool(cluster.index_workers(job.cluster, len(vectors.units)))):
-            made[number] = record
-            bar.add(record.rows)
-    return Manifest(stage="whitened", units=tuple(made[number] for number in range(len(vectors.units))), parents=(vectors.id,), settings_digest=transform.transform_id)

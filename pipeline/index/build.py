@@ -12,7 +12,8 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.index.kinds import IndexPlan
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import can_remove, chain_of, ivf_of, make_ann, unwrap
-from pipeline.index.truth import Affine, Batches, ExactTopK, Neighbours
+from pipeline.index.truth import Batches, ExactTopK, Neighbours
+from pipeline.post import Affine
 
 _OPQ_ROUNDS = 20            # faiss does 50; beyond 20 the error falls by less than 1 % and training takes most of the build
 _PROBES = 32                # rows of a part that are looked up after the merge

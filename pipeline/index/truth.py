@@ -2,24 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from pipeline.index.library import faiss
+from pipeline.post import Affine
 
 NOBODY = -1                 # address where there are fewer vectors than answers asked for
 MARGIN = 28                 # kept beyond the k-th: rows of equal score there, duplicate texts above all, are right answers too
 _BLOCK_ROWS = 8_192         # x 1,000 queries in float32: 33 MB of scores at a time
-
-
-class Affine(Protocol):
-    """A fitted transform y = x @ matrix.T + bias: matrix (k, d) and bias (k,), both float32."""
-
-    @property
-    def matrix(self) -> np.ndarray: ...
-    @property
-    def bias(self) -> np.ndarray: ...
 
 
 Batches = Iterable[tuple[np.ndarray, np.ndarray]]       # (n,) int64 addresses, (n, d) float32 raw vectors

@@ -1,12 +1,15 @@
 """Transforms of frozen embeddings: fitted once, immutable, saved as safetensors. One file per transform; the registry finds it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.registry import Registry
+from pipeline.settings import WhitenSettings
+from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import unpack
 
 
@@ -63,6 +66,16 @@ class Transform(Protocol):
     def from_bytes(cls, content: bytes) -> Self: ...
 
 
+@runtime_checkable
+class FromMoments(Protocol):
+    """The class of a transform whose fit needs the moments of the vectors alone: an affine map, which an index can hold, fitted in the pass that encodes."""
+
+    @classmethod
+    def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> Transform:
+        """The fit of the vectors that `moments` describes; DataError where they do not carry one. settings name numbers: what is chosen on dev is chosen."""
+        ...
+
+
 TRANSFORMS: Registry[type[Transform]] = Registry("transform", __name__)
 
 
@@ -74,3 +87,8 @@ def load_transform(content: bytes) -> Transform:
     except ConfigError as error:
         raise DataError("transform file", error.expected, str(header.get("kind")), "use the version of manta that wrote it") from None
     return kind.from_bytes(content)
+
+
+def space_after(transform: Transform) -> str:
+    """Name of the space of what a transform gives: transformed vectors compare with each other, not with raw ones."""
+    return digest_of([transform.space_id, transform.transform_id])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -17,17 +18,18 @@ QUERY_ROWS = 1_024      # queries whose similarities are held at once
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of one task, larger is better. task: what was measured, as a phrase; count: texts or pairs behind it."""
+    """Figures of one task, larger is better. task: what was measured, as a phrase; count: texts or pairs behind it; transform: what was compared, by name."""
 
     task: str
     metric: str
     count: int
     raw: float
     whitened: float
+    transform: str = "whitening"
 
     @property
     def uses_whitening(self) -> bool:
-        """Whitening is used only where it is not worse."""
+        """The transform is used only where it is not worse."""
         return self.whitened >= self.raw
 
     def numbers(self) -> dict[str, float | int | None]:
@@ -39,7 +41,71 @@ class Comparison:
     def sentence(self) -> str:
         """The decision with its numbers."""
         verdict = "is used: it is not worse" if self.uses_whitening else "is not used: it is worse"
-        return f"Whitening {verdict}. {self.task}, {self.count:,}: {self.metric} {self.raw:.4f} raw, {self.whitened:.4f} whitened."
+        moved = "whitened" if self.transform == "whitening" else "transformed"
+        return f"{subject(self.transform)} {verdict}. {self.task}, {self.count:,}: {self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {moved}."
+
+
+def noun(transform: str) -> str:
+    """A transform in a sentence, behind an article."""
+    return "whitening" if transform == "whitening" else f"transform {transform}"
+
+
+def subject(transform: str) -> str:
+    """A transform at the beginning of a sentence."""
+    return "Whitening" if transform == "whitening" else f"The {noun(transform)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """Split-half retrieval: row i of first (n, d) should find row i of second (n, d), the other half of its text."""
+
+    metric: ClassVar[str] = "MRR"
+    first: np.ndarray
+    second: np.ndarray
+
+    @property
+    def task(self) -> str:
+        return "First half of a text finds its second half among those of the other sampled texts"
+
+    @property
+    def count(self) -> int:
+        return len(self.first)
+
+    def score(self, transform: Map | None = None) -> float:
+        """Mean reciprocal rank, of raw vectors without a transform."""
+        return mean_reciprocal_rank(self.first, self.second) if transform is None else mean_reciprocal_rank(transform(self.first), transform(self.second))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Semantic textual similarity: left and right (n, d), gold (n,) the scores of people. name: of the file, for sentences."""
+
+    metric: ClassVar[str] = "Spearman"
+    left: np.ndarray
+    right: np.ndarray
+    gold: np.ndarray
+    name: str = "the dev pairs"
+
+    @property
+    def task(self) -> str:
+        return f"Cosine against the scores of people on {self.name}"
+
+    @property
+    def count(self) -> int:
+        return len(self.gold)
+
+    def score(self, transform: Map | None = None) -> float:
+        """Spearman correlation (-1 to 1), of raw vectors without a transform."""
+        left, right = (self.left, self.right) if transform is None else (transform(self.left), transform(self.right))
+        return spearman(left, right, self.gold)
+
+
+Dev = Halves | Pairs
+
+
+def compare(dev: Dev, transform: Map, name: str = "whitening") -> Comparison:
+    """Raw against transformed on the same task."""
+    return Comparison(dev.task, dev.metric, dev.count, dev.score(), dev.score(transform), name)
 
 
 def split_halves(text: str) -> tuple[str, str] | None:
@@ -49,18 +115,6 @@ def split_halves(text: str) -> tuple[str, str] | None:
         return None
     middle = len(words) // 2
     return " ".join(words[:middle]), " ".join(words[middle:])
-
-
-def compare_halves(first: np.ndarray, second: np.ndarray, whiten: Map) -> Comparison:
-    """Split-half retrieval, raw against whitened: row i of first (n, d) should find row i of second (n, d), the other half of its text."""
-    raw, whitened = mean_reciprocal_rank(first, second), mean_reciprocal_rank(whiten(first), whiten(second))
-    return Comparison("First half of a text finds its second half among those of the other sampled texts", "MRR", len(first), raw, whitened)
-
-
-def compare_pairs(left: np.ndarray, right: np.ndarray, gold: np.ndarray, whiten: Map, name: str = "the dev pairs") -> Comparison:
-    """Semantic textual similarity, raw against whitened: left and right (n, d), gold (n,) the scores of people."""
-    raw, whitened = spearman(left, right, gold), spearman(whiten(left), whiten(right), gold)
-    return Comparison(f"Cosine against the scores of people on {name}", "Spearman", len(gold), raw, whitened)
 
 
 def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:

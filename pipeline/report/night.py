@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from pipeline.charts import frame, night
+from pipeline.post.choose import Curve
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 
@@ -86,6 +87,8 @@ class Geometry:
     spectrum_whitened: tuple[float, ...] | None = None
     cosines: Histogram | None = None
     cosines_whitened: Histogram | None = None
+    moved: str = "whitened"
+    """what the latter are called, by the kind of transform"""
     notes: tuple[str, ...] = ()
     """sentences below the charts: rank, condition, sample sizes"""
 
@@ -134,8 +137,8 @@ class Report:
     """of the raw vectors"""
     space_id: str
     transform_id: str | None = None
-    components: int | None = None
-    """kept by the transform"""
+    transform: str | None = None
+    """what the index applies, in words"""
     index: Index
     counts: Counts
     decisions: tuple[str, ...] = ()
@@ -144,6 +147,8 @@ class Report:
     lengths: Histogram | None = None
     max_length: int | None = None
     geometry: Geometry = Geometry()
+    curves: tuple[Curve, ...] = ()
+    """by which sizes of the transform were chosen"""
     examples: tuple[Example, ...] = ()
     gates: tuple[Gate, ...] = ()
     settings: str = ""
@@ -176,6 +181,7 @@ def _charts(report: Report) -> dict[str, Any]:
         "lengths": report.lengths and report.lengths.total and partial(night.length_chart, report.lengths, report.max_length or 0),
         "recall": index.curve and partial(night.recall_chart, index.curve, index.nprobe, index.target, index.effort),
     }
+    drawn |= {f"choice of {curve.setting}": partial(night.choice_chart, curve.points, curve.chosen, curve.setting) for curve in report.curves}
     return {name: draw() for name, draw in drawn.items() if draw}
 
 

@@ -70,6 +70,12 @@ class Moments:
         between = np.outer(delta, delta) * (left * part.count / self.count)
         return Moments(left, part.mean + delta, self.scatter - part.scatter - between)
 
+    def mapped(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
+        """Moments of y = x @ matrix.T + bias, matrix (k, d): mean A m + b and scatter A S A^T, in float64. No row is read."""
+        matrix = matrix.astype(np.float64)
+        scatter = matrix @ self.scatter @ matrix.T
+        return Moments(self.count, matrix @ self.mean + bias, (scatter + scatter.T) / 2)
+
     def covariance(self) -> np.ndarray:
         """Population covariance (d, d); DataError without rows."""
         if not self.count:

@@ -41,13 +41,29 @@ def spectrum_of(moments: Moments) -> Spectrum:
     An eigenvector's sign is free: its largest entry is made positive, so equal moments give equal bytes.
     DataError with fewer than two rows, with values that are not finite, or when all rows are equal.
     """
-    covariance = _checked(moments)
-    eigenvalues, vectors = eigh(covariance, check_finite=False)
-    eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
-    if not eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):
+    spectrum = _decomposed(_checked(moments))
+    if not spectrum.eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):
         raise DataError("vectors", "some that differ", f"{moments.count} equal rows", "check the encoder: it gives every text the same vector")
+    return spectrum
+
+
+def uncentred_spectrum_of(moments: Moments) -> Spectrum:
+    """The same of the second-moment matrix E[x x^T] = covariance + mean mean^T: its vectors are the right singular vectors of the rows as they are, its
+    eigenvalues their squared singular values divided by the number of rows.
+
+    DataError with fewer than two rows, with values that are not finite, or with zero rows only.
+    """
+    spectrum = _decomposed(_checked(moments) + np.outer(moments.mean, moments.mean))
+    if not spectrum.eigenvalues[0] > 0:
+        raise DataError("vectors", "some that are not zero", f"{moments.count} zero rows", "check the encoder: it gives every text the same vector")
+    return spectrum
+
+
+def _decomposed(matrix: np.ndarray) -> Spectrum:
+    eigenvalues, vectors = eigh(matrix, check_finite=False)
+    eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
     largest = np.abs(vectors).argmax(axis=0)
-    return Spectrum(eigenvalues.copy(), vectors * np.sign(vectors[largest, np.arange(moments.dim)]))
+    return Spectrum(eigenvalues.copy(), vectors * np.sign(vectors[largest, np.arange(len(matrix))]))
 
 
 def _checked(moments: Moments) -> np.ndarray:

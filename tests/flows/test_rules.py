@@ -78,10 +78,10 @@ def test_settings_that_shape_the_index_build_it_anew(section, change, word):
     assert word is None or word in choice.sentence
 
 
-def test_another_dimension_or_whitening_builds_anew():
+def test_another_dimension_or_transform_builds_anew():
     assert rules.other_settings(Job(), manifest(Job()), None, 32) is None
     assert rules.other_settings(Job(), manifest(Job()), None, 31).numbers == {"dim": 31, "dim_before": 32}
-    assert "whitening" in rules.other_settings(Job(), manifest(Job(), transform_id="t"), None, 32).sentence
+    assert "the transform is another one" in rules.other_settings(Job(), manifest(Job(), transform_id="t"), None, 32).sentence
 
 
 @pytest.mark.parametrize(("ordinal", "sha256", "fires"), [(0, "0" * 64, False), (2, "9" * 64, True), (3, "9" * 64, False), (1, "9" * 64, True)])

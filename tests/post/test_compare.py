@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from pipeline.errors import DataError
-from pipeline.post.compare import compare_halves, compare_pairs, mean_reciprocal_rank, spearman, split_halves
+from pipeline.post.compare import Halves, Pairs, compare, mean_reciprocal_rank, spearman, split_halves
 from pipeline.post.whitening import fit_whitening
 from pipeline.stats.moments import Moments
 
@@ -55,16 +55,22 @@ def space(loudness: float) -> tuple[np.ndarray, np.ndarray]:
 def test_whitening_is_used_where_it_is_not_worse(loudness: float, helps: bool) -> None:
     first, second = space(loudness)
     whiten = fit_whitening(Moments.of(np.concatenate([first, second])))
-    found = compare_halves(first, second, whiten)
+    found = compare(Halves(first, second), whiten)
     assert found.uses_whitening is helps
     assert (found.whitened > found.raw) is helps
     assert ("is used" in found.sentence) is helps
     assert f"{found.raw:.4f} raw, {found.whitened:.4f} whitened" in found.sentence
     gold = np.r_[np.ones(200), np.zeros(200)]
-    pairs = compare_pairs(first, np.concatenate([second[:200], second[200:][::-1]]), gold, whiten)
+    pairs = compare(Pairs(first, np.concatenate([second[:200], second[200:][::-1]]), gold), whiten)
     assert pairs.uses_whitening is helps
 
 
 def test_a_tie_uses_whitening() -> None:
     first, second = space(1.0)
-    assert compare_halves(first, second, lambda x: x).uses_whitening
+    assert compare(Halves(first, second), lambda x: x).uses_whitening
+
+
+def test_another_transform_is_called_by_its_name() -> None:
+    found = compare(Halves(*space(1.0)), lambda x: x, "standardize+components")
+    assert found.sentence.startswith("The transform standardize+components is used: it is not worse. First half")
+    assert f"{found.whitened:.4f} transformed." in found.sentence

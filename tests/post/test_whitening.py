@@ -1,16 +1,19 @@
 """Whitened vectors have mean 0 and covariance I, from any split of the rows; constant directions are left out. Goldens G-24 and G-25."""
 
+import hashlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from sklearn.covariance import OAS
+from sklearn.decomposition import PCA
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, load_transform
-from pipeline.post.whitening import Whitening, fit_whitening
+from pipeline.post.whitening import Whitening, fit_whitening, oas_shrinkage
 from pipeline.stats.moments import Moments, merge_tree
-from pipeline.stats.tensors import pack
+from pipeline.stats.tensors import pack, unpack
 
 X = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])
 
@@ -113,7 +116,7 @@ def test_a_file_keeps_every_bit_and_is_found_by_its_kind() -> None:
 
 def test_another_process_writes_the_same_bytes() -> None:
     program = "from tests.post.test_whitening import *; print(hashlib.sha256(fit(vectors(500)).to_bytes()).hexdigest())"
-    runs = {subprocess.run([sys.executable, "-c", "import hashlib; " + program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    runs = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
     assert len(runs) == 1
 
 
@@ -135,6 +138,75 @@ def test_damaged_files_say_so() -> None:
             load_transform(broken)
     with pytest.raises(DataError, match=r"damaged"):
         load_transform(flipped)
+
+
+@pytest.mark.parametrize("k", [None, 20, 5])
+def test_zca_has_the_cosines_of_pca_on_the_old_axes(k: int | None) -> None:
+    moments, x = Moments.of(vectors(2_000)), vectors(60, seed=1)
+    pca, zca = fit_whitening(moments, k), fit_whitening(moments, k, rotation="zca")
+    assert (zca.k, zca.components, zca.shortage) == (32, k or 32, None)
+    np.testing.assert_allclose(cosines(zca(x)), cosines(pca(x)), atol=1e-4)
+    np.testing.assert_allclose(zca.matrix, zca.matrix.T, atol=1e-4)
+    values, axes = np.linalg.eigh(np.cov(vectors(2_000).astype(np.float64).T, bias=True))
+    kept = axes[:, ::-1][:, : k or 32]
+    expected = (x - vectors(2_000).astype(np.float64).mean(axis=0)) @ (kept / np.sqrt(values[::-1][: k or 32])) @ kept.T
+    np.testing.assert_allclose(zca(x), expected, atol=5e-3)
+    assert load_transform(zca.to_bytes()).notes == zca.notes
+
+
+@pytest.mark.parametrize("rows", [40, 200, 5_000])
+def test_automatic_shrinkage_is_that_of_scikit_learn(rows: int) -> None:
+    x = vectors(rows).astype(np.float64)
+    oracle = OAS().fit(x)
+    assert oas_shrinkage(Moments.of(x)) == pytest.approx(oracle.shrinkage_, rel=1e-9)
+    whiten = fit_whitening(Moments.of(x), shrinkage="auto")
+    expected = np.linalg.inv(oracle.covariance_)
+    np.testing.assert_allclose(whiten.matrix.T @ whiten.matrix, expected, atol=1e-5 * np.abs(expected).max())
+    assert f"drawn to a multiple of the identity by {oracle.shrinkage_:.4g}" in ". ".join(whiten.notes)
+
+
+def test_equal_variances_in_all_directions_shrink_wholly() -> None:
+    assert oas_shrinkage(Moments(8, np.zeros(4), 8 * np.eye(4))) == OAS().fit(np.r_[np.eye(4), -np.eye(4)] * 2).shrinkage_ == 1
+
+
+@pytest.mark.parametrize(("shrinkage", "ridge"), [(0.2, 0.0), (0.0, 0.1), (0.3, 0.05), (1.0, 0.0)])
+def test_regularised_whitening_inverts_the_regularised_covariance(shrinkage: float, ridge: float) -> None:
+    x = vectors(200).astype(np.float64)
+    covariance = np.cov(x.T, bias=True)
+    mean = np.trace(covariance) / 32
+    whiten = fit_whitening(Moments.of(x), shrinkage=shrinkage, ridge=ridge)
+    expected = np.linalg.inv((1 - shrinkage) * covariance + (shrinkage + ridge) * mean * np.eye(32))
+    np.testing.assert_allclose(whiten.matrix.T @ whiten.matrix, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_ridge_gives_every_direction_a_variance() -> None:
+    x = vectors(20).astype(np.float64)                                  # 20 points span 19 of 32 directions
+    assert fit_whitening(Moments.of(x)).k == 19
+    ridged = fit_whitening(Moments.of(x), ridge=0.1)
+    assert (ridged.k, ridged.rank) == (32, 19)
+    assert np.isfinite(ridged(x)).all()
+    assert "20 rows are no more than the 32 dimensions" in ". ".join(ridged.notes)
+
+
+def test_a_plain_fit_is_the_file_that_it_was_before_there_were_options() -> None:
+    whiten = fit(vectors(500), 20)
+    old = {"rank", "condition", "effective_rank", "fitted_rows", "requested", "space_id", "transform_id", "kind"}
+    tensors, header = unpack(whiten.to_bytes())
+    assert (set(header), set(tensors)) == (old, {"matrix", "bias", "eigenvalues"})
+    parts = hashlib.sha256(b'["whitening","a space",20,32]' + whiten.matrix.tobytes() + whiten.bias.tobytes())
+    assert whiten.transform_id == parts.hexdigest()
+    options = fit_whitening(Moments.of(vectors(500)), 20, space_id="a space", shrinkage=0.1, ridge=0.2, rotation="zca")
+    assert set(unpack(options.to_bytes())[1]) - old == {"kept", "shrinkage", "ridge"}
+    back = load_transform(options.to_bytes())
+    assert isinstance(back, Whitening)
+    assert (back.kept, back.shrinkage, back.ridge, back.components) == (20, 0.1, 0.2, 20)
+
+
+def test_far_from_zero_the_streamed_fit_is_that_of_the_vectors_in_memory() -> None:
+    x = np.random.default_rng(0).normal(size=(3_000, 24)) @ np.diag(np.linspace(0.01, 0.05, 24)) + 50      # the mean is a thousand times the spread
+    streamed = fit_whitening(merge_tree(Moments.of(part) for part in np.split(x, [1, 500, 501, 2_000])))
+    pca = PCA(whiten=True, svd_solver="full").fit(x)
+    np.testing.assert_allclose(streamed.eigenvalues, pca.explained_variance_ * (len(x) - 1) / len(x), rtol=1e-10)
 
 
 def test_the_registry_knows_whitening() -> None:

@@ -36,7 +36,7 @@ FULL = replace(
     parent=41,
     created="2025-11-03 03:12 UTC",
     transform_id="7a57e" * 8,
-    components=15,
+    transform="whitening to 15 components",
     index=replace(
         SMALLEST.index, kind="ivf_flat", factory="IVF64,Flat", ids=("ids/a.arrow",), nprobe=4, curve=((1, 0.6), (2, 0.8), (4, 0.96)), target=0.95,
         recall_at_10=Interval(0.957, 0.951, 0.962), recall={"recall@1": 0.99},

@@ -132,3 +132,13 @@ def test_bad_files_and_foreign_moments_say_so() -> None:
         Moments.of(sample(5, 9)).merge(Moments.of(sample(5, 8)))
     with pytest.raises(DataError, match="at least one"):
         merge_tree([])
+
+
+def test_an_affine_map_moves_moments_as_it_moves_rows() -> None:
+    rng = np.random.default_rng(0)
+    x, matrix, bias = rng.normal(loc=1e3, size=(500, 8)), rng.normal(size=(3, 8)), rng.normal(size=3)
+    moved, oracle = Moments.of(x).mapped(matrix, bias), Moments.of(x @ matrix.T + bias)
+    assert moved.count == 500
+    np.testing.assert_allclose(moved.mean, oracle.mean, rtol=1e-12)
+    np.testing.assert_allclose(moved.scatter, oracle.scatter, rtol=1e-9)
+    assert (moved.scatter == moved.scatter.T).all()
