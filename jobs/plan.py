@@ -22,9 +22,10 @@ def _plan(run: Run) -> Answer:
 
     made = estimate(run.job, run.stages)
     index = made.index
+    unusable = f", {made.unusable_share:.1%} without a vector (to be quarantined)" if made.unusable_share else ""
     lines = [
         ("rows", f"{made.rows:,} in {made.files} files" + ("" if made.exact else " (estimated from the sample)")),
-        ("tokens", f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, {made.truncated_share:.1%} of them cut"),
+        ("tokens", f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, {made.truncated_share:.1%} of them cut{unusable}"),
         ("units", f"{made.units:,} of up to {run.job.encode.unit_rows:,} rows, on {made.workers} workers"),
         ("encode", f"about {duration(made.encode_s)}: one worker does {made.rows_per_s:,.0f} rows/s on this machine"),
         ("vectors", size(made.vector_bytes)),

@@ -36,6 +36,8 @@ class Plan:
     sampled: int
     tokens_per_row: float
     truncated_share: float
+    unusable_share: float
+    """texts without a vector, such as those in which word vectors know no word"""
     units: int
     workers: int
     rows_per_s: float
@@ -96,12 +98,13 @@ def _planned(
     with stages("measure", unit="texts") as bar:
         encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker))
         encoder.encode(texts[:_MEASURED_TEXTS])                    # the first buffers pay for preparation
-        lengths, cut, spent, done = 0, 0, 0.0, 0
+        lengths, cut, bad, spent, done = 0, 0, 0, 0.0, 0
         batches = _again(texts)
         while spent < seconds:
             start = time.perf_counter()
             for encoded in encoder.encode_stream([next(batches)]):
                 lengths, cut, done = lengths + int(encoded.lengths.sum()), cut + int(encoded.truncated.sum()), done + len(encoded.lengths)
+                bad += int(encoded.bad.sum())
             spent += time.perf_counter() - start
             bar.add(done - bar.stage.done)
     weights = sum(encoder.folder.file(name).stat().st_size for name in encoder.folder.weights)
@@ -109,7 +112,8 @@ def _planned(
     workers = min(workers, units)
     value = 2 if job.encode.vectors == "float16" else 4
     return Plan(
-        files=len(files), rows=rows, exact=exact, sampled=len(texts), tokens_per_row=lengths / done, truncated_share=cut / done, units=units, workers=workers,
+        files=len(files), rows=rows, exact=exact, sampled=len(texts), tokens_per_row=lengths / done, truncated_share=cut / done, unusable_share=bad / done, units=units,
+        workers=workers,
         rows_per_s=done / spent, encode_s=rows * spent / done / workers, vector_bytes=rows * encoder.dim * value,
         worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, job.encode.unit_rows) * encoder.dim * 4, index=plan_index(rows, encoder.dim, job.index),
     )

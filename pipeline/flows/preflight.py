@@ -83,9 +83,11 @@ def _encoder(job: Job) -> Iterator[str]:
 
     encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device))
     vectors = encoder.encode(["A sentence to try the encoder with.", "Another one."])
-    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+    of_words = encoder.folder.family == "words"                     # they may not know these words, and each of their vectors was read and is finite
+    if not np.isfinite(vectors).all() or not (of_words or vectors.any(axis=1).all()):
         raise ConfigError(job.encoder.path, "finite vectors", "others", "check the weights and encode.dtype")
-    yield f"{encoder.folder.path}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
+    what = f"{job.encoder.path}: {encoder.folder.config['vocab_size']:,} words" if of_words else str(encoder.folder.path)
+    yield f"{what}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
 
 
 def _index(job: Job) -> Iterator[str]:

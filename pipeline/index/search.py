@@ -78,7 +78,7 @@ class OpenRelease:
         if space_id is not None and space_id != opened.manifest.space_id:
             raise SpaceMismatch("search", f"vectors of space {opened.manifest.space_id}", f"space {space_id}", "encode the queries with the release's encoder")
         if not isinstance(queries, np.ndarray):
-            queries = opened.encode([queries] if isinstance(queries, str) else queries)
+            queries = _known([queries] if isinstance(queries, str) else queries, opened)
         return opened.search(queries, k)
 
     def refresh(self, *, verify: bool = True) -> bool:
@@ -159,6 +159,14 @@ class _Opened:
         if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
             raise DataError("search", "finite vectors, none of them zero", f"query {bad[0]} is not so", "encode the query again")
         return vectors
+
+
+def _known(texts: Sequence[str], opened: _Opened) -> np.ndarray:
+    """The queries' vectors; DataError for one that has none: word vectors know only the words of their file."""
+    vectors = opened.encode(texts)
+    if len(unknown := np.flatnonzero(~vectors.any(axis=1))):
+        raise DataError("search: query", "a word that the release's encoder knows", repr(texts[unknown[0]][:80]), "use other words")
+    return vectors
 
 
 def _local(store: Store, reference: FileRef, verify: bool) -> Path:

@@ -15,6 +15,8 @@ from pipeline.device import Device, resolve
 from pipeline.errors import ModelError
 from pipeline.models.ahead import ahead
 from pipeline.models.arithmetic import Arithmetic, arithmetic_of
+from pipeline.models.bag import BagModel
+from pipeline.models.filters import load_filter
 from pipeline.models.folder import EncoderFolder, open_folder
 from pipeline.models.inside import Inside
 from pipeline.models.packed import PackedModel
@@ -22,6 +24,7 @@ from pipeline.models.padded import PaddedModel
 from pipeline.models.pooling import Segments, layers_of, pool
 from pipeline.models.tail import load_mlp, load_tail
 from pipeline.models.weights import open_checkpoint
+from pipeline.models.words import load_words
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.budget import distinct
 from pipeline.text.tokens import Tokenizer, Tokens, load_tokenizer
@@ -34,7 +37,7 @@ Module = Callable[[Tensor], Tensor]
 
 
 class Model(Protocol):
-    """The backbone: packed or padded."""
+    """The backbone: packed, padded, or a table of words alone."""
 
     width: int
     layers: int
@@ -84,9 +87,11 @@ class Encoder:
         self._window_rows = encode.window_rows
         if device.kind == "cpu":
             torch.set_num_threads(encode.threads)
-        self._model, self._mlp = _load(folder, self.arithmetic)
+        load_own = load_words if folder.family == "words" else load_tokenizer
+        self._tokenizer = load_own(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower, cuts=folder.cuts)
+        self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
+        self._kept = load_filter(folder, self._tokenizer)
         self._tail = load_tail(folder, self.arithmetic.place)
-        self._tokenizer = load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower, cuts=folder.cuts)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
     @property
@@ -144,6 +149,8 @@ class Encoder:
 
     def _encoded(self, tokens: Tokens, inverse: np.ndarray, max_tokens: int, tokenizer: Tokenizer) -> Encoded:
         began = time.perf_counter()
+        if self._kept is not None:
+            tokens = replace(tokens, kept=self._kept[tokens.ids])
         skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
         vectors = self._vectors(tokens, max_tokens, skip)
         self.counters.forward_s += time.perf_counter() - began
@@ -176,7 +183,6 @@ class Encoder:
         with torch.inference_mode():
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, _host_copy(self._forward(tokens, rows, max_tokens, skip))))
-                self.counters.filling += max_tokens - int(tokens.lengths[rows].sum())
                 if len(pending) > _PENDING:
                     _store(vectors, *pending.pop(0))
             for rows, ready in pending:
@@ -187,6 +193,7 @@ class Encoder:
         """(len(rows), dim) float32 on the device."""
         wanted = layers_of(self.folder.pooling, self._model.layers)
         states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
+        self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
         pooled = [self._pooled(name, states, where) for name in self.folder.pooling]
         x = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
         for module in self._tail:
@@ -233,9 +240,11 @@ def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
     yield from (Encoded(*fields) for fields in zip(*parts, strict=True))
 
 
-def _load(folder: EncoderFolder, arithmetic: Arithmetic) -> tuple[Model, Module | None]:
+def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -> tuple[Model, Module | None]:
     """(backbone, the layer of cls_mlp where asked for)."""
     checkpoint = open_checkpoint(folder)
+    if folder.family == "words":
+        return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     model: Model = PaddedModel(folder, arithmetic) if folder.family == "other" else PackedModel(folder, checkpoint, arithmetic)
     return model, load_mlp(checkpoint, model.width, arithmetic.place) if "cls_mlp" in folder.pooling else None
 

@@ -11,12 +11,15 @@ from typing import Any
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
 from pipeline.log import say
+from pipeline.models.averages import Averages, averages_of
+from pipeline.models.frequencies import FREQUENCIES
 from pipeline.models.locate import locate
+from pipeline.models.words import WORDS
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.tokens import Side
 
-POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last")
+POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table")
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
 _FROM_SENTENCE_TRANSFORMERS = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
@@ -51,7 +54,7 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, else other"""
+    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, words for word vectors, else other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -70,6 +73,7 @@ class EncoderFolder:
     files: Mapping[str, str] = field(repr=False)
     """relative path -> sha256 of everything that loading needs: a copy of these files is the same encoder"""
     config: Mapping[str, Any] = field(repr=False)
+    averages: Averages = field(default_factory=Averages)
     space_id: str = ""
 
     @property
@@ -78,7 +82,8 @@ class EncoderFolder:
         return "normalize" in self.tail
 
     def file(self, relative: str) -> Path:
-        return self.path / relative
+        """Where one of `files` lies. The word counts may lie elsewhere; a copy of the files has them beside the others."""
+        return self.averages.counts if relative == FREQUENCIES and self.averages.counts else self.path / relative
 
     def beside_config(self, name: str) -> Path:
         """A file of the transformer module, such as tokenizer.json."""
@@ -103,7 +108,8 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         cuts=_cuts(path / transformer),
         dim=0, weights=_weights(path, transformer), files={},
     )
-    return _identified(folder, modules)
+    averages = averages_of(settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words")
+    return _identified(replace(folder, averages=averages), modules)
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
@@ -233,6 +239,8 @@ def _family(config: dict[str, Any]) -> str:
     activation = config.get("activation", config.get("hidden_act", "gelu"))
     usual = (config.get("position_embedding_type", "absolute") == "absolute" and not config.get("is_decoder") and activation in ("gelu", "relu", "gelu_new")
              and not config.get("quantization_config"))
+    if config.get("model_type") == WORDS:
+        return "words"
     return PACKED_FAMILIES.get(str(config.get("model_type")), "other") if usual else "other"
 
 
@@ -285,7 +293,8 @@ def _joined(folder: str, name: str) -> str:
 def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
     """The folder with files, dimension and space_id filled in."""
     dense = [module for module in folder.tail if isinstance(module, Dense)]
-    width = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0) * len(folder.pooling)
+    states = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0)
+    width = sum(int(folder.config.get("embedding_size") or states) if name == "table" else states for name in folder.pooling)
     if width == 0:
         where = str(folder.beside_config("config.json"))
         raise ModelError(where, "the width of the token states as hidden_size, dim or d_model", "none of them", "use an encoder of texts")
@@ -302,7 +311,8 @@ def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
     beside = [_joined(folder.transformer, name) for name in ("config.json", *_TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)]
     configs = ["modules.json", "config_sentence_transformers.json", *(_joined(sub, "config.json") for _, sub in modules[1:])]
     dense = [module.weights for module in folder.tail if isinstance(module, Dense)]
-    return sorted(name for name in {*beside, *configs, *dense, *folder.weights} if folder.file(name).is_file())
+    counts = [FREQUENCIES] if folder.averages.counts else []
+    return sorted(name for name in {*beside, *configs, *dense, *folder.weights, *counts} if folder.file(name).is_file())
 
 
 def _space_id(folder: EncoderFolder) -> str:
@@ -318,5 +328,5 @@ def _space_id(folder: EncoderFolder) -> str:
         "config": {key: value for key, value in folder.config.items() if key not in _NOT_ARITHMETIC},
         "tokenizer": [folder.files[name] for name in tokenizer],
         "pooling": [*folder.pooling, folder.include_prompt], "tail": tail, "prompt": folder.prompt, "lower": folder.lower,
-        "max_length": folder.max_length, "truncation": folder.cuts, "normalizer": NORMALIZER_VERSION, "dim": folder.dim,
+        "max_length": folder.max_length, "truncation": folder.cuts, "normalizer": NORMALIZER_VERSION, "dim": folder.dim, **folder.averages.identity(folder.files),
     })

@@ -1,22 +1,29 @@
-"""Where an encoder's files are: a local folder, a remote one copied here, the packaged MiniLM, or a hub id. Imports neither torch nor transformers."""
+"""Where an encoder's files are: a local folder, a remote one copied here, one made of a file of word vectors, the packaged MiniLM, or a hub id. Imports neither
+torch nor transformers.
+"""
 
 import hashlib
 import importlib.util
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.errors import ModelError, TransientError
+from pipeline.log import say
+from pipeline.models.frequencies import FREQUENCIES
+from pipeline.models.words import FORMAT, build_folder
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import cache_directory, digest_of_file, kept
+from pipeline.store.remote import ObjectStore
 from pipeline.store.store import Entry, Store, open_store
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"       # model.safetensors as published
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _CONFIGS = ("*.json", "*.txt", "*.model", "*/config.json", "*/*.txt")
-_ENDINGS = (".json", ".txt", ".model", ".safetensors", ".bin")
+_ENDINGS = (".json", ".txt", ".model", ".safetensors", ".bin", FREQUENCIES)
 _FILES, _SUMS = "files", "sums.json"
 _OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "coreml")
 
@@ -28,17 +35,19 @@ def locate(path: str) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder.resolve()
-    if folder.exists():
-        raise ModelError(path, "an encoder folder", "a file", "give the folder that holds config.json and the weights")
+    if folder.is_file():
+        return _from_words(folder.resolve())
     if not _HUB_ID.fullmatch(path):
         raise ModelError(path, "an encoder folder", "no such folder", "check encoder.path; a hub id has the form name or owner/name")
     return (_packaged() if path in PACKAGED else None) or _from_hub(path if path != PACKAGED[0] else PACKAGED[1])
 
 
 def anywhere(settings: EncoderSettings) -> EncoderSettings:
-    """The same encoder for a worker, whose working directory may be another: a relative folder by its full path."""
-    folder = Path(settings.path).expanduser()
-    return settings.model_copy(update={"path": str(folder.resolve())}) if "://" not in settings.path and folder.is_dir() else settings
+    """The same encoder for a worker, whose working directory may be another: relative paths in full."""
+    named = {"path": settings.path, "frequencies": settings.frequencies}
+    return settings.model_copy(update={
+        name: str(place.resolve()) for name, path in named.items() if path and "://" not in path and (place := Path(path).expanduser()).exists()
+    })
 
 
 def _packaged() -> Path | None:
@@ -58,13 +67,42 @@ def _from_uri(uri: str) -> Path:
     store = open_store(uri)
     if urlsplit(uri).scheme == "file":
         folder = Path(store.uri)
+        if folder.is_file():
+            return _from_words(folder)
         if not folder.is_dir():
             raise ModelError(uri, "an encoder folder", "no such folder", "check encoder.path")
         return folder
     entries = _wanted(store)
+    if not entries and (words := _words_at(uri)):
+        return words
     if not any(entry.path.endswith("config.json") for entry in entries):
         raise ModelError(uri, "an encoder folder with config.json", f"{len(entries)} files, none of that name", "check encoder.path and the credentials")
     return _copied(store, entries)
+
+
+def _words_at(uri: str) -> Path | None:
+    """The folder made of a remote file; None where there is no such file."""
+    parent, _, name = uri.rpartition("/")
+    store = open_store(parent)
+    alone = store.entry(name) if isinstance(store, ObjectStore) else None
+    return _made(uri, f"{uri} {alone.size} {alone.stamp}", lambda: store.local(name)) if alone else None
+
+
+def _from_words(file: Path) -> Path:
+    status = file.stat()
+    return _made(str(file), f"{file} {status.st_size} {status.st_mtime_ns} {status.st_ino}", lambda: file)
+
+
+def _made(name: str, version: str, fetch: Callable[[], Path]) -> Path:
+    """The encoder folder of a file of word vectors, made once in this machine's cache for each version of the file."""
+
+    def build(copy: Path) -> None:
+        say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
+        build_folder(fetch(), name, copy / _FILES)
+        _seal(copy)
+
+    digest = hashlib.sha256(f"{FORMAT} {version}".encode()).hexdigest()[:32]
+    return kept(cache_directory() / "words" / digest, build, _is_whole) / _FILES
 
 
 def _wanted(store: Store) -> list[Entry]:
@@ -82,9 +120,14 @@ def _copied(store: Store, entries: list[Entry]) -> Path:
             store.fetch(entry.path, place)
         if _wanted(store) != entries:                   # a mixture of two encoders would be a third
             raise TransientError(store.uri, "an encoder folder that nobody writes", "files that changed while they were copied", "run again when it is complete")
-        (copy / _SUMS).write_text(json.dumps({entry.path: digest_of_file(copy / _FILES / entry.path) for entry in entries}))
+        _seal(copy)
 
     return kept(cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32], build, _is_whole) / _FILES
+
+
+def _seal(copy: Path) -> None:
+    files = copy / _FILES
+    (copy / _SUMS).write_text(json.dumps({file.relative_to(files).as_posix(): digest_of_file(file) for file in sorted(files.rglob("*")) if file.is_file()}))
 
 
 def _is_whole(copy: Path) -> bool:

@@ -12,7 +12,7 @@ from pipeline.models.arithmetic import Arithmetic
 from pipeline.models.attention import Group, attend_groups, attend_varlen, relative_bias
 from pipeline.models.folder import EncoderFolder
 from pipeline.models.linear import Linear
-from pipeline.models.pooling import Segments, segments
+from pipeline.models.pooling import TABLE_STATE, Segments, segments
 from pipeline.models.weights import NAMES, Checkpoint, Names
 from pipeline.text.budget import plan_buffers
 from pipeline.text.tokens import Tokens
@@ -120,10 +120,10 @@ class PackedModel:
         return self._forward(buffer, wanted), buffer.where
 
     def _forward(self, buffer: Buffer, wanted: set[int]) -> dict[int, Tensor]:
-        x = F.embedding(buffer.ids, self._tables[0]) + F.embedding(buffer.positions, self._tables[1])
-        x = self._norm(x)
-        states = {0: x}
-        for number, layer in enumerate(self._stack[: max(wanted)], start=1):
+        words = F.embedding(buffer.ids, self._tables[0])
+        x = self._norm(words + F.embedding(buffer.positions, self._tables[1]))
+        states = {0: x} | ({TABLE_STATE: words} if TABLE_STATE in wanted else {})
+        for number, layer in enumerate(self._stack[: max(0, *wanted)], start=1):
             x = layer.output_norm.of_sum(layer.output(self._attend(layer.qkv(x), buffer)), x)
             x = layer.down_norm.of_sum(layer.down(layer.up(x)), x)
             states[number] = x
@@ -137,17 +137,17 @@ class PackedModel:
         return attend_groups(qkv, buffer.groups, self.shape.heads, self._bias)
 
     def _buffer(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Buffer:
-        lengths = tokens.lengths[rows]
-        starts = np.cumsum(lengths) - lengths
-        total = int(lengths.sum())
+        part = tokens.of_rows(rows)
+        lengths, starts, total = part.lengths, part.offsets[:-1], len(part.ids)
         owners = np.repeat(np.arange(len(rows)), lengths)
         inside = np.arange(total) - starts[owners]
         ids = np.full(max_tokens, self.shape.pad_id, np.int64)
-        ids[:total] = tokens.ids[tokens.offsets[rows][owners] + inside]
+        ids[:total] = part.ids
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
         positions[:total] = self._positions(ids[:total], inside, starts, owners)
         ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(np.int32)
-        return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), segments(starts, lengths, skip, self._put), self._put(ends))
+        where = segments(starts, lengths, skip, self._put, part.kept)
+        return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), where, self._put(ends))
 
     def _positions(self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
         if not self.shape.counts_from_pad:

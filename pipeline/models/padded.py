@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models.arithmetic import Arithmetic
 from pipeline.models.folder import EncoderFolder
-from pipeline.models.pooling import Segments, segments
+from pipeline.models.pooling import TABLE_STATE, Segments, segments
 from pipeline.text.budget import longest_first
 from pipeline.text.tokens import Tokens
 
@@ -29,6 +30,7 @@ class PaddedModel:
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self._device, self._longest = arithmetic.place, folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
+        self._words = self._model.get_input_embeddings().weight         # as it stands: some models scale its rows on the way into the first layer
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Rows of each forward pass: all of one padded length, longest first."""
@@ -43,22 +45,27 @@ class PaddedModel:
 
     def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (batch * L, d) of the wanted numbers, and where the texts `rows` lie in them."""
-        lengths = tokens.lengths[rows]
+        part = tokens.of_rows(rows)
+        lengths = part.lengths
         width = int(self._padded(lengths[:1])[0])
         ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
         mask = np.zeros_like(ids)
         mask[:, 0] = 1                                  # a dummy attends to one token: a row without any gives not-a-number
-        for place, row in enumerate(rows):
-            ids[place, : lengths[place]] = tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]]
-            mask[place, : lengths[place]] = 1
+        for place, length in enumerate(lengths):
+            ids[place, :length] = part.ids[part.offsets[place] : part.offsets[place + 1]]
+            mask[place, :length] = 1
         hidden = self._forward(ids, mask, wanted)
-        return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put)
+        return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put, part.kept)
 
     def _forward(self, ids: np.ndarray, mask: np.ndarray, wanted: set[int]) -> dict[int, Tensor]:
+        rows = {TABLE_STATE: F.embedding(self._put(ids), self._words).flatten(0, 1)} if TABLE_STATE in wanted else {}
+        wanted = wanted - {TABLE_STATE}
+        if not wanted:
+            return rows
         inner = bool(wanted - {self.layers})
         output = self._model(input_ids=self._put(ids), attention_mask=self._put(mask), output_hidden_states=inner, return_dict=True)
         chosen = {number: output.last_hidden_state if number == self.layers else output.hidden_states[number] for number in wanted}
-        return {number: state.flatten(0, 1) for number, state in chosen.items()}
+        return rows | {number: state.flatten(0, 1) for number, state in chosen.items()}
 
     def _put(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+TABLE_STATE = -1                # number of the word table's rows, beside 0 for the embedding layer's output and so on
 _AVERAGED = {"first_last": (1, -1), "static_last": (0, -1), "last2": (-2, -1), "static": (0,)}       # hidden states; every other pooling reads the last
 
 
@@ -26,22 +27,27 @@ class Segments:
     """(tokens,) place of each in its own text, counted from the text's first token, a prompt's included"""
 
 
-def segments(starts: np.ndarray, lengths: np.ndarray, skip: int, put: Callable[[np.ndarray], Tensor]) -> Segments:
+def segments(starts: np.ndarray, lengths: np.ndarray, skip: int, put: Callable[[np.ndarray], Tensor], kept: np.ndarray | None = None) -> Segments:
     """Texts at `starts` of `lengths` tokens (at least 1); their first `skip` (a prompt's) stay out, except where nothing else is there.
 
-    `put` brings an array to the device.
+    kept (tokens,) bool, text after text: of the others only these are pooled, except where a text has none of them. `put` brings an array to the device.
     """
     skipped = np.where(lengths > skip, skip, 0)
     counts = lengths - skipped
     before = np.cumsum(counts) - counts
     positions = np.arange(counts.sum()) + np.repeat(skipped - before, counts)
     places = positions + np.repeat(starts, counts)
+    if kept is not None:
+        owners = np.repeat(np.arange(len(counts)), counts)
+        chosen = kept[positions + np.repeat(np.cumsum(lengths) - lengths, counts)]
+        chosen = chosen | (np.bincount(owners, chosen, len(counts)) == 0)[owners]
+        counts, positions, places = np.bincount(owners[chosen], minlength=len(counts)), positions[chosen], places[chosen]
     return Segments(put(starts + skipped), put(starts + lengths - 1), put(counts), put(places), put(positions))
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
-    """Numbers of the hidden states that the poolings read: 0 is the embedding layer's output, `layers` the last layer's."""
-    return {number % (layers + 1) for name in poolings for number in _AVERAGED.get(name, (-1,))}
+    """Numbers of the hidden states that the poolings read: 0 is the embedding layer's output, `layers` the last layer's, TABLE_STATE the word table's rows."""
+    return {number for name in poolings for number in _numbers(name, layers)}
 
 
 def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) -> Tensor:
@@ -49,7 +55,7 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
 
     Sums run token after token, so a text's bits do not depend on its neighbours.
     """
-    chosen = [states[number % (layers + 1)] for number in _AVERAGED.get(name, (-1,))]
+    chosen = [states[number] for number in _numbers(name, layers)]
     if name in ("cls", "cls_mlp"):
         return chosen[0][where.firsts].float()
     if name == "last":
@@ -62,6 +68,10 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
         return _sums(tokens * weights, where) / _sums(weights, where)
     divisor = where.counts[:, None].float()
     return _sums(tokens, where) / (divisor.sqrt() if name == "sqrt_len" else divisor)
+
+
+def _numbers(name: str, layers: int) -> list[int]:
+    return [TABLE_STATE] if name == "table" else [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
 
 
 def _mean(states: list[Tensor]) -> Tensor:

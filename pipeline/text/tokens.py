@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -35,6 +35,8 @@ class Tokens:
     """(n + 1,) int64"""
     truncated: np.ndarray
     """(n,) bool: the text had more tokens than max_length and lost its end, or its beginning"""
+    kept: np.ndarray | None = None
+    """(tokens,) bool: those that an average takes in; None: all"""
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -43,6 +45,13 @@ class Tokens:
     def lengths(self) -> np.ndarray:
         """(n,) int64 tokens of each text."""
         return np.diff(self.offsets)
+
+    def of_rows(self, rows: np.ndarray) -> "Tokens":
+        """Those texts alone, in that order."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return Tokens(self.ids[places], offsets, self.truncated[rows], None if self.kept is None else self.kept[places])
 
 
 class IdSource(Protocol):
@@ -65,6 +74,8 @@ class Tokenizer:
     """where a text may be cut: its tokens begin with those of each prefix that ends where this matches; None: nowhere"""
     cuts: Side = "end"
     """where a text loses the tokens that do not fit, its prompt's included"""
+    vocabulary: Callable[[], Mapping[str, int]] = dict
+    """ids of all tokens"""
 
     @property
     def room(self) -> int:
@@ -145,7 +156,7 @@ def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int
     def source(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    return Tokenizer(source, prefix, suffix, max_length, _pad_id(backend, folder), prompt, _seam(description))
+    return Tokenizer(source, prefix, suffix, max_length, _pad_id(backend, folder), prompt, _seam(description), vocabulary=backend.get_vocab)
 
 
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -183,7 +194,7 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
         return [list(ids) for ids in made(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]]
 
     pad_id = made.pad_token_id if made.pad_token_id is not None else 0
-    return Tokenizer(source, tuple(full[:start]), tuple(full[start + len(probe) :]), max_length, pad_id, prompt)
+    return Tokenizer(source, tuple(full[:start]), tuple(full[start + len(probe) :]), max_length, pad_id, prompt, vocabulary=made.get_vocab)
 
 
 def _seam(description: dict[str, Any]) -> re.Pattern[str] | None:

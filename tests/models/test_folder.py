@@ -242,7 +242,7 @@ def test_an_index_that_names_a_missing_file_is_refused(bert):
 
 @pytest.mark.parametrize(("path", "message"), [
     ("/no/such/place", "found no such folder"), ("./nothing/at/all", "found no such folder"), ("file:///no/such/place", "found no such folder"),
-    (__file__, "expected an encoder folder, found a file"),
+    (__file__, "line 1: expected a word and its numbers"),
 ])
 def test_a_path_that_is_no_folder_is_refused(path, message):
     with pytest.raises(ModelError, match=message):
