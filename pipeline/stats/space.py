@@ -1,4 +1,4 @@
-"""The portrait of one space: figures, spectrum and distributions of sentence vectors, with pairs of known similarity and without."""
+"""The geometry of one space: figures, spectrum and distributions of sentence vectors, with pairs of known similarity and without."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_s
 
 BANDS = 5                   # gold scores 0 to 1, 1 to 2 ... 4 to 5
 POSITIVE = 4.0              # pairs above it mean the same (Gao et al. 2021, SimCSE)
-_BAND_BINS = 50             # 0.04 each
+_BAND_BINS = 40             # 0.05 each
 _EDIT_BINS = 10             # equally many pairs in each
 _MOST_WORDS = 10_000        # rarer ones are left out: their distances cost the square
 
@@ -68,7 +68,7 @@ class Pairs:
 
 
 def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: int) -> Space:
-    """The portrait of the vectors x (n, d) of n different texts, n >= 2."""
+    """The geometry of the vectors x (n, d) of n different texts, n >= 2."""
     spectrum, missing = singular_spectrum(x), dict[str, str]()
     figures = {
         "anisotropy": Figure(value=anisotropy(x), count=len(x), of="sentences"),
@@ -91,8 +91,10 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
     )
 
 
-def with_pairs(space: Space, left: np.ndarray, right: np.ndarray, sentences: np.ndarray, pairs: Pairs, seed: int) -> Space:
-    """The portrait with what pairs say: left and right (n, d) their vectors, sentences (m, d) those of each of their sentences once."""
+def with_pairs(space: Space, sentences: np.ndarray, pairs: Pairs, seed: int) -> Space:
+    """The geometry with what pairs say; sentences (m, d): the vectors of `pairs.sentences`."""
+    place = {sentence: number for number, sentence in enumerate(pairs.sentences)}
+    left, right = (sentences[[place[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
     figures, missing = {"pair_uniformity": uniformity(sentences, seed)}, dict[str, str]()
     if positive.any():
@@ -103,7 +105,7 @@ def with_pairs(space: Space, left: np.ndarray, right: np.ndarray, sentences: np.
         if (figure := rank_correlation(similarity, other, "pairs")) is not None:
             figures[name] = figure
         else:
-            missing[name] = "all cosines are equal"
+            missing[name] = "all cosines are equal" if np.ptp(other) else "all pairs are alike in it"
     return space.model_copy(update={
         "figures": space.figures | figures, "missing": space.missing | missing, "bands": cosine_bands(similarity, pairs.gold),
         "edits": edit_bins(similarity, pairs),

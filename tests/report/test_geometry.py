@@ -1,0 +1,71 @@
+"""The part about geometry shows what was measured, leaves out what was not, names the reasons, and escapes names."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.report.evaluation import Candidate, Report, Section, render
+from pipeline.report.geometry import sections
+from pipeline.stats.geometry import Figure
+from pipeline.stats.measured import Depth, Geometry, Level, Series
+from pipeline.stats.space import Pairs, sentence_space, with_pairs
+from tests.report.test_night import Page
+
+RNG = np.random.default_rng(0)
+TEXTS = [f"sentence {'x' * number} {number}" for number in range(60)]
+PAIRS = Pairs.of(TEXTS[:30], TEXTS[:29:-1], np.linspace(0, 5, 30), "characters")
+NAMES = ("raw <b>", "whitened")
+
+
+def space(loc: float):
+    x = RNG.normal(loc=loc, size=(60, 8))
+    return with_pairs(sentence_space(x, TEXTS, 5, 0), x, PAIRS, 0)
+
+
+def levels(count: int) -> tuple[Level, ...]:
+    names = ("word_cosine", "self_similarity_adjusted", "intra_similarity_adjusted", "explained_variance_adjusted", "sentence_anisotropy", "sentence_alignment")
+    return tuple(Level(number=number, figures={name: Figure(value=0.1 * number, count=9, of="words", seed=0) for name in names}) for number in range(count))
+
+
+WORDS = {"frequency_norm": Figure(value=-12.345, count=90, of="words"), "table_anisotropy": Figure(value=0.02, count=90, of="words")}
+FULL = Geometry(
+    sentences=60, source="some captions", pairs=30, pairs_source="STSB-dev", seed=0, neighbours=5, edit_unit="characters",
+    gold_edits=Figure(value=-20.2, count=30, of="pairs"), series=tuple(Series(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)),
+    depths=(Depth(name=NAMES[0], levels=levels(7), words=WORDS, missing={}),), missing={},
+)  # fmt: skip
+PAGE = Report(root="root", id="id", candidates=tuple(Candidate(name, name, 8, "space") for name in NAMES))
+
+
+def by_heading(geometry: Geometry) -> dict[str, Section]:
+    return {section.heading: section for section in sections(geometry)}
+
+
+def test_everything_that_was_measured_is_shown():
+    shown = by_heading(FULL)
+    assert [len(section.charts) for section in shown.values()] == [5, 2, 6, 0]
+    table = shown["Geometry of the space"].table
+    assert table[0] == ("", *NAMES, "good")
+    assert shown["The token table"].table[1][1] == "−12.35"
+    edits = next(row for row in table if "edit distance" in row[0])
+    assert edits[-1] == "people: −20.20"
+    page = Page(render(replace(PAGE, sections=sections(FULL))))
+    assert "raw <b>" in page.words
+    assert "60 sentences of some captions" in page.words
+    assert not page.links
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_one_candidate_alone(alone: int):
+    Page(render(replace(PAGE, candidates=PAGE.candidates[:1], sections=sections(FULL.model_copy(update={"series": (FULL.series[alone],)})))))
+
+
+def test_what_is_missing_is_left_out_and_its_reason_given():
+    bare = Series(name="bag", space=sentence_space(RNG.normal(size=(60, 8)), TEXTS, 5, 0).model_copy(update={"missing": {"length_norm": "all alike"}}))
+    depth = Depth(name="bag", levels=(), words={}, missing={"layers": "none there"})
+    geometry = FULL.model_copy(update={"series": (bare,), "depths": (depth,), "pairs": 0, "pairs_source": None, "gold_edits": None, "missing": {"pairs": "no STS-B"}})
+    shown = by_heading(geometry)
+    assert list(shown) == ["Geometry of the space", "Geometry that was not measured"]
+    assert [chart.heading for chart in shown["Geometry of the space"].charts] == ["Singular values, the largest taken as 1", "Cosines of random pairs of sentences",
+                                                                                  "How often a sentence is a neighbour"]
+    assert shown["Geometry that was not measured"].notes == ("pairs: no STS-B", "layers of bag: none there", "length norm of bag: all alike")
