@@ -12,12 +12,14 @@ from pipeline.evaluate.tasks import Average, Missing, Selection, averages, selec
 from pipeline.flows.candidate import PACKAGES
 from pipeline.flows.cluster import Cluster, connect, is_local
 from pipeline.flows.contenders import Contender, contenders
+from pipeline.flows.geometry import measure_geometry
 from pipeline.flows.process import standing_by
 from pipeline.flows.scoring import Scored, ScoreTask, Scoring
 from pipeline.flows.sentences import Sentences, SpaceVectors, encode_sentences, kept_vectors
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Running, Stages, packages, say
 from pipeline.report.evaluation import Section
+from pipeline.report.geometry import sections as geometry_sections
 from pipeline.settings import Job
 from pipeline.store.store import Store, open_store
 
@@ -83,11 +85,13 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     with standing_by(run.is_small and not geometry) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
         run.encode(cluster)
         measured = run.measured(cluster)
+        shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None
     return Evaluation(
         id=_identity(job, selected, candidates), root=store.uri, candidates=candidates, measured=measured, missing=selected.missing,
         averages=_averages(measured, len(candidates)),
         numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates), encoded=sum(map(len, run.new.values())),
         resamples=job.evaluate.bootstrap, settings=to_yaml(job), packages=packages(*_PACKAGES),
+        geometry=shape.model_dump(mode="json") if shape else None, sections=geometry_sections(shape) if shape else (),
     )
 
 
