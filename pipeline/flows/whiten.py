@@ -18,7 +18,7 @@ from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.probe import EncodeTexts, SampleTexts
 from pipeline.flows.process import arithmetic
 from pipeline.flows.units import Pool, run_task
-from pipeline.log import Stages, say
+from pipeline.log import Running, Stages, say
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
 from pipeline.post.choose import Curve, choose
@@ -81,7 +81,7 @@ def whiten(
         moments = live_moments(job, source, units, cluster)
         reference = stored_by_content(store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count)
         kept = _kept(job, store, moments, reference, before)
-        decision = kept or _decide(_Fit(job, source, corpus, tuple(units), moments, stages), reference)
+        decision = kept or _decide(_Fit(job, source, corpus, tuple(units), moments, bar), reference)
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)
     return decision
@@ -163,7 +163,7 @@ class _Fit:
     corpus: Corpus
     units: tuple[Placed, ...]
     moments: Moments
-    stages: Stages
+    bar: Running
 
     def made(self) -> tuple[Transform, tuple[Curve, ...]]:
         """The transform, and the curves by which k and remove were chosen."""
@@ -199,7 +199,7 @@ class _Fit:
 
         cluster = self.job.cluster
         training = FlowTraining(self.source, self.units, self.job.whiten.flow, before, self.dev)
-        return train_flow(training, Pool(1, cluster.cpus_per_worker, cluster.gpus_per_worker), self.stages)
+        return train_flow(training, Pool(1, cluster.cpus_per_worker, cluster.gpus_per_worker), self.bar)
 
 
 @dataclass(frozen=True)
