@@ -103,7 +103,8 @@ def _averages(evaluation: Evaluation) -> Iterator[Average]:
         members = [measured[name] for name in each[0].members]
         draws = [_mean_draws(members, place) for place in range(len(evaluation.candidates))]
         figures, differences = _figures([_finite(average.value) for average in each], draws)
-        yield Average(each[0].label, each[0].members, each[0].complete, members[0].scored[0].result.metric, figures, differences)
+        label = each[0].label if each[0].complete else f"average of the {len(members)} measured: {', '.join(each[0].members)}"
+        yield Average(label, each[0].members, each[0].complete, members[0].scored[0].result.metric, figures, differences)
 
 
 def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:

@@ -115,7 +115,7 @@ class Group:
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
-    filters: dict[str, Callable[..., Any]] = {"figure": _figure, "signed": _signed, "interval": _interval}
+    filters: dict[str, Callable[..., Any]] = {"figure": _figure, "signed": _signed, "interval": _interval, "signed_interval": _signed_interval}
     return fill("evaluation.html.j2", filters, report=report, groups=groups(report), verdict=verdict(report), colours=COLOURS)
 
 
@@ -137,15 +137,15 @@ def _dot(figure: Figure | None) -> tuple[float, float | None, float | None] | No
 
 
 def verdict(report: Report) -> list[str]:
-    """For each candidate after the first: on how many tasks it is better, worse, or not told apart."""
-    said = []
+    """What was measured, and for each candidate after the first on how many tasks it is better, worse, or not told apart from that one."""
+    count = len(report.rows)
+    said = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
     for place, candidate in enumerate(report.candidates[1:], 1):
-        found = [row.differences[place] for row in report.rows]
-        clear = [figure.value > 0 for figure in found if figure is not None and figure.value is not None and figure.excludes_zero]
-        if any(figure is not None and figure.low is not None for figure in found):
-            even = len(found) - len(clear)
-            told = f"better on {clear.count(True)}, worse on {clear.count(False)} and not told apart on {even} of {len(found)} tasks"
-            said.append(f"{candidate.name} is {told}, compared with {report.candidates[0].name}.")
+        found = [difference for row in report.rows if (difference := row.differences[place]) is not None and difference.value is not None and difference.low is not None]
+        clear = [difference.value > 0 for difference in found if difference.excludes_zero and difference.value is not None]
+        parts = {"better": clear.count(True), "worse": clear.count(False), "not told apart": len(found) - len(clear)}
+        if found:
+            said.append(f"Compared with {report.candidates[0].name}, {candidate.name} is {', '.join(f'{word} on {number}' for word, number in parts.items() if number)}.")
     return said
 
 
@@ -161,6 +161,11 @@ def _signed(value: float | None) -> str:
 def _interval(figure: Figure) -> str:
     """70.12 to 74.40; empty where there is none."""
     return "" if figure.low is None or figure.high is None else f"{_figure(figure.low)} to {_figure(figure.high)}"
+
+
+def _signed_interval(figure: Figure) -> str:
+    """-1.20 to +0.40, with true minus signs."""
+    return "" if figure.low is None or figure.high is None else f"{_signed(figure.low)} to {_signed(figure.high)}"
 
 
 def facts_in_words(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -20,6 +20,7 @@ class Pruned(Stored):
 def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: float | None = None, ignore_leases: bool = False) -> Pruned:
     """Remove all but the `keep` releases that were current last, and every file that only the removed ones need.
 
+    What lies below evaluations/ stays: no release needs it, and every later evaluation takes it over. It is safe to delete as a whole while none runs.
     A file that no release names may belong to a night that is running: it goes only once it is older than `grace_s`.
     TransientError while a night is at work: it may take over files that no kept release needs.
     """

@@ -1,0 +1,92 @@
+"""`manta evaluate` on the command line: a table for people, one object for programs, exit codes that mean something."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from jobs.cli import app
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.flows.evaluating import arguments, write_pairs
+from tests.models.folders import save_folder
+
+Manta = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks, an encoder and one's own pairs."""
+    folder = tmp_path_factory.mktemp("cli")
+    save_folder(folder / "encoder", "bert")
+    write_pairs(folder / "tasks/sts/STS13.parquet", 40)
+    rng, table = np.random.default_rng(0), pq.read_table(folder / "tasks/sts/STS13.parquet")
+    own = {"query": table["sentence1"], "title": table["sentence2"], "clicked": pa.array(rng.integers(0, 2, 40))}
+    pq.write_table(pa.table(own), folder / "clicks.parquet")
+    return folder
+
+
+@pytest.fixture
+def manta(capfd: pytest.CaptureFixture[str]) -> Manta:
+    """(exit code, standard output, standard error) of a command; commands write to the file descriptor of the former themselves."""
+
+    def run(*given: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        ended = CliRunner().invoke(app, ["evaluate", *given])
+        return ended.exit_code, capfd.readouterr().out, ended.stderr
+
+    return run
+
+
+def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Manta):
+    own = f"evaluate.own=[{{kind: pairs, uri: {folder / 'clicks.parquet'}, columns: {{sentence1: query, sentence2: title, label: clicked}}}}]"
+    candidates = f"evaluate.candidates=[{{name: now}}, {{name: new, encoder: {{path: {folder / 'encoder'}, pooling: max}}}}]"
+    asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13, STS14]", own, candidates]
+    code, shown, _ = manta(*asked)
+    assert code == 0
+    lines = shown.splitlines()
+    assert lines[0] == "Spearman x100, cosine, all; 95 % intervals of 50 resamples"
+    assert lines[1].split() == ["task", "count", "now", "new", "difference"]
+    assert lines[2].startswith("STS13     40  ")
+    assert any(line.startswith("average precision x100, cosine") for line in lines)
+    assert f"missing: STS14 (no file sts/STS14.parquet in {folder / 'tasks'})" in lines
+    assert Path(lines[-1].removeprefix("report").strip()).read_text().startswith("<!doctype html>")
+    code, shown, _ = manta("--json", *asked)
+    (line,) = shown.splitlines()
+    answer = json.loads(line)
+    assert (code, answer["status"], answer["sentences_encoded"]) == (0, "done", 0)
+    assert [(each["task"], each["candidate"]) for each in answer["results"]] == [("STS13", "now"), ("STS13", "new"), ("clicks", "now"), ("clicks", "new")]
+    assert all(each["low"] <= each["value"] <= each["high"] for each in answer["results"])
+    assert [each["task"] for each in answer["differences"]] == ["STS13", "clicks"]
+    assert {"report", "json", "seconds", "missing", "averages"} <= set(answer)
+
+
+@pytest.mark.parametrize(("given", "code", "words"), [
+    (["evaluate.names=[STS99]"], 2, "did you mean"),
+    (["evaluate.candidates=[{release: 1, transform: t}]"], 2, "a release or an encoder, not both"),
+    (["evaluate.tasks=", "evaluate.candidates=[release:current]"], 2, "tasks to measure the candidates on"),
+    (["evaluate.tasks=/nowhere"], 3, "check the path"),
+    (["evaluate.names=[STS14]"], 3, "STS14"),
+    (["evaluate.own=[{kind: pairs, uri: /nowhere/p.parquet}]"], 3, "/nowhere/p.parquet"),
+    (["evaluate.candidates=[release:3]"], 3, "release 3"),
+    (["evaluate.candidates=[/nowhere/model]"], 4, "/nowhere/model"),
+])
+def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(folder: Path, manta: Manta, tmp_path: Path, given: list[str], code: int, words: str):
+    ended, shown, errors = manta(*arguments(folder, folder / "encoder"), f"release.root={tmp_path / 'root'}", *given)
+    assert (ended, shown) == (code, "")
+    assert words in errors
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_prune_leaves_evaluations_alone(folder: Path, manta: Manta):
+    asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13]"]
+    assert manta(*asked)[0] == 0
+    before = sorted((folder / "root").rglob("*"))
+    prune(Releases(open_store(folder / "root")), keep=1, grace_s=0.0)
+    assert sorted((folder / "root").rglob("*")) == before

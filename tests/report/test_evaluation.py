@@ -1,0 +1,89 @@
+"""The page of an evaluation is one well-formed page that needs nothing else, says what is missing, and escapes what comes from outside."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from markupsafe import Markup
+
+from pipeline.charts.evaluation import difference_chart
+from pipeline.report.evaluation import Average, Candidate, Chart, Figure, Report, Row, Section, facts_in_words, groups, render
+from tests.report.test_night import Page
+
+NOW = Candidate("release 41", "out/releases/encoders/e", 384, "5face" * 8, "whitening to 381 components", "7a57e" * 8, {"c0ffee" * 6: 15_192})
+NEW = Candidate("models/new", "models/new", 384, "0dd" * 12)
+ROW = Row(
+    "STS12", "sts", "Spearman x100, cosine, all", 3108, (Figure(72.37, 70.12, 74.4), Figure(75.06, 73.3, 76.6)), (None, Figure(2.69, 1.64, 3.65)),
+    (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))), (("similarity", "cosine"),),
+)  # fmt: skip
+EVEN = replace(ROW, task="STS13", differences=(None, Figure(-0.4, -1.0, 0.2)))
+PLAIN = replace(ROW, task="search", metric="nDCG@10 x100", figures=(Figure(40.0), Figure(None)), differences=(None, Figure(None)), parts=(), facts=())
+SMALLEST = Report(root="/srv/evaluations", id="ab" * 12, candidates=(NOW,), rows=(replace(ROW, figures=(Figure(72.37),), differences=(None,), parts=()),))
+FULL = Report(
+    root="/srv/evaluations", id="ab" * 12, created="2026-01-02 03:04 UTC", candidates=(NOW, NEW), rows=(ROW, EVEN, PLAIN), resamples=1000,
+    averages=(Average("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.metric, ROW.figures, ROW.differences),),
+    missing=(("STS14", "no file sts/STS14.parquet"),), warnings=("STS13: every pair of FNWN has the same similarity",),
+    sections=(Section("Geometry", (Chart("Spectrum", Markup("<svg></svg>"), "flat"),), (("", "now"), ("anisotropy", "0.1")), ("2,000 sentences",)),),
+    settings="evaluate:\n  tasks: a<b\n", packages={"torch": "2.13.0"},
+)  # fmt: skip
+
+
+def words(report: Report) -> str:
+    return " ".join(Page(render(report)).words.split())
+
+
+@pytest.mark.parametrize("report", [SMALLEST, FULL, replace(FULL, candidates=(NOW, NEW, NEW), rows=(), averages=())], ids=["smallest", "full", "three"])
+def test_one_page_needs_nothing_else(report: Report):
+    page = render(report)
+    parsed = Page(page)
+    assert not parsed.links
+    assert "script" not in parsed.names
+    assert not re.search(r"https?:|@import|url\(", page)
+    assert page == render(report)
+
+
+def test_figures_intervals_and_what_is_missing_are_there():
+    shown = words(FULL)
+    expected = ["release 41 and models/new", "72.37", "70.12 to 74.40", "+2.69", "+1.64 to +3.65", "−0.40", "−1.00 to +0.20", "3,108", "1,000 resamples"]
+    expected += ["not defined", "STS14: no file", "every pair of FNWN", "average of the 2 measured: STS12, STS13", "Spearman of MSRpar", "58.00", "nDCG@10"]
+    expected += ["anisotropy", "2,000 sentences", "Compared with release 41, models/new is better on 1, not told apart on 1."]
+    expected += ["whitening to 381 components", "15,192 sentences", "2.13.0"]
+    assert [figure for figure in expected if figure not in shown] == []
+
+
+def test_tasks_of_one_metric_stand_together_and_only_those_share_a_chart():
+    shown = groups(replace(FULL, rows=(ROW, PLAIN, EVEN)))
+    assert [(group.metric, [row.task for row in group.rows], group.chart is not None, len(group.averages)) for group in shown] == [
+        ("Spearman x100, cosine, all", ["STS12", "STS13"], True, 1), ("nDCG@10 x100", ["search"], False, 0)
+    ]
+
+
+def test_one_candidate_has_no_differences():
+    assert "difference" not in words(SMALLEST).lower()
+    assert "interval" not in words(SMALLEST)
+
+
+def test_a_dot_stands_right_of_zero_where_the_candidate_is_better_and_inside_its_interval():
+    chart = difference_chart([("STS12", [(2.0, 1.0, 3.0)]), ("STS13", [(-1.0, None, None)])], "Spearman x100")
+    zero = float(re.search(r'class="zero" x1="([\d.]+)"', chart)[1])  # type: ignore[index]
+    better, worse = (float(x) for x in re.findall(r'cx="([\d.]+)"', chart))
+    low, high = (float(re.search(rf'class="interval c0" .*?{end}="([\d.]+)"', chart)[1]) for end in ("x1", "x2"))  # type: ignore[index]
+    assert worse < zero < low < better < high
+    assert better - zero == pytest.approx(2 * (zero - worse), abs=0.3)
+    assert Page(str(chart)).names >= {"svg", "circle", "line"}
+
+
+def test_text_from_outside_cannot_become_markup():
+    evil = "<script>alert('x')</script> & \ud800"
+    page = render(replace(
+        FULL, root=evil, candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
+        rows=(replace(ROW, task=evil, metric=evil, parts=((evil, (1.0, 2.0)),)),),
+        missing=((evil, evil),), warnings=(evil,), settings=evil, packages={evil: evil}, sections=(Section(evil, notes=(evil,), table=((evil,), (evil,))),),
+    ))  # fmt: skip
+    assert "script" not in Page(page).names
+    page.encode("utf-8")
+
+
+def test_facts_are_said_in_words():
+    facts = {"solver": "lbfgs", "subsets": {"MSRpar": 750, "MSRvid": 1750}, "strengths": [0.25, 2.0], "without_gold": 0, "nothing": None, "none": {}}
+    assert facts_in_words(facts) == (("solver", "lbfgs"), ("subsets", "MSRpar 750, MSRvid 1,750"), ("strengths", "0.25, 2"), ("without gold", "0"))
