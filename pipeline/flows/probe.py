@@ -61,4 +61,4 @@ class SampleTexts:
         chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _SPARE * self.count))
         keys = chosen["text_key"].to_pylist()
         first = {key: place for place, key in reversed(list(enumerate(keys)))}
-        return chosen.take([first[key] for key in sorted(first)])
+        return chosen.take(pa.array([first[key] for key in sorted(first)], pa.int64()))         # typed: there may be no text that long

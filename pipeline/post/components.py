@@ -64,9 +64,10 @@ class Components:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was removed."""
-        what = "principal directions" if self.centred else "singular vectors of the vectors as they are"
+        count, what = len(self.directions), "principal direction" if self.centred else "singular vector of the vectors as they are"
         carried = f"with {self.share:.1%} of the {'variance' if self.centred else 'mean square length'}"
-        removed = f"the first {len(self.directions)} {what} are removed, {carried}" if len(self.directions) else "no direction is removed"
+        several = f"the first {count} {what.replace(' ', 's ', 1) if not self.centred else what + 's'} are removed"
+        removed = "no direction is removed" if not count else f"{f'the first {what} is removed' if count == 1 else several}, {carried}"
         return (removed, *((self.shortage,) if self.shortage else ()))
 
     def to_bytes(self) -> bytes:

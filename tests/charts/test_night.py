@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, percent, ticks
-from pipeline.charts.night import cosine_chart, length_chart, recall_chart, spectrum_chart
+from pipeline.charts.night import choice_chart, cosine_chart, length_chart, recall_chart, spectrum_chart
 from pipeline.stats.sample import Histogram, cosine_histogram, length_histogram
 
 
@@ -66,6 +66,24 @@ def test_recall_marks_the_chosen_point_and_the_target(points: tuple[tuple[int, f
     assert any("target" in (text.text or "") for text in chart.iter("text")) == (target is not None)
     heights = [float(circle.attrib["cy"]) for circle in chart.iter("circle")]
     assert heights == sorted(heights, reverse=True)                     # recall rises, so places go up the page
+
+
+@pytest.mark.parametrize(
+    ("points", "chosen", "setting"),
+    [
+        (((8, -630.2), (12, -612.9), (381, -700.0)), 12, "k"),
+        (((0, 0.7896), (1, 0.78), (20, 0.77)), 0, "remove"),
+        (((0, 0.1), (20, 0.9)), 20, "remove"),
+        (((5, 0.5),), 5, "k"),
+        (((1, 0.0), (2, 0.0)), 1, "k"),
+    ],
+)
+def test_a_choice_marks_its_best_point(points: tuple[tuple[int, float], ...], chosen: int, setting: str) -> None:
+    chart = inside(choice_chart(points, chosen, setting))
+    assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == 1
+    assert [text.text for text in chart.iter("text") if "chosen" in (text.get("class") or "")] == [f"{setting} {chosen}: {dict(points)[chosen]:.4f}"]
+    heights = {circle.get("class"): float(circle.attrib["cy"]) for circle in chart.iter("circle")}
+    assert heights["dot chosen"] == min(float(circle.attrib["cy"]) for circle in chart.iter("circle"))
 
 
 def test_a_logarithmic_axis_spaces_doublings_alike() -> None:

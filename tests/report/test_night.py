@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.post.choose import Curve
 from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput, render
 from pipeline.stats.sample import cosine_histogram, length_histogram
 
@@ -136,6 +137,16 @@ def test_a_refused_candidate_says_so_first() -> None:
 def test_a_transform_that_was_not_chosen_is_marked() -> None:
     assert "(not used)" in words(replace(FULL, transform_id=None))
     assert "(not used)" not in words(FULL)
+
+
+def test_a_transform_is_called_by_its_name_and_its_curves_are_drawn() -> None:
+    curves = (Curve("k", "MRR", 1_000, ((8, 0.4), (15, 0.6)), 15), Curve("remove", "MRR", 1_000, ((0, 0.5), (1, 0.4)), 0))
+    other = replace(FULL, transform="standardize+components, 16 dimensions", geometry=replace(FULL.geometry, moved="transformed"), curves=curves)
+    shown = words(other)
+    expected = ["standardize+components, 16 dimensions", "transformed, mean", "Components kept, k, chosen by MRR", "Directions removed, chosen by MRR", "From 1,000 texts"]
+    assert [words for words in expected if words not in shown] == []
+    assert render(other).count("<svg") == 1 + 6
+    assert "whitened, mean" in words(FULL)
 
 
 def test_text_from_outside_cannot_become_markup() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments
-from pipeline.stats.spectrum import spectrum_of
+from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
 
 
 def moments_with(eigenvalues: list[float], seed: int = 0) -> Moments:
@@ -44,3 +44,12 @@ def test_eigenvectors_rebuild_the_covariance_with_one_sign() -> None:
 def test_nothing_to_decompose_is_an_error(moments: Moments, message: str) -> None:
     with pytest.raises(DataError, match=message):
         spectrum_of(moments)
+
+
+def test_without_centring_it_is_that_of_the_singular_values_of_the_rows() -> None:
+    x = np.random.default_rng(0).normal(loc=3, size=(200, 6))
+    spectrum, (_, singular, right) = uncentred_spectrum_of(Moments.of(x)), np.linalg.svd(x, full_matrices=False)
+    np.testing.assert_allclose(spectrum.eigenvalues, singular**2 / 200, rtol=1e-10)
+    np.testing.assert_allclose(np.abs(spectrum.vectors.T @ right.T), np.eye(6), atol=1e-8)
+    with pytest.raises(DataError, match="not zero"):
+        uncentred_spectrum_of(Moments.of(np.zeros((9, 3))))

@@ -1,0 +1,178 @@
+"""Any affine transform stands in the published index: what faiss answers to raw vectors is what numpy finds after applying it. Nights of one process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.covariance import OAS
+
+from pipeline.config import load_settings
+from pipeline.errors import ConfigError, DataError
+from pipeline.flows.before import load_before
+from pipeline.flows.night import open_releases
+from pipeline.flows.nightly import Outcome, nightly
+from pipeline.flows.placed import LiveRows, placed_in
+from pipeline.flows.probe import SampleTexts
+from pipeline.flows.whiten import HeldMoments
+from pipeline.index.search import open_release
+from pipeline.log import Stages
+from pipeline.post import load_transform
+from pipeline.post.chain import name_of
+from pipeline.settings import Job
+from pipeline.stats.moments import Moments
+from pipeline.store.release import ReleaseManifest
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
+from tests.flows.conftest import job_arguments, sentences, write_corpus
+
+Map = Callable[[np.ndarray], np.ndarray]
+NEW_SETTINGS = ("transform", "rotation", "shrinkage", "ridge", "remove", "centred", "flow")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
+    """A corpus of 400 rows; its vectors, once encoded, serve every night below."""
+    folder = tmp_path_factory.mktemp("nights")
+    write_corpus(folder / "corpus")
+    return folder
+
+
+@pytest.fixture
+def night(root: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    monkeypatch.setenv("MANTA_CACHE", str(root / "cache"))
+
+    def run(*overrides: str) -> Outcome:
+        return nightly(make(root, encoder, *overrides), Stages())
+
+    return run
+
+
+def make(root: Path, encoder: Path, *overrides: str) -> Job:
+    return load_settings(Job, None, (*job_arguments(root, encoder), "cluster.small_rows=5000", "gates.recall_at_10=0.5", *overrides))
+
+
+def raw_vectors(root: str, manifest: ReleaseManifest) -> np.ndarray:
+    return np.concatenate([vector_matrix(pq.read_table(Path(root, unit.path))["vector"]) for unit in manifest.units])
+
+
+def without_top(x: np.ndarray, fit: np.ndarray, count: int) -> np.ndarray:
+    top = np.linalg.svd(fit, full_matrices=False)[2][:count]
+    return x - x @ top.T @ top
+
+
+def sif(x: np.ndarray) -> Map:
+    return lambda v: without_top(v, x, 1)
+
+
+def standardized_without_top(x: np.ndarray) -> Map:
+    def scaled(v: np.ndarray) -> np.ndarray:
+        return (v - x.mean(axis=0)) / x.std(axis=0)
+
+    return lambda v: without_top(scaled(v), scaled(x), 2)
+
+
+def shrunken_zca(x: np.ndarray) -> Map:
+    values, axes = np.linalg.eigh(OAS().fit(x).covariance_)
+    return lambda v: (v - x.mean(axis=0)) @ axes @ np.diag(values**-0.5) @ axes.T
+
+
+@pytest.mark.parametrize(("settings", "name", "oracle"), [
+    (("whiten.transform=components", "whiten.centred=false"), "components", sif),
+    (("whiten.transform=standardize+components", "whiten.remove=2", "index.kind=IVF4,Flat", "index.nprobe=4"), "standardize+components", standardized_without_top),
+    (("whiten.rotation=zca", "whiten.shrinkage=auto"), "whitening", shrunken_zca),
+])
+def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(night: Callable[..., Outcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]):
+    outcome = night("whiten.mode=on", *settings)
+    release = open_release(outcome.root)
+    assert release.manifest.transform is not None
+    assert name_of(load_transform(Path(outcome.root, release.manifest.transform.path).read_bytes())) == name
+    raw = raw_vectors(outcome.root, release.manifest).astype(np.float64)
+    moved = oracle(raw)(raw)
+    unit = moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    cosines = unit[:20] @ unit.T
+    scores, addresses = faiss.read_index(str(Path(outcome.root, outcome.facts["index"]["files"][0]["path"]))).search(raw[:20].astype(np.float32), 5)
+    np.testing.assert_allclose(scores, -np.sort(-cosines, axis=1)[:, :5], atol=2e-3)
+    placed = (addresses >> 32) * 50 + (addresses & 0xFFFFFFFF)
+    np.testing.assert_allclose(np.take_along_axis(cosines, placed, axis=1), scores, atol=2e-3)
+    assert release.search(sentences(400)[:5], 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(5)]
+    said = next(choice for choice in release.manifest.choices if choice.what == "whitening")
+    assert said.sentence.startswith("Whitening is used" if name == "whitening" else f"The transform {name} is used")
+    assert "transform and normalisation are inside the index" in Path(outcome.report).read_text()
+
+
+def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(night: Callable[..., Outcome], root: Path, encoder: Path):
+    first = night("whiten.mode=on", "whiten.k=20")
+    releases = open_releases(make(root, encoder))
+    newest = releases.get(first.release)
+    older = {**newest.settings, "whiten": {name: value for name, value in newest.settings["whiten"].items() if name not in NEW_SETTINGS}}
+    releases.publish(newest.model_copy(update={"parent": first.release, "settings": older}), lambda number: "")
+    assert night("whiten.mode=on", "whiten.k=20").status == "unchanged", "what the older version did not know is as it is by default"
+    pq.write_table(pa.table({"id": ["late"], "text": ["a late row stands near the old river"], "lang": ["en"]}), root / "corpus" / "part-late.parquet")
+    outcome = night("whiten.mode=on", "whiten.k=20")
+    assert (outcome.status, outcome.rows, outcome.facts["transform_id"]) == ("published", 401, first.facts["transform_id"])
+    told = {choice["what"]: choice for choice in outcome.facts["decisions"]}
+    assert told["whitening"]["chosen"] == "kept, used"
+    assert told["index"]["chosen"] != "built anew"
+    (root / "corpus" / "part-late.parquet").unlink()
+
+
+def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Callable[..., Outcome]):
+    outcome = night("whiten.mode=on", "whiten.k=likelihood")
+    numbers = next(choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening")
+    curve = {int(name[2:]): figure for name, figure in numbers.items() if name.startswith("k_")}
+    assert numbers["k"] == max(curve, key=lambda k: curve[k])
+    assert outcome.facts["index"]["dim"] == numbers["k"]
+    page = Path(outcome.report).read_text()
+    assert "chosen by log-likelihood per row, nats" in page
+    assert f"k {numbers['k']}: {curve[numbers['k']]:.4f}" in page
+
+
+def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(night: Callable[..., Outcome], root: Path, encoder: Path):
+    manifest = open_releases(make(root, encoder)).current()
+    assert manifest is not None
+    source = LiveRows(open_store(root / "releases"), manifest.space_id, "id")
+    drawn = HeldMoments(source, 80).start()(placed_in(manifest))
+    moments = Moments.from_bytes(source.store.read_checked(drawn.path, drawn.sha256))
+    raw = raw_vectors(str(root / "releases"), manifest)
+    assert moments.count == 80
+    assert np.abs(moments.mean - raw.mean(axis=0)).max() < 5 * raw.std(axis=0).max() / np.sqrt(80)
+    assert HeldMoments(source, 80).start()(placed_in(manifest)) == drawn
+
+
+def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., Outcome], root: Path):
+    texts, rng = sentences(60), np.random.default_rng(0)
+    pq.write_table(pa.table({"sentence1": texts[:30], "sentence2": texts[30:], "score": rng.uniform(0, 5, 30)}), root / "dev.parquet")
+    by_dev = ("whiten.k=dev", "whiten.remove=dev", f"whiten.dev={root / 'dev.parquet'}")
+    outcome = night("whiten.mode=on", "whiten.transform=components+whitening", *by_dev)
+    numbers = next(choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening")
+    assert {"k", "remove", "remove_0", "remove_1"} <= set(numbers)
+    assert outcome.facts["index"]["dim"] == numbers["k"]
+    page = Path(outcome.report).read_text()
+    assert "Components kept, k, chosen by Spearman" in page
+    assert "Directions removed, chosen by Spearman" in page
+    with pytest.raises(DataError, match=r"whiten.dev.*Parquet"):
+        night("whiten.transform=components", "whiten.remove=dev", f"whiten.dev={root / 'none.parquet'}")
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ("whiten.transform=flow", "affine map, which a faiss index can hold.*manta whiten"), ("whiten.transform=standardize+flow", "affine map"),
+    ("whiten.transform=whitenig", "did you mean 'whitening'"), ("whiten.remove=dev", "components among the steps"),
+])
+def test_what_no_index_can_hold_is_refused_before_anything_is_read(tmp_path: Path, encoder: Path, settings: str, message: str):
+    write_corpus(tmp_path / "corpus")
+    with pytest.raises(ConfigError, match=message) as caught:
+        nightly(make(tmp_path, encoder, settings), Stages())
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "releases" / "units").exists()
+
+
+def test_a_corpus_of_short_texts_has_none_to_compare_on(night: Callable[..., Outcome], root: Path, encoder: Path):
+    releases = open_releases(make(root, encoder))
+    corpus = load_before(releases).corpus
+    assert corpus is not None
+    assert SampleTexts(releases.store, 5, 10_000).start()(corpus.units) == ()
+    assert len(SampleTexts(releases.store, 5, 15).start()(corpus.units)) == 5
