@@ -44,7 +44,7 @@ def _evaluate(run: Run, geometry: bool) -> Answer:
         return _against_gates(run)
     kept = keep(measure(run.job, run.stages, geometry=geometry, verbose=run.verbose), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
     facts = {"status": "done", **kept.facts, "report": kept.report, "json": kept.json, "seconds": run.stages.seconds()}
-    return Answer(facts, "\n\n".join([*_tables(kept.page), *_remarks(kept.page), f"report  {kept.report}"]))
+    return Answer(facts, "\n\n".join([*_tables(kept.page), *_sections(kept.page), *_remarks(kept.page), f"report  {kept.report}"]))
 
 
 def _tables(page: "Report") -> list[str]:
@@ -58,6 +58,11 @@ def _tables(page: "Report") -> list[str]:
         + "".join(f"\n{each.label}: {'; '.join(_line('', '', each)[2:])}" for each in group.averages)
         for group in groups(page)
     ]
+
+
+def _sections(page: "Report") -> list[str]:
+    """The tables of the page's further parts."""
+    return [f"{section.heading}\n{table(section.table[1:], section.table[0])}" for section in page.sections if section.table]
 
 
 def _line(name: str, count: str, row: "Row | Average") -> tuple[str, ...]:

@@ -21,11 +21,14 @@ from pipeline.log import Running, Stages, packages, say
 from pipeline.report.evaluation import Section
 from pipeline.report.geometry import sections as geometry_sections
 from pipeline.settings import Job
+from pipeline.stats.measured import Geometry
 from pipeline.store.store import Store, open_store
 
 Key = tuple[int, str]
 """(place of the candidate, task)"""
 
+_QUICK = ("sts", "pairs", "triplets")       # one pass over the rows and their resamples; other kinds train or search
+_FEW = 2_000_000                            # sentences, once for each resample: scored in some two seconds
 _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
 
@@ -87,7 +90,7 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         measured = run.measured(cluster)
         shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None
     return Evaluation(
-        id=_identity(job, selected, candidates), root=store.uri, candidates=candidates, measured=measured, missing=selected.missing,
+        id=_identity(job, selected, candidates, shape), root=store.uri, candidates=candidates, measured=measured, missing=selected.missing,
         averages=_averages(measured, len(candidates)),
         numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates), encoded=sum(map(len, run.new.values())),
         resamples=job.evaluate.bootstrap, settings=to_yaml(job), packages=packages(*_PACKAGES),
@@ -95,9 +98,9 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     )
 
 
-def _identity(job: Job, selected: Selection, candidates: Sequence[Contender]) -> str:
+def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], shape: Geometry | None) -> str:
     asked = [[*each.id, each.name] for each in candidates], [[task.name, task.digest] for task in selected.tasks], [each.name for each in selected.missing]
-    return digest_of([*asked, job.evaluate.bootstrap, job.evaluate.seed])[:24]
+    return digest_of([*asked, job.evaluate.bootstrap, job.evaluate.seed, shape and shape.content_id()])[:24]
 
 
 @dataclass
@@ -150,10 +153,18 @@ class _Run:
             made = {key: scored for key, item in items.items() if (scored := item.done(self.store)) is not None}
             todo = sorted((key for key in items if key not in made), key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]), reverse=True)
             bar.skip(len(made))
-            for number, scored in map_units(ScoreTask(self.store), [items[key] for key in todo], Pool(max(1, min(cluster.cpus, len(todo))))):
+            for number, scored in self._scored([items[key] for key in todo], cluster):
                 made[todo[number]] = scored
                 bar.add(1)
         return tuple(Measured(task.name, task.kind, tuple(made[place, task.name] for place in range(len(self.candidates)))) for task in self.tasks)
+
+    def _scored(self, items: Sequence[Scoring], cluster: Cluster) -> Iterator[tuple[int, Scored]]:
+        """On the cluster, or here where that is done before a worker has started."""
+        task = ScoreTask(self.store)
+        if all(item.task.kind in _QUICK for item in items) and sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items) <= _FEW:
+            work = task.start()
+            return ((number, work(item)) for number, item in enumerate(items))
+        return map_units(task, items, Pool(max(1, min(cluster.cpus, len(items)))))
 
     def _scorings(self) -> dict[Key, Scoring]:
         settings, pairs = self.job.evaluate, product(enumerate(self.candidates), self.tasks)

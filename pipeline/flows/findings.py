@@ -55,14 +55,14 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
         "candidates": [each.facts() | {"numerics": numerics} for each, numerics in zip(evaluation.candidates, evaluation.numerics, strict=True)],
         "results": [_result(each, row, place, name) for each, row in rows for place, name in enumerate(names)],
         "differences": [
-            {"task": row.task, "candidate": names[place], "against": names[0], **_spread(row.differences[place])} for _, row in rows for place in range(1, len(names))
+            {"task": row.task, "candidate": names[place], "against": names[0], **_difference(row.differences[place])} for _, row in rows for place in range(1, len(names))
         ],
         "averages": [
-            {"label": average.label, "complete": average.complete, "tasks": list(average.members), "candidate": name, **_spread(average.figures[place])}
+            {"label": average.label, "complete": average.complete, "tasks": list(average.members), "candidate": name, **_interval(average.figures[place])}
             for average in averages for place, name in enumerate(names)
         ],
         "average_differences": [
-            {"label": average.label, "candidate": names[place], "against": names[0], **_spread(average.differences[place])}
+            {"label": average.label, "candidate": names[place], "against": names[0], **_difference(average.differences[place])}
             for average in averages for place in range(1, len(names))
         ],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
@@ -74,14 +74,18 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
 def _result(measured: Measured, row: Row, place: int, candidate: str) -> dict[str, Any]:
     result, figure = measured.scored[place].result, row.figures[place]
     return {
-        "task": row.task, "kind": row.kind, "candidate": candidate, "metric": row.metric, "value": figure.value, "low": figure.low, "high": figure.high,
+        "task": row.task, "kind": row.kind, "candidate": candidate, "metric": row.metric, **_interval(figure),
         "count": result.count, "figures": result.figures, "facts": result.facts, "warnings": list(result.warnings), "numerics": result.numerics,
     }
 
 
-def _spread(figure: Figure | None) -> dict[str, Any]:
+def _interval(figure: Figure) -> dict[str, Any]:
+    return {"value": figure.value, "low": figure.low, "high": figure.high}
+
+
+def _difference(figure: Figure | None) -> dict[str, Any]:
     assert figure is not None
-    return {"value": figure.value, "low": figure.low, "high": figure.high, "excludes_zero": figure.excludes_zero}
+    return _interval(figure) | {"excludes_zero": figure.excludes_zero}
 
 
 def _candidate(contender: Contender, numerics: dict[str, int]) -> Candidate:

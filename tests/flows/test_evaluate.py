@@ -18,6 +18,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from pipeline.errors import ConfigError, DataError, ModelError, SpaceMismatch
+from pipeline.flows.cluster import Cluster
 from pipeline.flows.evaluate import Evaluation, evaluate, wanted
 from pipeline.flows.findings import facts_of, keep, page_of
 from pipeline.log import Stages
@@ -237,3 +238,10 @@ def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
     page = Path(kept.report).read_text()
     assert all(each.name in page for each in found.candidates)
     assert "no file sts/STS14.parquet" in page
+
+
+def test_on_a_cluster_and_in_a_bucket_the_figures_are_the_same(cluster: Cluster, s3: str, folder: Path, encoder: Path, found: Evaluation):
+    made = evaluate(job(folder, encoder, f"evaluate.root={s3}/evaluate", "cluster.small_rows=0", "encode.unit_rows=30"), Stages())
+    assert made.encoded == found.encoded // 2
+    assert [each.scored[0].result.value for each in made.measured] == [each.scored[0].result.value for each in found.measured]
+    assert [each.scored[0].draws for each in made.measured] == [each.scored[0].draws for each in found.measured]
