@@ -5,25 +5,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.flow import FlowTraining, TrainFlow, train_flow
+from pipeline.flows.night import through_encoding, through_whitening
+from pipeline.flows.nightly import nightly
 from pipeline.flows.order import RowOrder
 from pipeline.flows.placed import LiveRows
 from pipeline.flows.units import Pool
 from pipeline.log import Stages
-from pipeline.post import space_after
+from pipeline.post import load_transform, space_after
+from pipeline.post.chain import steps_of
 from pipeline.post.compare import Pairs
 from pipeline.post.flow import Flow
 from pipeline.post.whitening import fit_whitening
-from pipeline.settings import FlowSettings
+from pipeline.settings import FlowSettings, Job
 from pipeline.stats.moments import Moments
+from pipeline.store.schema import vector_matrix
 from tests.flows.conftest import ROOT
 from tests.flows.extending import SPACE, Chain
 
@@ -188,3 +194,20 @@ def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
     with pytest.raises(DataError, match="flow: expected at least 10 rows to train on, found 5"):
         trained(cases["rows"])
     assert [stored(given) for given in cases.values()] == [{}, {}, {}]
+
+
+def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(cluster: Cluster, make_job: Callable[..., Job]):
+    job = make_job("whiten.transform=standardize+flow", "whiten.write_vectors=true", "whiten.flow.epochs=2", "whiten.flow.depth=1")
+    store, decision, written = through_whitening(job, Stages())
+    assert decision.ref is not None
+    assert written is not None
+    chain = load_transform(store.read_checked(decision.ref.path, decision.ref.sha256))
+    standardised, flow = steps_of(chain)
+    assert isinstance(flow, Flow)
+    assert (flow.space_id, flow.metric, chain.affine()) == (space_after(standardised), "MRR", None)
+    rows = [pq.read_table(store.open(unit.path, unit.sha256)) for unit in written.units]
+    raw = [pq.read_table(store.open(unit.path, unit.sha256)) for unit in through_encoding(job, Stages())[2].units]
+    for transformed, own in zip(rows, raw, strict=True):
+        np.testing.assert_allclose(vector_matrix(transformed["vector"]), chain(vector_matrix(own["vector"])), atol=1e-4)
+    with pytest.raises(ConfigError, match=r"whiten\.transform: expected an affine map, which a faiss index can hold, found flow"):
+        nightly(job, Stages())
