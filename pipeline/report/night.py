@@ -87,10 +87,10 @@ class Geometry:
     spectrum_whitened: tuple[float, ...] | None = None
     cosines: Histogram | None = None
     cosines_whitened: Histogram | None = None
-    moved: str = "whitened"
-    """what the latter are called, by the kind of transform"""
     notes: tuple[str, ...] = ()
     """sentences below the charts: rank, condition, sample sizes"""
+    moved: str = "whitened"
+    """what the latter are called, by the kind of transform"""
 
 
 @dataclass(frozen=True)

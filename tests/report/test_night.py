@@ -143,7 +143,7 @@ def test_a_transform_is_called_by_its_name_and_its_curves_are_drawn() -> None:
     curves = (Curve("k", "MRR", 1_000, ((8, 0.4), (15, 0.6)), 15), Curve("remove", "MRR", 1_000, ((0, 0.5), (1, 0.4)), 0))
     other = replace(FULL, transform="standardize+components, 16 dimensions", geometry=replace(FULL.geometry, moved="transformed"), curves=curves)
     shown = words(other)
-    expected = ["standardize+components, 16 dimensions", "transformed, mean", "Components kept, k, chosen by MRR", "Directions removed, chosen by MRR", "From 1,000 texts"]
+    expected = ["standardize+components, 16 dimensions", "transformed, mean", "Components kept, k, chosen by MRR", "Directions removed, chosen by MRR"]
     assert [words for words in expected if words not in shown] == []
     assert render(other).count("<svg") == 1 + 6
     assert "whitened, mean" in words(FULL)
