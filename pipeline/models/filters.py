@@ -11,7 +11,6 @@ from pipeline.text.tokens import Tokenizer
 
 _CONTINUES = "##"               # WordPiece: before a piece that continues a word
 _BYTES, _SPACES = "\u0120", "\u2581"            # byte-level BPE (RoBERTa) and SentencePiece (XLM-R): before a piece that begins a word
-_MARKED = 0.1                   # share of the vocabulary from which on such a marker is a convention and no odd token
 
 
 def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | None:
@@ -43,10 +42,10 @@ def kept_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, 
 
 
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
-    for marker in (_BYTES, _SPACES):
-        if sum(token.startswith(marker) for token in vocabulary) > _MARKED * len(vocabulary):
-            return marker
-    return _CONTINUES if any(token.startswith(_CONTINUES) for token in vocabulary) else None
+    """The convention that most tokens follow: in each kind of vocabulary a few odd tokens begin with the marker of another."""
+    counts = {marker: sum(token.startswith(marker) for token in vocabulary) for marker in (_CONTINUES, _BYTES, _SPACES)}
+    marker = max(counts, key=counts.__getitem__)
+    return marker if counts[marker] else None
 
 
 def _is_subword(token: str, marker: str | None) -> bool:
@@ -73,7 +72,8 @@ def _has_upper_case(text: str) -> bool:
 
 
 def _is_punctuation(text: str) -> bool:
-    return bool(text) and all(unicodedata.category(sign)[0] in "PS" for sign in text)
+    """Signs alone; some bytes of a letter, which no character stands for, are none."""
+    return bool(text) and all(unicodedata.category(sign)[0] in "PS" and sign != "\ufffd" for sign in text)
 
 
 def _commonest(tokenizer: Tokenizer, counts: Frequencies, marker: str | None, kept: np.ndarray, most: int) -> np.ndarray:

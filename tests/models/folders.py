@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors.numpy import load_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = (
@@ -71,6 +73,13 @@ def hidden_states(folder: Path, text: str, max_length: int = 64) -> list[torch.T
     with torch.no_grad():
         ids = tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")["input_ids"]
         return [state[0] for state in model(input_ids=ids, output_hidden_states=True).hidden_states]
+
+
+def table_rows(folder: Path, text: str, max_length: int = 64) -> np.ndarray:
+    """Rows of the word table, (tokens, d), of one text."""
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=max_length)["input_ids"]
+    tensors = load_file(folder / "model.safetensors")
+    return next(tensor for name, tensor in tensors.items() if name.endswith("word_embeddings.weight"))[ids]
 
 
 def edit_json(file: Path, **changes: object) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.pooling import layers_of, pool, segments
+from pipeline.models.pooling import TABLE_STATE, layers_of, pool, segments
 
 H = torch.tensor([[1.0, 2], [3, 0], [5, -4], [9, 9]])
 H2 = torch.tensor([[0.0, 2], [2, 2], [1, 5], [7, 7]])
@@ -25,6 +25,8 @@ def test_the_layers_read_are_those_of_the_names():
     assert layers_of(["static"], 6) == {0}
     assert layers_of(["static_last", "last2"], 6) == {0, 5, 6}
     assert layers_of(["first_last", "mean"], 6) == {1, 6}
+    assert layers_of(["table", "mean"], 6) == {TABLE_STATE, 6}
+    assert layers_of(["table", "mean", "static"], 0) == {TABLE_STATE, 0}
 
 
 @pytest.mark.parametrize("name", ["mean", "max", "cls", "sqrt_len", "weighted_mean", "last"])
@@ -41,6 +43,28 @@ def test_poolings_equal_numpy_text_by_text(name, skip):
         expected = {
             "mean": rows.mean(0), "max": rows.max(0), "cls": rows[0], "last": rows[-1], "sqrt_len": rows.sum(0) / np.sqrt(len(rows)),
             "weighted_mean": np.average(rows, axis=0, weights=places + 1),
+        }[name]
+        np.testing.assert_allclose(vector, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "max", "cls", "sqrt_len", "weighted_mean", "last"])
+@pytest.mark.parametrize("skip", [0, 2])
+def test_tokens_left_out_are_left_out_except_where_nothing_is_left(name, skip):
+    rng = np.random.default_rng(1)
+    lengths = np.array([9, 7, 4, 1, 3])
+    states, kept = rng.normal(size=(30, 5)).astype(np.float32), rng.random(24) < 0.4
+    kept[16:20] = [True, True, False, False]            # the third text keeps what is its prompt's alone, the last nothing
+    kept[21:] = False
+    starts = np.cumsum(lengths) - lengths
+    got = pool(name, {3: torch.from_numpy(states)}, 3, segments(starts, lengths, skip, torch.from_numpy, kept))
+    for start, length, vector in zip(starts, lengths, got, strict=True):
+        first = skip if length > skip else 0
+        all_places = np.arange(first, length)
+        places = all_places[kept[start + all_places]] if kept[start + all_places].any() else all_places
+        rows = states[start + places]
+        expected = {
+            "mean": rows.mean(0), "max": rows.max(0), "cls": states[start + first], "last": states[start + length - 1],
+            "sqrt_len": rows.sum(0) / np.sqrt(len(rows)), "weighted_mean": np.average(rows, axis=0, weights=places + 1),
         }[name]
         np.testing.assert_allclose(vector, expected, atol=1e-6)
 

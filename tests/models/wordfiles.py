@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from pipeline.models.locate import locate
 from tests.models.folders import LONG, TEXTS
@@ -25,9 +25,9 @@ def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
     whole = [word for word in vocabulary if not word.startswith("##") and (len(word) == 1 or not word.startswith("["))]
     needed = set(re.findall(r"\w+|[^\w\s]", " ".join([*TEXTS, LONG]).lower()))
     words = [word for place, word in enumerate(whole) if word in needed or place % 100 == 0]
-    with safe_open(folder / "model.safetensors", framework="np") as tensors:
-        name = next(name for name in tensors.keys() if name.endswith("word_embeddings.weight"))
-        return tuple(words), tensors.get_tensor(name)[[vocabulary[word] for word in words]]
+    tensors = load_file(folder / "model.safetensors")
+    table = next(tensor for name, tensor in tensors.items() if name.endswith("word_embeddings.weight"))
+    return tuple(words), table[[vocabulary[word] for word in words]]
 
 
 def write_words(file: Path, words: tuple[str, ...], vectors: np.ndarray, form: str = "glove") -> Path:

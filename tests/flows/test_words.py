@@ -1,0 +1,87 @@
+"""A night with word vectors is a night like any other: its release needs neither the file of vectors nor that of the counts again."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import load_settings
+from pipeline.errors import DataError, ModelError
+from pipeline.flows.encoders import for_workers
+from pipeline.flows.preflight import _encoder
+from pipeline.index.search import open_release
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import EncodeSettings, Job
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
+from tests.flows.conftest import ROOT, WORDS, job_arguments, sentences, write_corpus
+from tests.models.wordfiles import write_counts, write_words
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A corpus of 300 texts and one without a known word, vectors of its words with one word twice, and counts."""
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    write_corpus(tmp_path / "corpus", count=300)
+    pq.write_table(pa.table({"id": ["strange"], "text": ["qqzzq xxyyx"], "lang": ["??"]}), tmp_path / "corpus" / "part-9.parquet")
+    vectors = np.random.default_rng(0).normal(size=(len(WORDS) + 1, 24)).astype(np.float32)
+    write_words(tmp_path / "words.txt.gz", (*WORDS, "a"), vectors, "word2vec")
+    write_counts(tmp_path / "counts.parquet", Counter(word for text in sentences(300) for word in text.split()))
+    words = [f"encoder.path={tmp_path / 'words.txt.gz'}", f"encoder.frequencies={tmp_path / 'counts.parquet'}", "encoder.sif=0.001"]
+    return [*job_arguments(tmp_path, Path("replaced")), "cluster.small_rows=5000", "whiten.mode=off", "gates.recall_at_10=", *words]
+
+
+def night(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(arguments: list[str], tmp_path: Path):
+    first = night(arguments)
+    assert first.returncode == 0, first.stderr[-3000:]
+    assert "1 lines repeat a word; its first vector is used" in first.stderr
+    assert '"status": "unchanged"' in night(arguments).stdout
+    raw = load_encoder(load_settings(Job, None, tuple(arguments)).encoder, load_settings(Job, None, tuple(arguments)).encode)
+    expected = raw.encode(sentences(300))
+    for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
+        gone.unlink()
+    shutil.rmtree(tmp_path / "cache")
+    release = open_release(tmp_path / "releases")
+    assert (len(release), release.manifest.counts["quarantined"], release.space_id) == (300, 1, raw.space_id)
+    np.testing.assert_array_equal(release.encode(sentences(300)[:40]), expected[:40])
+    cosines = expected @ expected[7] / np.linalg.norm(expected, axis=1) / np.linalg.norm(expected[7])
+    found = release.search(sentences(300)[7], k=5)
+    np.testing.assert_allclose(found["score"].to_numpy(), np.sort(cosines)[::-1][:5], atol=1e-5)
+    assert found["text"][0].as_py() == sentences(300)[7]
+    stored = pa.concat_tables([pq.read_table(open_store(tmp_path / "releases").local(unit.path)) for unit in release.manifest.units])
+    np.testing.assert_array_equal(vector_matrix(stored["vector"])[:40], expected[:40])
+    with pytest.raises(DataError, match="search: query: expected a word that the release's encoder knows, found 'xxyyx'"):
+        release.search("xxyyx")
+
+
+def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):
+    job = load_settings(Job, None, tuple(arguments))
+    [found] = _encoder(job)
+    assert found.startswith(f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space ")
+    (tmp_path / "counts.parquet").unlink()
+    with pytest.raises(ModelError, match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check it"):
+        list(_encoder(job))
+
+
+def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_path: Path, s3: str):
+    encoder = load_settings(Job, None, tuple(arguments)).encoder
+    expected = load_encoder(encoder, EncodeSettings())
+    there = for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"))
+    for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
+        gone.unlink()
+    shutil.rmtree(tmp_path / "cache")
+    loaded = load_encoder(there, EncodeSettings())
+    assert (loaded.space_id, loaded.folder.files) == (expected.space_id, expected.folder.files)
+    np.testing.assert_array_equal(loaded.encode(sentences(50)), expected.encode(sentences(50)))
