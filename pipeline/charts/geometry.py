@@ -48,7 +48,7 @@ def layer_chart(curves: Sequence[Points], what: str) -> Markup:
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.08 * ((high - low) or 1)
     layers = sorted({int(x) for curve in curves for x, _ in curve})
-    frame = Frame((0, 1.08 * max(layers[-1], 1)), (low - room * (low < 0), high + room))
+    frame = Frame((0, 1.13 * max(layers[-1], 1)), (low - room * (low < 0), high + room))
     marks = "".join(line(frame, curve, colour(number)) + _dots(frame, curve, colour(number)) for number, curve in enumerate(curves))
     labels = _labels([_last(frame, curve, colour(number)) for number, curve in enumerate(curves)])
     axes = x_axis(frame, spaced(frame, layers), "layer") + y_axis(frame, ticks(*frame.y, 5))
@@ -95,16 +95,15 @@ def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
-    """Median cosine (shaded: the middle half) of pairs by edit distance, in bins of equally many; dashed: what people say, as a share of the highest score."""
+    """How highly pairs rank by cosine, by their edit distance, in bins of equally many; dashed: how highly they rank by the score of people."""
     bins = edits[0]
-    values = [bound for each in edits for one in each for bound in (one.low, one.high)]
-    frame = Frame((0.5, len(bins) + 0.5), (min(0.0, *values), 1.0))
-    gold = [(place + 1.0, one.gold / 5) for place, one in enumerate(bins)]
-    washes, medians = ("".join(draw(frame, each, colour(number)) for number, each in enumerate(edits)) for draw in (_between, _medians))
+    values = [share for each in edits for one in each for share in (one.similarity, one.gold)]
+    frame = Frame((0.5, len(bins) + 0.5), (max(0.0, min(values) - 0.06), min(1.0, max(values) + 0.06)))
+    lines = "".join(line(frame, [(place + 1, one.similarity) for place, one in enumerate(each)], colour(number)) for number, each in enumerate(edits))
+    people = line(frame, [(place + 1, one.gold) for place, one in enumerate(bins)], "people")
     names = [(place + 1.0, f"{one.distance:.0f}") for place, one in enumerate(bins)]
-    axes = y_axis(frame, ticks(*frame.y, 5)) + _named_axis(frame, names, "edit distance of the pair, in bins of equally many")
-    people = line(frame, gold, "people") + words_at(frame.px(gold[-1][0]) + 8, frame.py(gold[-1][1]) + 17, "people", "people value end")
-    return svg(axes + washes + medians + people, "Cosine by edit distance, beside the score of people")
+    axes = y_axis(frame, ticks(*frame.y, 4), percent) + _named_axis(frame, names, "edit distance of the pair, in bins of equally many")
+    return svg(axes + lines + people, "Rank by cosine, by edit distance, beside the rank by the score of people")
 
 
 def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
@@ -162,8 +161,9 @@ def _row(frame: Frame, band: Histogram, base: float, scale: float, name: str) ->
     path = " L".join(f"{frame.px(max(x, frame.x[0]))} {base - scale * count / band.total:.1f}" for x, count in corners)
     area_title = f"{band.total:,} pairs, mean {figure(band.mean)}"
     at = frame.px(max(band.mean, frame.x[0]))
-    words = words_at(min(at + 5, WIDTH - RIGHT - 24), base - 4, f"{band.mean:.2f}".replace("-", "\u2212"), f"{name} value start")
-    return f'{ground}<path class="area {name}" d="M{path}Z"><title>{area_title}</title></path>' + rule(at, base, at, round(base - 16, 1), f"centre {name}") + words
+    words, side = f"{band.mean:.2f}".replace("-", "\u2212"), (at - 5, "end") if at > WIDTH - RIGHT - 36 else (at + 5, "start")
+    mark = rule(at, base, at, round(base - 16, 1), f"centre {name}") + words_at(side[0], base - 4, words, f"{name} value {side[1]}")
+    return f'{ground}<path class="area {name}" d="M{path}Z"><title>{area_title}</title></path>{mark}'
 
 
 def _bar(frame: Frame, place: int, number: int, count: int, share: float) -> str:
@@ -173,18 +173,6 @@ def _bar(frame: Frame, place: int, number: int, count: int, share: float) -> str
     label = words_at((left + right) / 2, y - 4, f"{100 * share:.0f}", f"{name} value middle") if right - left > 14 else ""
     size = f'x="{left + 0.5:.1f}" y="{y}" width="{max(0.6, right - left - 1):.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
     return f'<rect class="{name}" {size}><title>{percent(share)}</title></rect>{label}'
-
-
-def _between(frame: Frame, bins: Sequence[EditBin], name: str) -> str:
-    """The middle half of the cosines."""
-    above = [(place + 1, one.high) for place, one in enumerate(bins)]
-    below = [(place + 1, one.low) for place, one in enumerate(bins)]
-    path = " L".join(f"{frame.px(x)} {frame.py(y)}" for x, y in [*above, *below[::-1]])
-    return f'<path class="wash {name}" d="M{path}Z"/>'
-
-
-def _medians(frame: Frame, bins: Sequence[EditBin], name: str) -> str:
-    return line(frame, [(place + 1, one.median) for place, one in enumerate(bins)], name)
 
 
 def _named_axis(frame: Frame, names: Sequence[tuple[float, str]], title: str) -> str:

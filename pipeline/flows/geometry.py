@@ -113,13 +113,22 @@ def _subjects(candidates: Sequence[Contender], store: Store) -> Iterator[Subject
 def _joined(job: Job, candidates: Sequence[Contender], measured: dict[str, EncoderGeometry], texts: Sample, pairs: Sample) -> Geometry:
     settings = job.evaluate.geometry
     missing = ({"corpus": texts.why} if texts.why else {}) | ({"pairs": pairs.why} if pairs.why else {})
-    depths = [Depth(name=_plain_name(space_id, candidates), levels=each.levels, words=each.words, missing=each.missing) for space_id, each in measured.items()]
     return Geometry(
         sentences=len(texts.texts), source=texts.source, pairs=len(pairs.pairs.gold) if pairs.pairs else 0, pairs_source=pairs.source or None, seed=settings.seed,
         neighbours=settings.neighbours, edit_unit=settings.edit_distance, missing=missing,
         gold_edits=rank_correlation(pairs.pairs.gold, pairs.pairs.edits, "pairs") if pairs.pairs else None,
-        series=tuple(_series(candidates, measured)), depths=tuple(depths),
+        series=tuple(_series(candidates, measured)), depths=tuple(_depths(candidates, measured)),
     )
+
+
+def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[Depth]:
+    """The inside of every encoder; candidates that differ behind it alone, such as in their pooling, stand together."""
+    alike: dict[str, list[str]] = {}
+    for space_id, each in measured.items():
+        alike.setdefault(each.model_dump_json(include={"levels", "words", "missing"}), []).append(space_id)
+    for space_ids in alike.values():
+        each, names = measured[space_ids[0]], [_plain_name(space_id, candidates) for space_id in space_ids]
+        yield Depth(name=", ".join(names), levels=each.levels, words=each.words, missing=each.missing)
 
 
 def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[Series]:

@@ -61,10 +61,11 @@ _CHARTS = {
         "Share of sentences. Good: all in the middle. Those that are never found are lost to search; hubs, at the right, crowd into answers where they do not belong.",
     ),
     "edits": (
-        "Cosine by edit distance",
-        "Median of ten groups of pairs; shaded, their middle half. Good: no steeper than the dashed line of people. Steeper: the encoder goes by spelling.",
+        "Similarity by edit distance",
+        "Mean rank of pairs among all, by cosine and by the score of people. Good: as steep as the dashed line. Steeper: the encoder goes by spelling, not by meaning.",
     ),
 }
+_PEOPLE = Markup(' <span class="series"><span class="key people"></span>people</span>')
 _BANDS = "Good: every hill stands to the right of the one below it, and they overlap little. Each row's mean is written beside its mark."
 _TOKENS = "Rank 1 is the most frequent word of the sampled sentences. Good: near 0. Away from it, frequent and rare words lie apart whatever they mean."
 
@@ -104,7 +105,8 @@ def _charts(geometry: Geometry) -> tuple[Chart, ...]:
         drawn["hubs"] = charts.hubs_chart([space.found for space in spaces], geometry.neighbours)
     if all(space.edits for space in spaces):
         drawn["edits"] = charts.edits_chart([space.edits for space in spaces])
-    return tuple(Chart(_CHARTS[name][0], svg, _CHARTS[name][1], key) for name, svg in drawn.items())
+    keys = {"edits": key + _PEOPLE}
+    return tuple(Chart(_CHARTS[name][0], svg, _CHARTS[name][1], keys.get(name, key)) for name, svg in drawn.items())
 
 
 def _bands(geometry: Geometry) -> tuple[Chart, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import rankdata
 
 from pipeline.config import Settings
 from pipeline.stats.geometry import Figure, alignment, anisotropy, cosines, participation_ratio, uniformity
@@ -19,12 +20,12 @@ _MOST_WORDS = 10_000        # rarer ones are left out: their distances cost the 
 
 
 class EditBin(Settings):
-    """Pairs of similar edit distance: median of their distances, quartiles of their cosines, mean gold score."""
+    """Pairs of similar edit distance. distance: the median of theirs; similarity, gold: mean rank of their cosines and of their gold scores among all pairs, as
+    a share: 1 for the highest. Ranks compare encoders whose cosines spread differently, and are what the correlation is made of.
+    """
 
     distance: float
-    low: float
-    median: float
-    high: float
+    similarity: float
     gold: float
     pairs: int
 
@@ -138,14 +139,12 @@ def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, .
 
 def edit_bins(similarity: np.ndarray, pairs: Pairs) -> tuple[EditBin, ...]:
     """Pairs by edit distance, in bins of about equally many."""
-    order = np.argsort(pairs.edits, kind="stable")
-    parts = [part for part in np.array_split(order, min(_EDIT_BINS, len(order))) if len(part)]
-    made = []
-    for part in parts:
-        low, median, high = np.quantile(similarity[part], (0.25, 0.5, 0.75)).tolist()
-        distance = float(np.median(pairs.edits[part]))
-        made.append(EditBin(distance=distance, low=low, median=median, high=high, gold=float(pairs.gold[part].mean()), pairs=len(part)))
-    return tuple(made)
+    order, count = np.argsort(pairs.edits, kind="stable"), len(pairs.gold)
+    ranks, gold = rankdata(similarity) / count, rankdata(pairs.gold) / count
+    parts = np.array_split(order, min(_EDIT_BINS, count)) if count else []
+    return tuple(
+        EditBin(distance=float(np.median(pairs.edits[part])), similarity=float(ranks[part].mean()), gold=float(gold[part].mean()), pairs=len(part)) for part in parts
+    )
 
 
 def word_figures(table: np.ndarray, counts: np.ndarray, neighbours: int) -> tuple[dict[str, Figure], dict[str, str]]:

@@ -71,17 +71,18 @@ def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[Contender,
 def test_figures_are_those_of_the_encoder_and_of_its_transform(make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path):
     job = make_job(write_sts(tmp_path / "tasks"), "evaluate.geometry.sentences=120")
     candidate, transform = whitened(job, open_store(tmp_path / "evaluations"))
-    geometry = measure(job, plain(job), candidate)
-    assert [series.name for series in geometry.series] == ["plain", "whitened"]
+    first_token = plain(job.model_copy(update={"encoder": job.encoder.model_copy(update={"pooling": "cls"})}), "cls")
+    geometry = measure(job, plain(job), candidate, first_token)
+    assert [series.name for series in geometry.series] == ["plain", "whitened", "cls"]
     assert (geometry.sentences, geometry.pairs, geometry.pairs_source, geometry.missing) == (120, 80, "STSB-dev", {})
     vectors = load_encoder(job.encoder, job.encode).encode(sentences(160, seed=5))
-    for series, x in zip(geometry.series, (vectors, transform(vectors)), strict=True):
+    for series, x in zip(geometry.series[:2], (vectors, transform(vectors)), strict=True):
         similarity = cosines(x[:80], x[80:])
         assert series.space.figures["gold_correlation"].value == pytest.approx(100 * np.corrcoef(np.argsort(np.argsort(similarity)), np.arange(80))[0, 1], abs=1e-3)
         assert series.space.figures["alignment"].count == 16
         assert series.space.dim == x.shape[1]
     levels = geometry.depths[0].levels
-    assert [depth.name for depth in geometry.depths] == ["plain"]
+    assert [depth.name for depth in geometry.depths] == ["plain, cls"]          # another pooling has the same layers
     assert [level.number for level in levels] == [0, 1, 2, 3]
     assert levels[3].figures["sentence_anisotropy"].value == pytest.approx(geometry.series[0].space.figures["anisotropy"].value, abs=1e-5)     # mean pooling
     assert Geometry.model_validate_json(geometry.model_dump_json()) == geometry

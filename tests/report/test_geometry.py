@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.charts.geometry import COLOURS
 from pipeline.report.evaluation import Candidate, Report, Section, render
 from pipeline.report.geometry import sections
 from pipeline.stats.geometry import Figure
@@ -49,7 +50,9 @@ def test_everything_that_was_measured_is_shown():
     assert shown["The token table"].table[1][1] == "−12.35"
     edits = next(row for row in table if "edit distance" in row[0])
     assert edits[-1] == "people: −20.20"
-    page = Page(render(replace(PAGE, sections=sections(FULL))))
+    text = render(replace(PAGE, sections=sections(FULL)))
+    assert all(f".key.s{number} {{ background: var(--s{number});" in text for number in range(COLOURS))
+    page = Page(text)
     assert "raw <b>" in page.words
     assert "60 sentences of some captions" in page.words
     assert not page.links

@@ -57,8 +57,10 @@ def test_edit_bins_are_equally_filled_and_rise():
     bins = edit_bins(similarity, PAIRS)
     assert [one.pairs for one in bins] == [6] * 10
     assert sorted(one.distance for one in bins) == [one.distance for one in bins]
-    assert sorted((one.median for one in bins), reverse=True) == [one.median for one in bins]
-    assert all(one.low <= one.median <= one.high for one in bins)
+    falling = [one.similarity for one in bins]
+    assert sorted(falling, reverse=True) == falling
+    assert np.mean(falling) == pytest.approx(np.mean([one.gold for one in bins])) == pytest.approx(61 / 120)       # the mean rank of 60, as a share
+    assert edit_bins(10 * similarity**3, PAIRS) == bins                 # ranks know no scale
 
 
 def test_what_cannot_be_measured_is_named():
