@@ -39,7 +39,7 @@ class EncoderSettings(Settings):
 
     path: str = "all-MiniLM-L6-v2"
     """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed; or a file of word
-    vectors in word2vec's or GloVe's form, text or binary, also with .gz"""
+    vectors in word2vec's or GloVe's form, text or binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
     pooling: str | None = None
     """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean or last; mean+max concatenates two. static averages the
     embedding layer's output, table the rows of its word table alone"""
@@ -57,7 +57,8 @@ class EncoderSettings(Settings):
     frequent: Annotated[int, Field(ge=1)] = 36
     """how many tokens `frequent` leaves out, by `frequencies`"""
     frequencies: str | None = None
-    """a Parquet file with the columns word and count, for `exclude: [frequent]` and `sif`"""
+    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`; an encoder folder that has frequencies.parquet in it, as a
+    release's copy has, keeps to that"""
     sif: Annotated[float, Field(gt=0)] | None = None
     """weigh a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual); null: all alike. Needs word vectors and `frequencies`"""
 
@@ -307,12 +308,13 @@ class EvaluateSettings(Settings):
     tasks: str | None = None
     """a folder with sts/NAME.parquet (subset, sentence1, sentence2, score), stsb-multi/NAME.parquet and senteval/NAME.parquet (text, label, split)"""
     names: tuple[str, ...] = ("sts",)
-    """of the folder's tasks: sts, stsb-multi and senteval are all of a kind; or names such as STS12, STSB-dev, SICK-R, STSB-de-test, MR"""
+    """of the folder's tasks: sts (STS12 to STS16, STSB-test, SICK-R), stsb-multi (all that is there), senteval (MR, CR, SUBJ, MPQA, SST2, SST5, TREC, MRPC), or
+    single ones such as STSB-dev, SICK-R-trial, STSB-de-test. What is missing is named, and no average hides it"""
     own: tuple[TaskSettings, ...] = ()
     """tasks on one's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets, pairs, retrieval, duplicates or transfer"""
     candidates: tuple[CandidateSettings, ...] = ()
-    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root; none: the job's encoder. Two are compared, with intervals of
-    the difference"""
+    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is the job's encoder); none: the job's encoder. All are
+    compared with the first one, with intervals of the differences"""
     similarity: Literal["cosine", "angular", "euclidean", "dot"] = "cosine"
     """of two sentences: angular is that of Cer et al. 2018 (USE), euclidean is minus the distance"""
     aggregation: Literal["all", "mean", "wmean"] = "all"
@@ -326,7 +328,7 @@ class EvaluateSettings(Settings):
     seed: int = 1111
     """of folds, resamples and classifiers"""
     root: str | None = None
-    """where sentence vectors and results are kept, so that a second run takes them over; null: release.root, below evaluations/"""
+    """below evaluations/ of it sentence vectors, figures and pages are kept, so that a second run takes them over; prune leaves them; null: release.root"""
     geometry: GeometrySettings = GeometrySettings()
 
 
