@@ -6,8 +6,8 @@ from markupsafe import Markup, escape
 
 from pipeline.charts.frame import Frame, rule, ticks, words_at
 
-WIDTH = 760                     # as wide as the page's text: task names stand in it
-_LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _APART = 150, 16, 8, 40, 24, 7
+WIDTH = 600                     # wider than other charts: task names stand in it
+_LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _APART = 140, 12, 8, 40, 24, 7
 _MOST_LETTERS = 24              # of a task's name beside its row
 COLOURS = 5                     # kinds of dots; then they repeat
 

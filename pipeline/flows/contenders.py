@@ -41,11 +41,16 @@ class Contender:
         """What its figures depend on."""
         return self.space_id, self.transform_id
 
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What the settings change about the encoder's folder."""
+        return self.encoder.model_dump(mode="json", exclude_defaults=True, exclude={"path"})
+
     def facts(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "name": self.name, "encoder": self.encoder.path, "release": self.release, "root": self.root, "space_id": self.space_id, "dim": self.dim,
-            "transform_id": self.transform_id, "transform": self.kind, "k": self.k,
+            "name": self.name, "encoder": self.encoder.path, "overrides": self.overrides, "release": self.release, "root": self.root, "space_id": self.space_id,
+            "dim": self.dim, "transform_id": self.transform_id, "transform": self.kind, "k": self.k,
         }
 
 

@@ -90,7 +90,8 @@ def _difference(figure: Figure | None) -> dict[str, Any]:
 
 def _candidate(contender: Contender, numerics: dict[str, int]) -> Candidate:
     transform = f"{contender.kind} to {contender.k} components" if contender.kind else None
-    return Candidate(contender.name, contender.encoder.path, contender.dim, contender.space_id, transform, contender.transform_id, numerics)
+    encoder = " ".join([contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())])
+    return Candidate(contender.name, encoder, contender.dim, contender.space_id, transform, contender.transform_id, numerics)
 
 
 def _row(measured: Measured) -> Row:

@@ -72,6 +72,10 @@ class SpaceVectors:
     dim: int
     units: tuple[UnitRecord, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The keys that were read stay here."""
+        return SpaceVectors, (self.store, self.space_id, self.dim, self.units)
+
     def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(n, dim) float32, and (n,) bool: which are zero because the encoder gave no usable vector. DataError for a sentence that was not encoded."""
         places = pc.index_in(text_keys(cleaned(sentences)), value_set=self._keys)
