@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.config import digest_of
+from pipeline.errors import ModelError
 from pipeline.flows.loaded import loaded
 from pipeline.post import Transform, load_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
@@ -73,15 +74,18 @@ class MeasureEncoder:
     def _spaces(self, encoder: "Encoder", transforms: Mapping[str, Transform]) -> dict[str, Space]:
         """Every text is encoded once, then seen through each transform."""
         sentences = self.pairs.sentences if self.pairs else []
-        texts, paired = encoder.encode(self.texts), encoder.encode(sentences) if sentences else np.zeros((0, encoder.dim), np.float32)
+        texts = _finite(encoder.encode(self.texts))
+        paired = _finite(encoder.encode(sentences)) if sentences else np.zeros((0, encoder.dim), np.float32)
         views: dict[str, Callable[[np.ndarray], np.ndarray]] = {RAW: lambda x: x, **transforms}
-        return {name: self._space(view(texts), view(paired) if sentences else paired) for name, view in views.items()}
+        spaces = {name: self._space(view(texts), view(paired) if sentences else paired) for name, view in views.items()}
+        if empty := int((~texts.any(axis=1)).sum()):
+            why = f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any known word: their cosines count as 0"
+            spaces[RAW] = spaces[RAW].model_copy(update={"missing": {**spaces[RAW].missing, "direction": why}})
+        return spaces
 
     def _space(self, texts: np.ndarray, paired: np.ndarray) -> Space:
         space = sentence_space(texts, self.texts, self.settings.neighbours, self.settings.seed)
-        if self.pairs is None:
-            return space
-        return with_pairs(space, paired, self.pairs, self.settings.seed)
+        return space if self.pairs is None else with_pairs(space, paired, self.pairs, self.settings.seed)
 
     def _levels(self, inside: "Inside") -> tuple[Level, ...]:
         """As many sentences, and as many words, as there is memory for the states of all layers."""
@@ -112,3 +116,10 @@ class MeasureEncoder:
         tokens = inside.tokens(self.texts)
         known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
         return word_figures(inside.table(known), counts, self.settings.neighbours)
+
+
+def _finite(vectors: np.ndarray) -> np.ndarray:
+    """The vectors; ModelError where the encoder gives some that are not finite."""
+    if bad := int((~np.isfinite(vectors)).any(axis=1).sum()):
+        raise ModelError("encoder", "finite vectors", f"{bad:,} of {len(vectors):,} with NaN or infinity", "check its weights, or set encode.dtype=float32")
+    return vectors

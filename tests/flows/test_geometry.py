@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.flows.cluster import connect
+from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.contenders import Contender
+from pipeline.flows.evaluate import evaluate
+from pipeline.flows.findings import keep
 from pipeline.flows.geometry import measure_geometry
 from pipeline.flows.process import OneProcess
 from pipeline.log import Stages
@@ -120,8 +122,19 @@ def test_word_vectors_have_no_layers_and_say_so(make_job: Callable[..., Job], me
     words = sorted({word for text in sentences(400) for word in text.split()})
     rng = np.random.default_rng(0)
     (tmp_path / "words.txt").write_text("\n".join(f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=6))}" for word in words))
-    job = make_job(f"encoder.path={tmp_path / 'words.txt'}", "evaluate.geometry.sentences=100")
-    depth = measure(job, plain(job)).depths[0]
+    pq.write_table(pa.table({"id": ["u"], "text": ["unheard"], "lang": ["en"]}), tmp_path / "corpus/more.parquet")
+    job = make_job(f"encoder.path={tmp_path / 'words.txt'}")
+    geometry = measure(job, plain(job))
+    depth = geometry.depths[0]
+    assert geometry.series[0].space.missing["direction"].startswith("1 of 401 sampled texts have the zero vector")
     assert depth.levels == ()
     assert "layers" in depth.missing
     assert set(depth.words) == {"frequency_norm", "frequency_distance", "table_anisotropy"}
+
+
+def test_an_evaluation_shows_geometry_alone_or_beside_tasks(make_job: Callable[..., Job], cluster: Cluster, tmp_path: Path):
+    made = evaluate(make_job("evaluate.geometry.sentences=60"), Stages(), geometry=True)
+    kept = keep(made, "today")
+    assert kept.facts["geometry"]["sentences"] == 60
+    assert "Geometry of the space" in Path(kept.report).read_text()
+    assert evaluate(make_job(write_sts(tmp_path / "tasks"), "evaluate.names=[STSB-dev]", "evaluate.bootstrap=20"), Stages()).geometry is None
