@@ -32,6 +32,7 @@ from pipeline.store.units import Corpus, FileRef, stored_by_content
 
 _SHORTEST = 2 * MIN_WORDS - 1       # characters: eight words of one letter
 _FEWEST_TEXTS = 10                  # to compare on
+_FEWEST_ROWS = 10                   # to hold some out of
 _HELD_ROWS = 10_000                 # at most, and a fifth: the mean of so many log-likelihoods is known to a hundredth of their spread
 
 
@@ -190,6 +191,8 @@ class _Fit:
         return Halves(vectors[: len(halves)], vectors[len(halves) :])
 
     def _held(self) -> Moments:
+        if self.moments.count < _FEWEST_ROWS:
+            raise DataError("whiten.k=likelihood", f"at least {_FEWEST_ROWS} rows, some of them to hold out", f"{self.moments.count}", "name a number, or give more text")
         reference = run_task(HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5)), self.units, Pool(1))
         return Moments.from_bytes(self.source.store.read_checked(reference.path, reference.sha256))
 

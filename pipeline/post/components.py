@@ -64,10 +64,9 @@ class Components:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was removed."""
-        count, what = len(self.directions), "principal direction" if self.centred else "singular vector of the vectors as they are"
-        carried = f"with {self.share:.1%} of the {'variance' if self.centred else 'mean square length'}"
-        several = f"the first {count} {what.replace(' ', 's ', 1) if not self.centred else what + 's'} are removed"
-        removed = "no direction is removed" if not count else f"{f'the first {what} is removed' if count == 1 else several}, {carried}"
+        directions = f"{len(self.directions)} direction{'s' if len(self.directions) != 1 else ''}"
+        kind, carried = ("principal", "variance") if self.centred else ("singular", "mean square length")
+        removed = f"{directions.replace(' ', f' {kind} ')} removed, with {self.share:.1%} of the {carried}"
         return (removed, *((self.shortage,) if self.shortage else ()))
 
     def to_bytes(self) -> bytes:

@@ -73,7 +73,7 @@ class Standardize:
         if not places:
             return (f"all {self.k} dimensions vary",)
         listed = ", ".join(map(str, places[:NAMED])) + (" ..." if len(places) > NAMED else "")
-        return (f"{len(places)} of {self.k} dimensions are constant (counted from 0: {listed})",)
+        return (f"{len(places)} of {self.k} dimensions are constant (standard deviation below {FLOOR:g}; counted from 0: {listed})",)
 
     def to_bytes(self) -> bytes:
         """A safetensors file; equal fits give equal bytes."""

@@ -46,7 +46,7 @@ def test_whitening_behind_a_removal_leaves_the_removed_directions_out() -> None:
     affine = chain.affine()
     assert affine is not None
     assert affine.matrix.shape == (14, 16)
-    assert chain.notes[0].startswith("components: the first 2")
+    assert chain.notes[0].startswith("components: 2 principal directions removed")
     assert chain.notes[1] == "whitening: 14 of 16 components are kept; the vectors vary in 14 of 16 directions only"
 
 

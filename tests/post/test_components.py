@@ -53,7 +53,13 @@ def test_without_centring_the_singular_vectors_of_the_rows_go(count: int) -> Non
 def test_nothing_is_left_along_a_removed_direction() -> None:
     fitted = fit_components(Moments.of(vectors()), 2)
     assert np.abs(fitted(vectors(100, seed=2)) @ fitted.directions.T).max() < 1e-5
-    assert fitted.notes[0].startswith("the first 2 principal directions are removed, with 9")
+    assert fitted.notes[0].startswith("2 principal directions removed, with 9")
+
+
+def test_notes_tell_one_from_several_and_centred_from_not() -> None:
+    moments = Moments.of(vectors())
+    assert fit_components(moments, 1, centred=False).notes[0].startswith("1 singular direction removed, with ")
+    assert fit_components(moments, 0).notes == ("0 principal directions removed, with 0.0% of the variance",)
 
 
 @pytest.mark.parametrize("centred", [True, False])

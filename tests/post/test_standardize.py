@@ -37,7 +37,7 @@ def test_constant_dimensions_become_zero_and_are_named() -> None:
     x = vectors()
     x[:, 3], x[:, 9], x[:, 20] = 0.1, 0, 1e-4
     fitted = fit_standardize(Moments.of(x))
-    assert fitted.notes == ("3 of 24 dimensions are constant (counted from 0: 3, 9, 20)",)
+    assert fitted.notes == ("3 of 24 dimensions are constant (standard deviation below 1e-08; counted from 0: 3, 9, 20)",)
     y = fitted(x)
     assert not y[:, [3, 9, 20]].any()
     affine = fitted.affine()
