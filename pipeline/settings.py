@@ -102,7 +102,7 @@ class FlowSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """of AdamW, constant"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """of AdamW"""
+    """of AdamW, on the matrices of couplings alone; locations and scales are left as learned"""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """largest norm of the gradient"""
     checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000
