@@ -286,7 +286,7 @@ class TaskSettings(Settings):
 class GeometrySettings(Settings):
     """What `manta evaluate --geometry` measures the space on."""
 
-    sentences: Annotated[int, Field(ge=10)] = 2_000
+    sentences: Annotated[int, Field(ge=10, le=100_000)] = 2_000
     """sampled from the corpus by hash of their text"""
     pairs: Annotated[int, Field(ge=10)] = 1_000
     """random pairs behind each baseline, and at most so many for one word"""

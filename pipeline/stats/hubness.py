@@ -7,7 +7,8 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.stats.geometry import unit_rows
 
-_BLOCK = 512                # rows whose similarities to all others are held at once
+_BLOCK = 512                # rows whose similarities to all others are held at once, fewer where there are many others:
+_HELD = 1 << 23             # 64 MB of similarities
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,9 @@ def hubness(x: np.ndarray, k: int) -> Hubness:
 
 def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
     """(n, k) places of the k rows with the largest product with each row of x (n, d), in no order, itself left out."""
-    found = []
-    for start in range(0, len(x), _BLOCK):
-        products = x[start : start + _BLOCK] @ x.T
+    found, rows = [], max(1, min(_BLOCK, _HELD // max(len(x), 1)))
+    for start in range(0, len(x), rows):
+        products = x[start : start + rows] @ x.T
         own = np.arange(len(products))
         products[own, start + own] = -np.inf
         found.append(np.argpartition(-products, k - 1, axis=1)[:, :k])
