@@ -1,6 +1,8 @@
 """The release's own copy of its encoder: what a later reader opens, and what workers load where they share no disk with the driver."""
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from pipeline.config import digest_of
 from pipeline.flows.process import at_hand
@@ -12,6 +14,7 @@ from pipeline.store.release import EncoderFiles
 from pipeline.store.store import Store
 from pipeline.store.units import FileRef
 
+_IN_MEMORY = 256 << 20  # bytes of a file; a table of millions of words has more than a driver may have to spare
 _WRITERS = 8            # files written at once: over a network each waits for an answer
 
 
@@ -30,11 +33,19 @@ def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
         file = folder.file(name)
         size = file.stat().st_size
         if there.get(f"{top}/{name}") != size:
-            store.write(f"{top}/{name}", file.read_bytes())
+            _store(file, size, store, f"{top}/{name}")
         return FileRef(path=name, sha256=sha256, bytes=size)
 
     with ThreadPoolExecutor(_WRITERS) as pool:
         return EncoderFiles(path=top, files=tuple(pool.map(kept, sorted(folder.files.items()))))
+
+
+def _store(file: Path, size: int, store: Store, path: str) -> None:
+    if size <= _IN_MEMORY:
+        store.write(path, file.read_bytes())
+        return
+    with store.scratch() as scratch:
+        store.put(Path(shutil.copyfile(file, scratch / file.name)), path)
 
 
 def for_workers(settings: EncoderSettings, store: Store) -> EncoderSettings:

@@ -38,6 +38,14 @@ def test_the_copy_is_written_once_and_is_the_releases_own(s3: str, encoder: Path
     assert {f"{kept.path}/{ref.path}" for ref in kept.files} == {entry.path for entry in before}
 
 
+@pytest.mark.parametrize("remote", [True, False])
+def test_files_too_large_for_memory_are_stored_alike(s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool):
+    monkeypatch.setattr("pipeline.flows.encoders._IN_MEMORY", 1_000)
+    folder, store = open_folder(EncoderSettings(path=str(encoder))), open_store(f"{s3}/{tmp_path.name}" if remote else tmp_path / "releases")
+    for reference in keep_encoder(folder, store).files:
+        assert store.read(f"{encoder_place(folder)}/{reference.path}") == folder.file(reference.path).read_bytes()
+
+
 def test_a_uri_and_a_root_on_disk_stay_as_they_are(s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     remote = EncoderSettings(path=f"{s3}/elsewhere")
     assert for_workers(remote, open_store(f"{s3}/{tmp_path.name}")) == remote

@@ -38,7 +38,7 @@ def encoder_of(path: Path, **changes: object) -> Encoder:
     return load_encoder(EncoderSettings.model_validate({"path": str(path), **changes}), EncodeSettings())
 
 
-def test_golden_g22_the_weighted_averages(small, tmp_path):
+def test_the_weighted_averages_are_those_worked_out_by_hand(small, tmp_path):
     counts = write_counts(tmp_path / "counts.parquet", COUNTS)
     encoder = encoder_of(small, sif=1e-3, frequencies=str(counts))
     weights = sif_weights(encoder._tokenizer, read_frequencies(counts), 1e-3, lower=True)

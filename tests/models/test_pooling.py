@@ -12,12 +12,12 @@ FIRST_THREE = segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mean", [3.0, -0.666667]), ("max", [5, 2]), ("cls", [1, 2])])
-def test_golden_g06(name, expected):
+def test_poolings_worked_out_by_hand(name, expected):
     np.testing.assert_allclose(pool(name, {2: H}, 2, FIRST_THREE)[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "states"), [("last2", {1: H, 2: H2}), ("first_last", {1: H, 2: H2}), ("static_last", {0: H, 2: H2})])
-def test_golden_g06_of_two_layers(name, states):
+def test_averages_of_two_layers_worked_out_by_hand(name, states):
     np.testing.assert_allclose(pool(name, states, 2, FIRST_THREE)[0], [2.0, 1.166667], atol=1e-6)
 
 
