@@ -1,4 +1,4 @@
-"""The directions that all vectors share are gone, nothing else is. Goldens G-22 and G-23; oracles: numpy's and scikit-learn's decompositions in memory."""
+"""The directions that all vectors share are gone, nothing else is. Oracles: worked examples, numpy's and scikit-learn's decompositions in memory."""
 
 import numpy as np
 import pytest

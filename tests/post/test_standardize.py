@@ -1,4 +1,4 @@
-"""Each dimension comes out with mean 0 and variance 1, however far from zero it lay. Golden G-23; oracle: scikit-learn in memory."""
+"""Each dimension comes out with mean 0 and variance 1, however far from zero it lay. Oracles: a worked example, and scikit-learn in memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Whitened vectors have mean 0 and covariance I, from any split of the rows; constant directions are left out. Goldens G-24 and G-25."""
+"""Whitened vectors have mean 0 and covariance I, from any split of the rows; constant directions are left out. Oracles: worked examples, numpy, scikit-learn."""
 
 import hashlib
 import subprocess
@@ -32,7 +32,7 @@ def vectors(rows: int, dim: int = 32, seed: int = 0) -> np.ndarray:
     return (rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)) + 1).astype(np.float32)
 
 
-def test_golden_g24() -> None:
+def test_golden_of_four_points() -> None:
     whiten = fit(X)
     np.testing.assert_allclose(whiten.eigenvalues, [5.054886, 0.445114], atol=1e-6)
     y = whiten(X)
@@ -46,12 +46,12 @@ def test_golden_g24() -> None:
     assert cosines(np.stack([unseen, y[0]]))[0, 1] == pytest.approx(-0.832050, abs=1e-5)
 
 
-def test_golden_g24_with_one_component() -> None:
+def test_golden_of_four_points_with_one_component() -> None:
     y = fit(X, 1)(X)[:, 0]
     np.testing.assert_allclose(y * -np.sign(y[0]), [-0.393590, 0.442123, 1.326370, -1.374903], atol=1e-5)      # up to a global flip
 
 
-def test_golden_g25_full_rank_on_few_points_says_so() -> None:
+def test_golden_full_rank_on_few_points_says_so() -> None:
     whiten = fit(np.array([[1.0, 0, 0, 2], [0, 1, 0, 1], [0, 0, 3, 1]]))
     assert whiten.k == 2
     assert whiten.shortage is not None

@@ -1,4 +1,4 @@
-"""Moments are exact under any split, merge in a fixed tree, come apart again, and survive a file bit for bit. Oracles: numpy, fractions, G-26."""
+"""Moments are exact under any split, merge in a fixed tree, come apart again, and survive a file bit for bit. Oracles: numpy, fractions, a worked example."""
 
 from fractions import Fraction
 from functools import reduce
@@ -24,7 +24,7 @@ def assert_same(found: Moments, x: np.ndarray, rtol: float = 1e-10) -> None:
     np.testing.assert_allclose(found.covariance(), expected, atol=rtol * np.abs(expected).max())
 
 
-def test_golden_g26() -> None:
+def test_golden_of_two_merged_parts() -> None:
     a, b = Moments.of(np.array([[1.0, 2], [3, 4]])), Moments.of(np.array([[5.0, 0], [7, 6], [0, 1]]))
     np.testing.assert_allclose(a.scatter, [[2, 2], [2, 2]])
     np.testing.assert_allclose(b.scatter, [[26, 14], [14, 20.666667]], atol=1e-6)

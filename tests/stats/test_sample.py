@@ -1,4 +1,4 @@
-"""Samples and histograms against counting by hand and against all pairs. G-30 for the singular spectrum."""
+"""Samples and histograms against counting by hand and against all pairs. A worked example for the singular spectrum."""
 
 import hashlib
 
@@ -59,7 +59,7 @@ def test_lengths_up_to_the_limit_and_beyond_are_told_apart(limit: int) -> None:
     assert found.mean == pytest.approx(lengths.mean())
 
 
-def test_golden_g30() -> None:
+def test_golden_of_a_singular_spectrum() -> None:
     x = np.array([[1, 0], [2, 1], [1, 2], [-1, 1]], np.float32)
     np.testing.assert_allclose(singular_spectrum(x), [1, 0.602068], atol=1e-6)
     values = np.linalg.eigvalsh(np.cov(x.T))[::-1]
