@@ -14,7 +14,7 @@ import typer
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone, table
 
 if TYPE_CHECKING:
-    from pipeline.report.evaluation import Average, Figure, Report, Row
+    from pipeline.report.evaluation import Average, Figure, Group, Report, Row
 
 Geometry = Annotated[bool, typer.Option("--geometry", help="Also measure the space itself on the corpus: anisotropy, spectrum, hubness, layers ...")]
 
@@ -53,11 +53,20 @@ def _tables(page: "Report") -> list[str]:
 
     resampled = f"; 95 % intervals of {page.resamples:,} resamples" if page.resamples else ""
     titles = [word for place, each in enumerate(page.candidates) for word in (each.name, *(["difference"] if place else []))]
-    return [
-        f"{group.metric}{resampled}\n" + table([_line(row.task, f"{row.count:,}", row) for row in group.rows], ("task", "count", *titles))
-        + "".join(f"\n{each.label}: {'; '.join(_line('', '', each)[2:])}" for each in group.averages)
-        for group in groups(page)
-    ]
+    return ["\n".join((group.metric + resampled, _table(group, titles), *map(_average, group.averages))) for group in groups(page)]
+
+
+def _table(group: "Group", titles: list[str]) -> str:
+    lines = [_line(_named(row, rest), f"{row.count:,}", row) for row, rest in zip(group.rows, group.rests, strict=True)]
+    return table(lines, ("task", "count", *titles))
+
+
+def _average(average: "Average") -> str:
+    return f"{average.label}: {'; '.join(_line('', '', average)[2:])}"
+
+
+def _named(row: "Row", rest: str) -> str:
+    return f"{row.task} ({rest})" if rest else row.task
 
 
 def _sections(page: "Report") -> list[str]:

@@ -40,7 +40,7 @@ def page_of(evaluation: Evaluation, created: str) -> Report:
         root=evaluation.root, id=evaluation.id, created=created,
         candidates=tuple(_candidate(each, numerics) for each, numerics in zip(evaluation.candidates, evaluation.numerics, strict=True)),
         rows=tuple(map(_row, evaluation.measured)), averages=tuple(_averages(evaluation)), missing=tuple((each.name, each.reason) for each in evaluation.missing),
-        warnings=tuple(dict.fromkeys(_warnings(evaluation))), resamples=evaluation.resamples, sections=evaluation.sections,
+        warnings=tuple(_warnings(evaluation)), resamples=evaluation.resamples, sections=evaluation.sections,
         settings=evaluation.settings, packages=evaluation.packages,
     )
 
@@ -66,7 +66,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
             for average in averages for place in range(1, len(names))
         ],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
-        "warnings": list(dict.fromkeys(_warnings(evaluation))), "geometry": evaluation.geometry,
+        "warnings": list(_warnings(evaluation)), "geometry": evaluation.geometry,
         "sentences_encoded": evaluation.encoded, "settings": evaluation.settings, "packages": evaluation.packages,
     }
 
@@ -109,7 +109,7 @@ def _averages(evaluation: Evaluation) -> Iterator[Average]:
         draws = [_mean_draws(members, place) for place in range(len(evaluation.candidates))]
         figures, differences = _figures([_finite(average.value) for average in each], draws)
         label = each[0].label if each[0].complete else f"average of the {len(members)} measured: {', '.join(each[0].members)}"
-        yield Average(label, each[0].members, each[0].complete, members[0].scored[0].result.metric, figures, differences)
+        yield Average(label, each[0].members, each[0].complete, figures, differences)
 
 
 def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:
@@ -139,7 +139,13 @@ def _finite(value: float) -> float | None:
 
 
 def _warnings(evaluation: Evaluation) -> Iterator[str]:
+    """Each once, with its task, and with the candidates that it is about where it is not about all."""
+    names = [each.name for each in evaluation.candidates]
     for measured in evaluation.measured:
-        for contender, scored in zip(evaluation.candidates, measured.scored, strict=True):
-            who = f" ({contender.name})" if len(evaluation.candidates) > 1 else ""
-            yield from (f"{warning if warning.startswith(measured.name) else f'{measured.name}: {warning}'}{who}" for warning in scored.result.warnings)
+        said: dict[str, list[str]] = {}
+        for name, scored in zip(names, measured.scored, strict=True):
+            for warning in scored.result.warnings:
+                said.setdefault(warning, []).append(name)
+        for warning, about in said.items():
+            who = "" if len(about) == len(names) else f" ({', '.join(about)})"
+            yield (warning if warning.startswith(measured.name) else f"{measured.name}: {warning}") + who

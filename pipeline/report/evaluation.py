@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from markupsafe import Markup
@@ -58,7 +58,6 @@ class Average:
     label: str
     members: tuple[str, ...]
     complete: bool
-    metric: str
     figures: tuple[Figure, ...]
     differences: tuple[Figure | None, ...]
 
@@ -105,10 +104,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Group:
-    """Tasks of one metric: the only ones whose figures compare."""
+    """Tasks of one kind and metric: the only ones whose figures compare. metric: what theirs have in common; rests: what else each one's says, mostly nothing."""
 
     metric: str
     rows: tuple[Row, ...]
+    rests: tuple[str, ...]
     averages: tuple[Average, ...]
     chart: Markup | None
 
@@ -120,11 +120,22 @@ def render(report: Report) -> str:
 
 
 def groups(report: Report) -> list[Group]:
-    """By metric, in order of first appearance."""
-    order = list(dict.fromkeys(row.metric for row in report.rows))
-    ordered = sorted(report.rows, key=lambda row: order.index(row.metric))
-    groups = [(metric, tuple(rows)) for metric, rows in groupby(ordered, key=lambda row: row.metric)]
-    return [Group(metric, rows, tuple(each for each in report.averages if each.metric == metric), _chart(metric, rows)) for metric, rows in groups]
+    """By kind and by the first word of the metric, in order of first appearance."""
+    order = list(dict.fromkeys(map(_sort_of, report.rows)))
+    ordered = sorted(report.rows, key=lambda row: order.index(_sort_of(row)))
+    return [_group(tuple(rows), report.averages) for _, rows in groupby(ordered, key=_sort_of)]
+
+
+def _sort_of(row: Row) -> tuple[str, str]:
+    return row.kind, row.metric.split(", ")[0]
+
+
+def _group(rows: tuple[Row, ...], averages: Sequence[Average]) -> Group:
+    parts = [row.metric.split(", ") for row in rows]
+    common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))]
+    metric, there = ", ".join(common), {row.task for row in rows}
+    own = tuple(each for each in averages if there.issuperset(each.members))
+    return Group(metric, rows, tuple(", ".join(each[len(common) :]) for each in parts), own, _chart(metric, rows))
 
 
 def _chart(metric: str, rows: Sequence[Row]) -> Markup | None:

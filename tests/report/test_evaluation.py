@@ -17,11 +17,11 @@ ROW = Row(
     (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))), (("similarity", "cosine"),),
 )  # fmt: skip
 EVEN = replace(ROW, task="STS13", differences=(None, Figure(-0.4, -1.0, 0.2)))
-PLAIN = replace(ROW, task="search", metric="nDCG@10 x100", figures=(Figure(40.0), Figure(None)), differences=(None, Figure(None)), parts=(), facts=())
+PLAIN = replace(ROW, task="search", kind="retrieval", metric="nDCG@10 x100", figures=(Figure(40.0), Figure(None)), differences=(None, Figure(None)), parts=(), facts=())
 SMALLEST = Report(root="/srv/evaluations", id="ab" * 12, candidates=(NOW,), rows=(replace(ROW, figures=(Figure(72.37),), differences=(None,), parts=()),))
 FULL = Report(
     root="/srv/evaluations", id="ab" * 12, created="2026-01-02 03:04 UTC", candidates=(NOW, NEW), rows=(ROW, EVEN, PLAIN), resamples=1000,
-    averages=(Average("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.metric, ROW.figures, ROW.differences),),
+    averages=(Average("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences),),
     missing=(("STS14", "no file sts/STS14.parquet"),), warnings=("STS13: every pair of FNWN has the same similarity",),
     sections=(Section("Geometry", (Chart("Spectrum", Markup("<svg></svg>"), "flat"),), (("", "now"), ("anisotropy", "0.1")), ("2,000 sentences",)),),
     settings="evaluate:\n  tasks: a<b\n", packages={"torch": "2.13.0"},
@@ -56,6 +56,15 @@ def test_tasks_of_one_metric_stand_together_and_only_those_share_a_chart():
     assert [(group.metric, [row.task for row in group.rows], group.chart is not None, len(group.averages)) for group in shown] == [
         ("Spearman x100, cosine, all", ["STS12", "STS13"], True, 1), ("nDCG@10 x100", ["search"], False, 0)
     ]
+
+
+def test_what_metrics_of_a_group_have_in_common_is_its_heading_and_the_rest_stands_at_each_task():
+    named = {"MR": "10 folds", "SST2": "test part"}
+    folds, parts = (replace(ROW, task=task, kind="transfer", metric=f"accuracy x100, lbfgs, {protocol}") for task, protocol in named.items())
+    (group,) = groups(replace(FULL, rows=(folds, parts), averages=(Average("mean", ("MR", "SST2"), True, ROW.figures, ROW.differences),)))
+    assert (group.metric, group.rests, len(group.averages)) == ("accuracy x100, lbfgs", ("10 folds", "test part"), 1)
+    assert [group.rests for group in groups(FULL)] == [("", ""), ("",)]
+    assert "10 folds" in words(replace(FULL, rows=(folds, parts), averages=()))
 
 
 def test_one_candidate_has_no_differences():
