@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
 from pipeline.models.folder import open_folder
 from pipeline.post import Transform, load_transform
+from pipeline.post.chain import name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.store import Store, open_store, store_of
@@ -81,7 +82,7 @@ def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     if transform.space_id != folder.space_id:
         where, found = f"transform {given.transform}", f"one fitted in space {transform.space_id}"
         raise SpaceMismatch(where, f"a transform of space {folder.space_id}, that of encoder {encoder.path}", found, "fit it on vectors of this encoder (manta whiten)")
-    named = plain if given.name else replace(plain, name=f"{plain.name} + {transform.kind}")
+    named = plain if given.name else replace(plain, name=f"{plain.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
 
 
@@ -124,7 +125,7 @@ def _with_transform(plain: Contender, transform: Transform, content: bytes, stor
     if store.size(path) != len(content):
         store.write(path, content)
     reference = FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), rows=transform.fitted_rows, bytes=len(content))
-    return replace(plain, transform=reference, transform_id=transform.transform_id, kind=transform.kind, k=transform.k)
+    return replace(plain, transform=reference, transform_id=transform.transform_id, kind=name_of(transform), k=transform.k)
 
 
 def _encoder_name(encoder: EncoderSettings) -> str:
