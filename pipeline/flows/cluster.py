@@ -99,7 +99,7 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
     """
     if process is not None:
         with working_with(process):
-            yield Cluster((Node(1.0),))
+            yield Cluster((Node(settings.cpus_per_worker),))       # it is the one worker, whatever a worker of Ray's would take
         return
     with stages("cluster"):
         quiet(verbose)

@@ -12,9 +12,11 @@ import pytest
 
 from pipeline.errors import DataError, TransientError
 from pipeline.flows import process as module
+from pipeline.flows.cluster import connect
 from pipeline.flows.process import OneProcess, standing_by, working_with
 from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.log import Stages
+from pipeline.settings import ClusterSettings
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Count, DieOnce, Double
 
@@ -58,7 +60,8 @@ def test_the_bar_follows_the_item_at_work():
 
 
 def test_the_child_ends_with_a_driver_that_is_killed():
-    code = "from pipeline.flows.process import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
+    code = "from pipeline.flows.cluster import connect
+from pipeline.flows.process import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
         "if __name__ == '__main__':\n    p = OneProcess(); print(next(p.run(Double(), [1]))[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert driver.stdout is not None
@@ -78,6 +81,13 @@ def test_a_process_that_was_closed_starts_a_new_child():
     second = run_in(process)
     process.close()
     assert first != second
+
+
+@pytest.mark.parametrize("cpus", [0.5, 1, 4])
+def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: float):
+    settings = ClusterSettings(cpus_per_worker=cpus)
+    with connect(settings, Stages(), process=OneProcess()) as cluster:
+        assert cluster.pool(settings, 10).size == 1
 
 
 def run_in(process: OneProcess) -> int:
