@@ -166,7 +166,7 @@ def _figure(value: float | None) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.2f}".replace("-", "\u2212")
+    return "" if value is None else f"{value:+.2f}".replace("-", "\u2212") if round(value, 2) else "0.00"
 
 
 def _interval(figure: Figure) -> str:
