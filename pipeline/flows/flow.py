@@ -128,11 +128,10 @@ def _trained(training: FlowTraining) -> Flow:
     """The flow after all steps."""
     order, held = _laid_out(training)
     fit, steps = _begun(training, order, held), _steps(order.rows, order.batch_rows, training.settings.epochs)
-    between = -(-steps // _POINTS)
     for batch in islice(order.batches(fit.step, training.prepare), steps - fit.step):
         fit.take(batch)
         progress(fit.step * order.batch_rows)
-        if fit.step % between == 0 or fit.step == steps:
+        if fit.step * _POINTS // steps > (fit.step - 1) * _POINTS // steps:         # evenly, the last step among them
             fit.measure(held)
         if fit.step % training.settings.checkpoint_steps == 0:
             training.source.store.write(training.checkpoint, fit.to_bytes())

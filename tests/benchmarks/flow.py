@@ -95,7 +95,7 @@ def main() -> None:
             own = slice(place * DIM, (place + 1) * DIM)
             rows.append(row(pooling, name, x[:, own], settings, Pairs(left[:, own], right[:, own], dev["score"].to_numpy())))
     print_table(f"BERT-flow on all-MiniLM-L6-v2, d = {DIM}; dev is Spearman x100 of the cosine on STSB-dev", rows, HEADER)
-    print("\nat start: after the actnorms were initialised on the first batch; trained: mean over the last twentieth of the training")
+    print("\nat start: after the actnorms were initialised on the first batch; trained: mean over the last twentieth of the steps")
 
 
 if __name__ == "__main__":
