@@ -60,8 +60,7 @@ def test_the_bar_follows_the_item_at_work():
 
 
 def test_the_child_ends_with_a_driver_that_is_killed():
-    code = "from pipeline.flows.cluster import connect
-from pipeline.flows.process import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
+    code = "from pipeline.flows.process import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
         "if __name__ == '__main__':\n    p = OneProcess(); print(next(p.run(Double(), [1]))[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert driver.stdout is not None
