@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.evaluate.linear import Linear, Solver
+from pipeline.evaluate.solvers import Linear, Solver
 
 CROSS, TRAIN, DEV, TEST = "cv", "train", "dev", "test"
 EXPECTED = {"SST2": (TRAIN, DEV, TEST), "SST5": (TRAIN, DEV, TEST), "TREC": (TRAIN, TEST), "MRPC": (TRAIN, TEST)}

@@ -12,6 +12,8 @@ Similarity = Literal["cosine", "angular", "euclidean", "dot"]
 
 _SMALLEST = 1e-12               # norms below: the zero vector, whose cosine with everything is 0
 
+_DECIMALS = 12                  # of cosines: pairs of equal texts tie at 1, which float64 misses by 1e-16 now and then
+
 
 def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.ndarray:
     """(n, d) float32 of n sentences; ModelError for another shape or for values that are not finite."""
@@ -37,10 +39,10 @@ def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     left, right = left.astype(np.float64), right.astype(np.float64)
     if kind == "euclidean":
         return -np.asarray(np.linalg.norm(left - right, axis=1))
-    if kind != "dot":
-        left, right = unit(left), unit(right)
-    products = np.einsum("nd,nd->n", left, right)
-    return angular(products) if kind == "angular" else np.asarray(products)
+    if kind == "dot":
+        return np.asarray(np.einsum("nd,nd->n", left, right))
+    cosines = np.round(np.einsum("nd,nd->n", unit(left), unit(right)), _DECIMALS)
+    return angular(cosines) if kind == "angular" else np.asarray(cosines)
 
 
 def angular(cosines: np.ndarray) -> np.ndarray:

@@ -9,9 +9,9 @@ import numpy as np
 from pipeline.config import Settings, validated
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, Score, Vectors
-from pipeline.evaluate.linear import Solver, solver_of
 from pipeline.evaluate.protocol import Outcome, Protocol, check_classes, protocol_of
 from pipeline.evaluate.similarity import vectors_of
+from pipeline.evaluate.solvers import Solver, solver_of
 from pipeline.evaluate.source import TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.store import Store

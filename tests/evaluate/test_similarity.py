@@ -21,6 +21,12 @@ def test_angular_similarity_of_equal_vectors_is_a_number():
         assert np.isfinite(found).all()
 
 
+def test_pairs_of_equal_vectors_tie():
+    x = np.random.default_rng(0).normal(size=(500, 37)).astype(np.float32)
+    assert set(paired("cosine", x, x)) == {1.0}
+    assert np.ptp(paired("angular", x, x)) == 0
+
+
 def test_cosine_with_a_zero_vector_is_0():
     zero, some = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
     assert paired("cosine", zero, some)[0] == 0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.models.encoder import load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings, EvaluateSettings
+from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
 
 ANGLES = {"p1": 0.1, "p2": 0.2, "p3": 0.3, "q1": 0.8, "q2": 0.6, "q3": 0.9, "q4": 0.7}
@@ -153,10 +152,9 @@ def test_a_task_is_a_value_that_travels_and_its_digest_says_what_changes_the_sco
 
 
 @pytest.mark.parametrize(("name", "expected"), [("STSB-dev", 86.72), ("STS13", 80.60)])
-def test_the_packaged_encoder_has_its_published_figures(name: str, expected: float):
+def test_the_packaged_encoder_has_its_published_figures(minilm, name: str, expected: float):
     folder = os.environ.get("MANTA_EVAL_DATA")
     if not folder:
         pytest.skip("MANTA_EVAL_DATA names no folder of evaluation data")
-    encoder = load_encoder(EncoderSettings(), EncodeSettings(), "cpu")
-    score = task_of("sts", Path(folder) / "sts" / f"{name}.parquet").score(encoder.encode)
+    score = task_of("sts", Path(folder) / "sts" / f"{name}.parquet").score(minilm.encode)
     assert score.value == pytest.approx(expected, abs=0.01)

@@ -36,7 +36,7 @@ class Solver(Protocol):
 
 def solver_of(name: str, seed: int) -> Solver:
     """lbfgs or sgd; seed: of whatever is drawn by chance."""
-    from pipeline.evaluate.logistic import Lbfgs
-    from pipeline.evaluate.sgd import Sgd
+    from pipeline.evaluate.solvers.logistic import Lbfgs
+    from pipeline.evaluate.solvers.sgd import Sgd
 
     return Lbfgs() if name == "lbfgs" else Sgd(seed)

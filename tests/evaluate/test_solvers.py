@@ -5,10 +5,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.evaluate import sgd
-from pipeline.evaluate.linear import solver_of
-from pipeline.evaluate.logistic import Lbfgs
-from pipeline.evaluate.sgd import Sgd
+from pipeline.evaluate.solvers import sgd, solver_of
+from pipeline.evaluate.solvers.logistic import Lbfgs
+from pipeline.evaluate.solvers.sgd import Sgd
 
 
 def clouds(classes: int, rows: int = 300, dim: int = 12, spread: float = 1.5, seed: int = 0, offset: float = 3) -> tuple[np.ndarray, np.ndarray]:

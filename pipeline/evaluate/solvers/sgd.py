@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.evaluate.linear import Linear
+from pipeline.evaluate.solvers import Linear
 
 BATCH = 64
 RATE = 1e-3                     # Adam's usual one

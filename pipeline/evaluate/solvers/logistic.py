@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pipeline.evaluate.linear import Linear
+from pipeline.evaluate.solvers import Linear
 
 GRADIENT = 1e-8                 # largest entry at the end, of the mean loss in scaled coordinates, where the curvature is at most 1
 OPTIONS = {"maxiter": 1_000, "maxfun": 2_000, "gtol": GRADIENT, "ftol": 0.0, "maxcor": 20}

@@ -1,0 +1,88 @@
+"""An encoder, with a transform or without, as a model for the public benchmark package `mteb` (Muennighoff et al. 2023), versions 2.x.
+
+    import mteb
+    from pipeline.evaluate.mteb import mteb_model
+    mteb.evaluate(mteb_model(load_encoder(EncoderSettings(), EncodeSettings())), mteb.get_tasks(["STS12"]))
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline.errors import ConfigError
+from pipeline.evaluate.similarity import crossed, paired, prepared
+from pipeline.evaluate.source import BLANK
+
+Batch = Mapping[str, Any]
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+class QueryEncoder(Protocol):
+    """What is asked of an encoder: pipeline.models.encoder.Encoder is one."""
+
+    dim: int
+    space_id: str
+    max_length: int
+
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray: ...
+
+
+class MtebModel:
+    """Fulfils mteb's EncoderProtocol: vectors in the order of the inputs, queries with the query prompt, cosine similarity. It brings its own prompts: mteb's,
+    by task, are not used.
+    """
+
+    def __init__(self, encoder: QueryEncoder, transform: Transform | None, name: str) -> None:
+        self._encoder, self._transform, self._name = encoder, transform, name
+
+    def encode(self, inputs: Iterable[Batch], *, prompt_type: str | None = None, **_: Any) -> np.ndarray:
+        """(n, d) float32 of the column `text` of all batches; a missing text is read as one blank."""
+        texts = [BLANK if text is None else text for batch in inputs for text in batch["text"]]
+        vectors = self._encoder.encode(texts, query=getattr(prompt_type, "value", prompt_type) == "query")
+        return vectors if self._transform is None else np.asarray(self._transform(vectors), np.float32)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Tensor (n, m) of cosines; a single vector counts as one row."""
+        left, right = (prepared("cosine", np.atleast_2d(np.asarray(each))) for each in (embeddings1, embeddings2))
+        return _tensor(crossed("cosine", left, right))
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Tensor (n,) of cosines of paired rows."""
+        return _tensor(paired("cosine", np.atleast_2d(np.asarray(embeddings1)), np.atleast_2d(np.asarray(embeddings2))))
+
+    @cached_property
+    def mteb_model_meta(self) -> Any:
+        """mteb's description of the model; its revision is the vector space, and the transform where there is one."""
+        suffix = getattr(self._transform, "transform_id", "") if self._transform is not None else ""
+        empty = _mteb().models.ModelMeta.create_empty()
+        known = {
+            "name": self._name, "revision": f"{self._encoder.space_id[:16]}{'-' if suffix else ''}{suffix[:16]}", "max_tokens": self._encoder.max_length,
+            "embed_dim": int(getattr(self._transform, "k", self._encoder.dim)), "framework": ["PyTorch"], "similarity_fn_name": "cosine",
+        }
+        return type(empty).model_validate({**empty.model_dump(), **known})
+
+
+def mteb_model(encoder: QueryEncoder, transform: Transform | None = None, name: str = "manta/encoder") -> MtebModel:
+    """`encoder`, its vectors mapped by `transform`, as a model for mteb.evaluate; name: "organisation/model", in mteb's results.
+
+    ConfigError where mteb is not installed.
+    """
+    _mteb()
+    return MtebModel(encoder, transform, name)
+
+
+def _mteb() -> ModuleType:
+    try:
+        return importlib.import_module("mteb")
+    except ImportError as error:
+        raise ConfigError("mteb", "the package mteb, version 2", f"{error}", 'install the extra: pip install "manta-embeddings[bench]"') from None
+
+
+def _tensor(x: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(x, np.float32))
