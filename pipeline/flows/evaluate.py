@@ -24,8 +24,8 @@ from pipeline.settings import Job
 from pipeline.stats.measured import Geometry
 from pipeline.store.store import Store, open_store
 
-Key = tuple[int, str]
-"""(place of the candidate, task)"""
+Key = tuple[tuple[str, str | None], str]
+"""(space and transform, task): candidates that share both share their figures"""
 
 _QUICK = ("sts", "pairs", "triplets")       # one pass over the rows and their resamples; other kinds train or search
 _FEW = 2_000_000                            # sentences, once for each resample: scored in some two seconds
@@ -156,7 +156,7 @@ class _Run:
             for number, scored in self._scored([items[key] for key in todo], cluster):
                 made[todo[number]] = scored
                 bar.add(1)
-        return tuple(Measured(task.name, task.kind, tuple(made[place, task.name] for place in range(len(self.candidates)))) for task in self.tasks)
+        return tuple(Measured(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates)) for task in self.tasks)
 
     def _scored(self, items: Sequence[Scoring], cluster: Cluster) -> Iterator[tuple[int, Scored]]:
         """On the cluster, or here where that is done before a worker has started."""
@@ -167,8 +167,8 @@ class _Run:
         return map_units(task, items, Pool(max(1, min(cluster.cpus, len(items)))))
 
     def _scorings(self) -> dict[Key, Scoring]:
-        settings, pairs = self.job.evaluate, product(enumerate(self.candidates), self.tasks)
-        return {(place, task.name): Scoring(each, task, self.vectors[each.space_id], settings.bootstrap, settings.seed) for (place, each), task in pairs}
+        settings, pairs = self.job.evaluate, product(self.candidates, self.tasks)
+        return {(each.id, task.name): Scoring(each, task, self.vectors[each.space_id], settings.bootstrap, settings.seed) for each, task in pairs}
 
 
 def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[Average, ...], ...]:

@@ -178,8 +178,8 @@ def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
     """Ends of units of falling `lengths` with about equal characters, none longer than `most` sentences."""
     count = max(1, min(_PER_WORKER * workers, len(lengths) // _FEWEST))
     work = np.cumsum(lengths + _OVERHEAD)
-    ends = np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count).tolist()
-    return sorted({0, len(lengths), *(end for start, stop in zip([0, *ends], [*ends, len(lengths)], strict=True) for end in _parts(start, stop, most))})
+    ends = np.minimum(np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1, len(lengths)).tolist()
+    return sorted({0, *(end for start, stop in pairwise([0, *ends]) for end in _parts(start, stop, most))})
 
 
 def _parts(start: int, stop: int, most: int) -> Iterator[int]:
