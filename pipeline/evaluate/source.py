@@ -69,7 +69,10 @@ class Rows:
 
     def codes(self, role: str) -> tuple[np.ndarray, list[Any]]:
         """(n,) int64 place of each row's value among the distinct values, in order of appearance; -1 for none. And the values."""
-        column = self.table[role].cast(decoded(self.table[role].type))
+        column, kind = self.table[role], decoded(self.table[role].type)
+        if pa.types.is_nested(kind):
+            raise DataError(self.where, f"a column of strings or numbers for {role!r}", str(kind), "name another column in `columns`")
+        column = column.cast(kind)
         values = pc.drop_null(pc.unique(column))
         return pc.fill_null(pc.index_in(column, value_set=values).cast(pa.int64()), -1).to_numpy(), values.to_pylist()
 

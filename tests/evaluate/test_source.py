@@ -1,0 +1,51 @@
+"""Columns of every Arrow type that a file may have them in, and those that serve no role."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.evaluate.source import open_file
+from pipeline.settings import TaskSettings
+from pipeline.store.store import open_store
+from tests.evaluate.files import save
+
+
+def rows(folder: Path, **columns: object):
+    file = save(folder / "f.parquet", columns)
+    return open_file(TaskSettings(kind="pairs", uri=str(file)), open_store(folder), "f.parquet", [tuple(columns)]).rows()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_strings_of_every_type_are_texts_and_classes(tmp_path: Path, kind: pa.DataType):
+    found = rows(tmp_path, text=pa.array(["b", None, "a", "b"]).cast(kind))
+    assert found.texts("text") == ["b", " ", "a", "b"]
+    assert found.missing("text") == 1
+    codes, values = found.codes("text")
+    assert (codes.tolist(), values) == ([0, -1, 1, 0], ["b", "a"])
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint32(), pa.float32(), pa.float64(), pa.bool_()])
+def test_numbers_of_every_type_are_numbers(tmp_path: Path, kind: pa.DataType):
+    values = pa.array([True, None, False] if kind == pa.bool_() else [1, None, 0], kind)
+    np.testing.assert_array_equal(rows(tmp_path, label=values).labels("label"), [1, np.nan, 0])
+
+
+def test_a_column_without_any_value_is_blank_texts_and_no_numbers(tmp_path: Path):
+    found = rows(tmp_path, text=pa.nulls(2), score=pa.nulls(2))
+    assert found.texts("text") == [" ", " "]
+    assert np.isnan(found.numbers("score")).all()
+
+
+def test_columns_of_other_types_are_refused(tmp_path: Path):
+    found = rows(tmp_path, nested=pa.array([[1], [2]]), binary=pa.array([b"a", b"b"]), text=pa.array(["a", "b"]))
+    for read, column in ((found.texts, "nested"), (found.texts, "binary"), (found.numbers, "text"), (found.numbers, "nested"), (found.codes, "nested")):
+        with pytest.raises(DataError, match="name another column"):
+            read(column)
+
+
+def test_row_order_is_that_of_the_file(tmp_path: Path):
+    order = np.random.default_rng(0).permutation(5_000)
+    assert rows(tmp_path, text=[str(each) for each in order]).texts("text") == [str(each) for each in order]
