@@ -1,0 +1,79 @@
+"""What the job may rely on for every kind of task that the registry finds."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config import canonical
+from pipeline.evaluate import TASKS
+from pipeline.evaluate.bootstrap import difference_interval, value_interval
+from pipeline.settings import EvaluateSettings
+from tests.evaluate.files import drawn, save, task_of
+
+ROWS = 60
+RNG = np.random.default_rng(0)
+LEFT, RIGHT, LABELS = [f"a{row}" for row in range(ROWS)], [None, *(f"b{row}" for row in range(1, ROWS))], RNG.integers(0, 2, ROWS)
+COLUMNS: dict[str, dict[str, Any]] = {
+    "sts": {"sentence1": LEFT, "sentence2": RIGHT, "score": RNG.uniform(0, 5, ROWS), "subset": ["x", "y"] * (ROWS // 2)},
+    "pairs": {"sentence1": LEFT, "sentence2": RIGHT, "label": LABELS},
+    "triplets": {"anchor": LEFT, "positive": RIGHT, "negative": [f"c{row}" for row in range(ROWS)]},
+    "retrieval": {"query": LEFT, "positive": RIGHT},
+    "duplicates": {"sentence1": LEFT, "sentence2": RIGHT, "label": LABELS},
+    "transfer": {"text": LEFT, "label": LABELS},
+}
+
+
+@pytest.fixture(params=TASKS.names())
+def task(request: pytest.FixtureRequest, tmp_path: Path):
+    return task_of(request.param, save(tmp_path / "rows.parquet", COLUMNS[request.param]), EvaluateSettings(folds=3))
+
+
+def test_it_asks_for_vectors_of_its_sentences_only(task):
+    asked: list[str] = []
+    vectors = drawn()
+    task.score(lambda sentences: (asked.extend(sentences), vectors(sentences))[1])
+    assert set(asked) == set(task.sentences())
+    assert None not in asked
+
+
+def test_everything_but_the_evidence_is_json(task):
+    score = task.score(drawn())
+    again = json.loads(canonical({"metric": score.metric, "value": score.value, "figures": dict(score.figures), "facts": dict(score.facts), "count": score.count}))
+    assert again["value"] == score.value
+    assert all(type(figure) is float for figure in score.figures.values())
+    assert "x100" in score.metric
+
+
+def test_it_travels_as_settings_and_scores_the_same(task):
+    again = pickle.loads(pickle.dumps(task))
+    assert (again.kind, again.name, again.digest) == (task.kind, "rows", task.digest)
+    assert len(task.digest) == 64
+    assert len(pickle.dumps(task)) < 2_000
+    assert again.score(drawn()).value == task.score(drawn()).value
+
+
+def test_the_statistic_of_all_rows_is_the_value_and_intervals_hold_it(task):
+    first, second = task.score(drawn(seed=1)), task.score(drawn(seed=2))
+    if not first.evidence:
+        assert value_interval(task, first, 100, seed=0) is None
+        return
+    assert {len(values) for values in first.evidence.values()} == {first.count}
+    assert task.statistic(first.evidence, np.arange(first.count)) == pytest.approx(first.value, abs=1e-9)
+    alone, apart = value_interval(task, first, 100, seed=0), difference_interval(task, first, second, 100, seed=0)
+    assert alone.low <= first.value <= alone.high
+    assert apart.value == pytest.approx(second.value - first.value)
+    assert apart.low < apart.high
+
+
+def test_equal_vectors_for_all_texts_are_scored_without_failing(task):
+    score = task.score(lambda sentences: np.ones((len(sentences), 4), np.float32))
+    assert np.isfinite(score.value)
+
+
+def test_zero_vectors_are_scored_without_failing(task):
+    score = task.score(lambda sentences: np.zeros((len(sentences), 4), np.float32))
+    assert np.isfinite(score.value)
