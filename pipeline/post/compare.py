@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from pipeline.errors import DataError
+from pipeline.stats import correlation
 
 Map = Callable[[np.ndarray], np.ndarray]
 
@@ -132,9 +132,9 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
 def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
     """Spearman correlation (average ranks for ties) of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
     cosines = (_unit(left) * _unit(right)).sum(axis=1)
-    if len(gold) < 2 or np.ptp(gold) == 0 or np.ptp(cosines) == 0:
+    if np.isnan(found := correlation.spearman(cosines, gold)):
         raise DataError("whiten.dev", "at least two pairs with different scores and different cosines", f"{len(gold)} pairs", "give another dev file")
-    return float(spearmanr(cosines, gold).statistic)
+    return found
 
 
 def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
