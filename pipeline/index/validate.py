@@ -248,10 +248,14 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
-    """Lowest cosine of row i of `before` with row i of `now`, both (n, d): how far a changed arithmetic moved the canary texts."""
+    """Lowest cosine of row i of `before` with row i of `now`, both (n, d): how far a changed arithmetic moved the canary texts.
+
+    Two zero vectors agree (word vectors know no word of some canaries); a zero vector and another one have cosine 0.
+    """
     left, right = before.astype(np.float64), now.astype(np.float64)
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    return float(np.min(np.einsum("nd,nd->n", left, right) / np.maximum(lengths, 1e-300)))
+    cosines = np.einsum("nd,nd->n", left, right) / np.maximum(lengths, 1e-300)
+    return float(np.min(np.where(left.any(axis=1) | right.any(axis=1), cosines, 1.0)))
 
 
 def judge(measured: Measured, counted: Counted, settings: GateSettings, *, canary: float | None = None, dtype: Dtype = "float32") -> dict[str, Gate]:

@@ -1,5 +1,6 @@
 """A night with word vectors is a night like any other: its release needs neither the file of vectors nor that of the counts again."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -64,6 +65,14 @@ def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(argumen
     np.testing.assert_array_equal(vector_matrix(stored["vector"])[:40], expected[:40])
     with pytest.raises(DataError, match="search: query: expected a word that the release's encoder knows, found 'xxyyx'"):
         release.search("xxyyx")
+
+
+def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(arguments: list[str], tmp_path: Path):
+    assert night(arguments).returncode == 0
+    pq.write_table(pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]}), tmp_path / "corpus" / "part-late.parquet")
+    second = night(arguments)
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert json.loads(second.stdout)["gates"]["canary_cosine"]["value"] == pytest.approx(1)
 
 
 def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):

@@ -104,6 +104,13 @@ def test_the_lowest_cosine_finds_the_one_that_moved():
     assert lowest_cosine(before, 3 * now) == pytest.approx(math.cos(0.1))
 
 
+def test_a_text_without_a_vector_then_and_now_did_not_move():
+    some = np.diag([1.0, 0.0, 1.0]).astype(np.float32)
+    assert lowest_cosine(some, some) == pytest.approx(1)
+    assert lowest_cosine(some, np.eye(3, dtype=np.float32)) == 0
+    assert lowest_cosine(np.eye(3, dtype=np.float32), some) == 0
+
+
 def measured(**changes: object) -> Measured:
     index, queries, truth = built("ivf_flat", clustered(1_000))
     return measure(index, queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
