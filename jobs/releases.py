@@ -50,7 +50,7 @@ def prune(
     ignore_leases: Annotated[bool, typer.Option("--ignore-leases", help="Prune although a night seems to be at work.")] = False,
     commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
 ) -> None:
-    """Remove older releases and every file that only they need, and refused candidates."""
+    """Remove older releases and every file that only they need, and refused candidates. What `manta evaluate` keeps below evaluations/ stays."""
     _answer(lambda: _prune(root, commits_root, keep, grace_hours, ignore_leases), as_json, verbose)
 
 
