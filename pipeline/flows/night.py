@@ -12,7 +12,7 @@ from pipeline.flows.extend import extend_index
 from pipeline.flows.index import build_index
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.shards import BuiltIndex
-from pipeline.flows.whiten import Decision, whiten
+from pipeline.flows.whiten import Decision, check_dev, whiten
 from pipeline.flows.whitened import write_whitened
 from pipeline.index.kinds import plan_index
 from pipeline.log import Stages, say
@@ -20,7 +20,7 @@ from pipeline.models.folder import open_folder
 from pipeline.post.chain import check_transform
 from pipeline.settings import Job
 from pipeline.store.dead import Dead
-from pipeline.store.release import Choice, Releases
+from pipeline.store.release import Choice, ReleaseManifest, Releases
 from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus, Manifest
 from pipeline.text.docstrings import harvest_docstrings
@@ -89,10 +89,13 @@ def is_small(job: Job, store: Store, corpus: Corpus) -> bool:
     return corpus.rows <= _SMALL_INDEX and waiting_rows(corpus, job, store) <= job.cluster.small_rows
 
 
-def check_kind(job: Job) -> None:
-    """ConfigError for an index that faiss cannot make of this encoder's vectors, or for a transform that cannot stand in it, before any work is done for it."""
+def check_kind(job: Job, before: ReleaseManifest | None = None) -> None:
+    """ConfigError for an index that faiss cannot make of this encoder's vectors, or for a transform that cannot stand in it, and DataError for a whiten.dev that
+    cannot be used, before any work is done for it. before: the release whose decision may stand.
+    """
     if job.whiten.mode != "off":
         check_transform(job.whiten, indexed=True)
+    check_dev(job.whiten, before)
     plan_index(_ENOUGH_ROWS, open_folder(job.encoder).dim, job.index)
 
 
@@ -144,6 +147,7 @@ def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tupl
 def through_whitening(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Decision, Manifest | None]:
     """The decision about whitening, and with whiten.write_vectors the units of transformed vectors."""
     check_transform(job.whiten, indexed=False)
+    check_dev(job.whiten)
     releases, before, corpus = _opened(job, stages)
     store = releases.store
     with connect(job.cluster, stages, verbose=verbose) as cluster:

@@ -44,7 +44,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     if before.release is not None and unchanged(job, before, place):
         return _nothing(before.release, store.uri, "nothing changed")
     check_store(releases.commits, creates_once=True)    # without it two nights could both publish
-    check_kind(job)
+    check_kind(job, before.release)
     if before.release is not None and before.release.release < max(releases.numbers()):
         say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
     with lease(store), standing_by(may_be_small(job, before)) as process:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
@@ -29,6 +30,7 @@ from pipeline.stats.moments import Moments
 from pipeline.store.release import Choice, ReleaseManifest, Whitened
 from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus, FileRef, stored_by_content
+from pipeline.text.columns import decoded
 
 _SHORTEST = 2 * MIN_WORDS - 1       # characters: eight words of one letter
 _FEWEST_TEXTS = 10                  # to compare on
@@ -90,10 +92,8 @@ def whiten(
 
 def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None) -> Decision | None:
     """The decision of the release before; None where it has to be made anew, and the reason is said then."""
-    if before is None or before.whitening is None or _deciding(before.settings.get("whiten", {})) != _deciding(job.whiten.model_dump(mode="json")):
-        return None
-    then = before.whitening
-    if then.fitted is None:                             # it was off, or there were too few rows for a fit
+    then = _standing(job.whiten, before)
+    if before is None or then is None or then.fitted is None:
         return None
     moved = drift(Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256)), moments)
     numbers: dict[str, float | int | None] = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside, "max_drift": job.whiten.max_drift}
@@ -107,10 +107,18 @@ def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: 
     return Decision(moments, reference, fitted, then.used, sentence, None, then.fitted, since=then, numbers=numbers)
 
 
+def _standing(settings: WhitenSettings, before: ReleaseManifest | None) -> Whitened | None:
+    """What the release before decided under the same settings; None for another decision, or none: it was off, or there were too few rows for a fit."""
+    if before is None or before.whitening is None or before.whitening.fitted is None:
+        return None
+    return before.whitening if _deciding(before.settings.get("whiten", {})) == _deciding(settings.model_dump(mode="json")) else None
+
+
 def _deciding(settings: dict[str, object]) -> WhitenSettings | None:
     """The settings behind a decision; what an older release did not know yet is as it is by default. None for settings of another version."""
+    apart = {"write_vectors": False, "max_drift": 1.0}         # neither enters a fit; how far vectors may drift is asked of a fit that there is
     try:
-        return WhitenSettings.model_validate(settings).model_copy(update={"write_vectors": False})
+        return WhitenSettings.model_validate(settings).model_copy(update=apart)
     except ValueError:
         return None
 
@@ -221,17 +229,44 @@ class HeldMoments:
         return stored_by_content(self.source.store, moments.to_bytes(), stem, ".safetensors", rows=moments.count)
 
 
+def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -> None:
+    """DataError for a whiten.dev that cannot be used, before any work is done for it. What an earlier night decided under the same settings may need none."""
+    if settings.dev and settings.mode != "off" and _standing(settings, before) is None:
+        dev_pairs(settings.dev)
+
+
 def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
-    """sentence1, sentence2 and score of an STS file; a missing sentence reads as one blank, a missing score drops the pair."""
+    """sentence1, sentence2 and score of an STS file; a missing sentence reads as one blank, a missing score drops the pair.
+
+    DataError for a file that is none, for columns that are missing or of another type, and for scores that are not finite or do not differ.
+    """
+    where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
+    kept = pc.is_valid(scores)
+    gold = np.asarray(pc.cast(scores.filter(kept), pa.float64()).to_numpy())
+    if not np.isfinite(gold).all():
+        raise DataError(where, "finite scores", f"{int((~np.isfinite(gold)).sum()):,} that are not", "mend the file; a pair without a score has null there")
+    if len(gold) < 2 or np.ptp(gold) == 0:
+        found = f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}"
+        raise DataError(where, "at least two pairs with different scores", found, "give another dev file")
+    first, second = (tuple(text or " " for text in column.filter(kept).to_pylist()) for column in (left, right))
+    return first, second, gold
+
+
+def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
     place = uri if "://" in uri else str(Path(uri).expanduser().resolve())      # a link is followed here; below a root none may lead out
     parent, _, name = place.rpartition("/")
+    wanted, where = ("sentence1", "sentence2", "score"), f"whiten.dev: {uri}"
     try:
         table = pq.read_table(open_store(parent or "/").open(name))
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise DataError(f"whiten.dev: {uri}", "a Parquet file", f"{type(error).__name__}: {error}", "check the path") from None
-    wanted = ("sentence1", "sentence2", "score")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(where, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path") from None
     if missing := [column for column in wanted if column not in table.column_names]:
-        raise DataError(f"whiten.dev: {uri}", f"columns {', '.join(wanted)}", f"{', '.join(table.column_names)}", f"add {', '.join(missing)}")
-    scored = table.filter(table["score"].is_valid())
-    left, right = (tuple(text or " " for text in scored[column].to_pylist()) for column in wanted[:2])
-    return left, right, scored["score"].to_numpy().astype(np.float64)
+        raise DataError(where, f"columns {', '.join(wanted)}", f"{', '.join(table.column_names)}", f"add {', '.join(missing)}")
+    kinds = [decoded(table.schema.field(column).type) for column in wanted]
+    if not all(map(_is_text, kinds[:2])) or not (pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])):
+        raise DataError(where, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them")
+    return tuple(table[column].cast(kind) for column, kind in zip(wanted, kinds, strict=True))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
