@@ -242,7 +242,7 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     """
     where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
     kept = pc.is_valid(scores)
-    gold = np.asarray(pc.cast(scores.filter(kept), pa.float64()).to_numpy())
+    gold = np.asarray(pc.cast(scores.filter(kept), pa.float64(), safe=False).to_numpy())
     if not np.isfinite(gold).all():
         raise DataError(where, "finite scores", f"{int((~np.isfinite(gold)).sum()):,} that are not", "mend the file; a pair without a score has null there")
     if len(gold) < 2 or np.ptp(gold) == 0:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ModelError
 from pipeline.store.store import open_store
+from pipeline.text.columns import decoded
 from pipeline.text.sources import local_path
 
 FREQUENCIES = "frequencies.parquet"     # its name in an encoder folder that carries its own
@@ -60,12 +61,14 @@ def read_frequencies(file: Path) -> Frequencies:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
     if words.null_count or counts.null_count:
         raise _unusable(file, "a word and a count in every row", f"{words.null_count + counts.null_count} missing")
-    try:
-        words, numbers = words.cast(pa.string()), np.asarray(pc.cast(counts, pa.float64()).to_numpy())
-    except pa.ArrowException:
-        raise _unusable(file, "words as strings and counts as numbers", f"{words.type} and {counts.type}") from None
-    if len(numbers) == 0 or not np.isfinite(numbers).all() or numbers.min() < 0 or numbers.sum() == 0:
-        raise _unusable(file, "counts from 0 on, not all of them 0", "others" if len(numbers) else "no row")
+    kinds = decoded(words.type), decoded(counts.type)
+    if not (pa.types.is_string(kinds[0]) or pa.types.is_large_string(kinds[0])) or not (pa.types.is_integer(kinds[1]) or pa.types.is_floating(kinds[1])):
+        raise _unusable(file, "words as strings and counts as numbers", f"{words.type} and {counts.type}")
+    words, numbers = words.cast(pa.string()), np.asarray(pc.cast(counts.cast(kinds[1]), pa.float64(), safe=False).to_numpy())
+    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(bad) or not numbers.any():
+        found = f"{numbers[bad[0]]:g} for {words[bad[0]].as_py()!r}" if len(bad) else "no other" if len(numbers) else "no row"
+        raise _unusable(file, "counts from 0 on, not all of them 0", found)
     return Frequencies(words, numbers)
 
 

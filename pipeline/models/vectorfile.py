@@ -16,6 +16,7 @@ from pipeline.errors import ModelError
 _BATCH_BYTES = 1 << 20          # of vectors held at once: as text they take twenty times that
 _LONGEST_LINE = 1 << 20         # bytes: 300 numbers take 3,000
 _NUMBER = 64                    # bytes that one takes at most in a text
+_WIDEST = 1 << 16               # dimensions: published vectors have 1,024 at most
 _PIECE = 2 << 20                # of a binary file read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
 _OTHER_FILES = {
@@ -65,8 +66,8 @@ def read_layout(file: Path, name: str) -> Layout:
         if header is None:
             return Layout("text", _width(first, name), None)
         count, dim = (int(number) for number in header.groups())
-        if not dim:
-            raise ModelError(f"{name}: line 1", "the number of words and their dimension", "dimension 0", "give another file")
+        if not 0 < dim <= _WIDEST:
+            raise ModelError(f"{name}: line 1", "the number of words and their dimension", f"dimension {dim:,}", "give another file")
         second = stream.read(_NUMBER * (dim + 16)).split(b"\n", 1)[0].rsplit(None, dim)
         return Layout("text" if len(second) == dim + 1 and _numbers(second[1:]) is not None else "binary", dim, count)
 
@@ -172,7 +173,8 @@ def _checked(words: list[bytes], vectors: list[bytes], before: int, dim: int, na
     bad = ~np.isfinite(numbers).all(axis=1) | [not word or b"\n" in word for word in words]
     if bad.any():
         place = int(np.argmax(bad))
-        raise _malformed(f"{name}: word {before + place + 1}", dim, words[place])
+        where, expected = f"{name}: word {before + place + 1}", f"a word and {dim} finite numbers, as in word2vec's binary form after its first line"
+        raise ModelError(where, expected, _shown(words[place]), "check the first line's two numbers, or fetch the file again")
     return [_decoded(word) for word in words], numbers
 
 

@@ -26,9 +26,10 @@ def test_words_and_counts_of_any_numeric_type_come_in_order(tmp_path):
     ({"word": ["a", None], "count": [1, 2]}, "expected a word and a count in every row, found 1 missing"),
     ({"word": ["a"], "count": ["many"]}, "expected words as strings and counts as numbers, found string and string"),
     ({"word": [[1]], "count": [1]}, "expected words as strings and counts as numbers"),
-    ({"word": ["a", "b"], "count": [1, -1]}, "expected counts from 0 on, not all of them 0"),
-    ({"word": ["a", "b"], "count": [1.0, np.inf]}, "expected counts from 0 on"),
-    ({"word": ["a"], "count": [0]}, "expected counts from 0 on"),
+    ({"word": ["a", "b"], "count": [1, -1]}, "expected counts from 0 on, not all of them 0, found -1 for 'b'"),
+    ({"word": ["a", "b"], "count": [1.0, np.inf]}, "expected counts from 0 on, .* found inf for 'b'"),
+    ({"word": ["a"], "count": [0]}, "expected counts from 0 on, not all of them 0, found no other"),
+    ({"word": [7], "count": [1]}, "expected words as strings and counts as numbers, found int64 and int64"),
     ({"word": pa.array([], pa.string()), "count": pa.array([], pa.int64())}, "found no row"),
 ])
 def test_what_is_wrong_with_counts_is_said(tmp_path, columns, message):

@@ -66,6 +66,7 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
     (b"3 2\na 1 2\nb 1 2\n", r"vectors: expected 3 words, as its first line says, found 2; fetch"),
     (b"1 2\na 1 2\nb 1 2\n", r"expected 1 words, as its first line says, found 2"),
     (b"2 0\na\nb\n", r"line 1: expected the number of words and their dimension, found dimension 0"),
+    (b"2 999999999999\na 1 2\n", r"line 1: .* found dimension 999,999,999,999;"),
     (b"", r"line 1: expected a word and its numbers"),
     (b"{\"model_type\": \"bert\"}", r"line 1: expected a word and its numbers.*give a file of word vectors, or the folder that holds config\.json"),
     (b"one two three\n", r"line 1: expected a word and its numbers"),
@@ -73,7 +74,8 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
     (b"\xba\x16O/....", r"fastText's own binary form; give the \.vec file instead"),
     (gzip.compress(b"a 1 2 3\n" * 9_000)[:-20], r"expected a whole gzip file"),
     (b"2 3\na " + bytes(12) + b"\nb " + bytes(7), r"word 2: expected a word and 12 bytes, found the end of the file"),
-    (b"2 3\na " + bytes(12) + b"\nb " + b"\xff" * 12, r"word 2: expected a word and 3 finite numbers, found 'b'"),
+    (b"2 3\na " + bytes(12) + b"\nb " + b"\xff" * 12, r"word 2: expected a word and 3 finite numbers, .*, found 'b'"),
+    (b"9 4\na 1 2 3\nb 1 2 3\n" + b"c 1 2 3\n" * 9, r"word 4: expected a word and 4 finite numbers, .*; check the first line's two numbers"),
 ])
 def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, content, message):
     file = tmp_path / "vectors"
