@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import DataError
 from pipeline.models.folder import EncoderFolder, open_folder
-from pipeline.settings import Job
+from pipeline.settings import EncoderSettings, Job
 from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.units import Corpus
 from pipeline.text.ingest import Parent, corpus_digest
@@ -30,8 +30,16 @@ class Before:
         assert self.release is not None
         then = self.release.settings.get("corpus", {}).get("id")
         if self.release.space_id != folder.space_id:
-            return f"the encoder's space is {folder.space_id}, that of release {self.release.release} is {self.release.space_id}"
+            spaces = f"the encoder's space is {folder.space_id[:16]}, that of release {self.release.release} is {self.release.space_id[:16]}"
+            return f"{spaces} ({self._reset(job)})"
         return f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}" if then != job.corpus.id else ""
+
+    def _reset(self, job: Job) -> str:
+        """What of the encoder's settings is another than in the release; where nothing is, what they name is."""
+        assert self.release is not None
+        then, now = self.release.settings.get("encoder", {}), job.encoder.model_dump(mode="json")
+        other = [f"encoder.{name}" for name, value in now.items() if name != "query_prompt" and value != then.get(name, EncoderSettings.model_fields[name].default)]
+        return f"{', '.join(other)} changed" if other else "the settings are the same: a file of the encoder changed"
 
 
 def load_before(releases: Releases) -> Before:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
+from pipeline.flows.before import load_before
+from pipeline.flows.night import open_releases
 from pipeline.flows.unit import EncodeUnit
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -48,9 +50,19 @@ def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: 
     night.run()
     now = night.current()
     assert (first.space_id != there, now.space_id) == (True, there)
+    corpus = next(choice.sentence for choice in now.choices if choice.what == "corpus")
+    assert f"the encoder's space is {there[:16]}, that of release 1 is {first.space_id[:16]} (the settings are the same: a file of the encoder changed)" in corpus
     assert not {unit.path for unit in first.units} & {unit.path for unit in now.units}
     assert live_vectors(night).keys() == vectors.keys()
     assert not set(live_vectors(night).values()) & set(vectors.values())
+
+
+def test_a_night_with_another_encoder_says_which_settings_make_it_one(night: Night):
+    night.run()
+    before = load_before(open_releases(night.job))
+    other = night.job.encoder.model_copy(update={"pooling": "max", "max_length": 12, "query_prompt": "query: "})
+    reason = before.parent(night.job.model_copy(update={"encoder": other}), 1).anew
+    assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
 
 
 def test_a_record_that_was_put_into_another_space_is_refused_by_both_names(night: Night, tmp_path: Path):
