@@ -95,16 +95,20 @@ def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: 
     then = _standing(job.whiten, before)
     if before is None or then is None or then.fitted is None:
         return None
-    moved = drift(Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256)), moments)
+    try:
+        fitted_on, fitted = (store.read_checked(reference.path, reference.sha256) for reference in (then.fitted_on, then.fitted))
+    except FileNotFoundError as error:
+        say(f"the {noun(job.whiten.transform)} is fitted anew: {error.filename or error}, of release {before.release}, is gone")
+        return None
+    moved, transform = drift(Moments.from_bytes(fitted_on), moments), load_transform(fitted)
     numbers: dict[str, float | int | None] = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside, "max_drift": job.whiten.max_drift}
     figures = f"drift {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f})"
-    fitted = load_transform(store.read_checked(then.fitted.path, then.fitted.sha256))
-    name = noun(name_of(fitted))
+    name = noun(name_of(transform))
     if moved.distance > job.whiten.max_drift:
         say(f"the {name} is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}")
         return None
     sentence = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}: {figures} of at most {job.whiten.max_drift:g}."
-    return Decision(moments, reference, fitted, then.used, sentence, None, then.fitted, since=then, numbers=numbers)
+    return Decision(moments, reference, transform, then.used, sentence, None, then.fitted, since=then, numbers=numbers)
 
 
 def _standing(settings: WhitenSettings, before: ReleaseManifest | None) -> Whitened | None:

@@ -206,6 +206,16 @@ def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_
         night(*settings, "whiten.ridge=0.1")
 
 
+def test_a_fit_whose_file_is_gone_is_made_anew(night: Callable[..., Outcome], root: Path, capsys: pytest.CaptureFixture[str]):
+    first = night("whiten.mode=on", "whiten.k=18")
+    stored = Path(first.root, "transforms", f"{first.facts['transform_id'][:24]}.safetensors")
+    content = stored.read_bytes()
+    stored.unlink()
+    outcome = night("whiten.mode=on", "whiten.k=18", "whiten.max_drift=0.2")
+    assert f"{stored.name}, of release {first.release}, is gone" in capsys.readouterr().err
+    assert (outcome.status, outcome.facts["transform_id"], stored.read_bytes()) == ("published", first.facts["transform_id"], content)
+
+
 @pytest.mark.parametrize(("settings", "message"), [
     ("whiten.transform=flow", "affine map, which a faiss index can hold.*manta whiten"), ("whiten.transform=standardize+flow", "affine map"),
     ("whiten.transform=whitenig", "did you mean 'whitening'"), ("whiten.remove=dev", "components among the steps"),
