@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,7 +31,14 @@ _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credentia
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which only true and false are booleans, as in YAML 1.2: `mode: off` is the word."""
+    """YAML in which only true and false are booleans, as in YAML 1.2: `mode: off` is the word; and in which a key stands once, where PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            where = f"line {node.start_mark.line + 1} of {node.start_mark.name.strip('<>')}"
+            raise ConfigError(where, "every key once", f"{twice!r} more than once", "leave one of them")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -109,7 +116,8 @@ def _yaml_value(settings: Settings, name: str) -> str:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        with file.open(encoding="utf-8") as stream:
+            tree = yaml.load(stream, _Loader)
     except FileNotFoundError:
         raise ConfigError(str(file), "a YAML file", "no such file", "give its path with --config; jobs/configs holds examples") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -160,7 +168,7 @@ def _explain(error: ValidationError, kind: type[Settings], source: str) -> Confi
 def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location[:-1]:
         field = kind.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            kind = inner
+        annotation = field.annotation if field else None
+        inner = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, BaseModel))     # also in a tuple, or None
+        kind = next(inner, kind)
     return sorted(kind.model_fields)

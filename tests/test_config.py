@@ -30,6 +30,19 @@ def test_overrides_go_before_the_file(tmp_path: Path):
     assert (job.corpus.uri, job.corpus.id, job.index.kind, job.index.nlist, job.whiten.k) == ("s3://bucket/*.parquet", "key", "flat", 64, None)
 
 
+def test_a_key_stands_once(tmp_path: Path):
+    file = write(tmp_path, "corpus: {uri: data}\nindex:\n  kind: flat\n  kind: hnsw\n")
+    with pytest.raises(ConfigError, match=r"line 3 of .*job\.yaml: expected every key once, found 'kind' more than once"):
+        load_settings(Job, file)
+    with pytest.raises(ConfigError, match="'uri' more than once"):
+        load_settings(Job, None, ("evaluate.own=[{kind: sts, uri: a, uri: b}]",))
+
+
+def test_a_key_inside_a_list_gets_the_hint_of_its_section():
+    with pytest.raises(ConfigError, match="did you mean 'name'"):
+        load_settings(Job, None, ("evaluate.candidates=[{nme: a}]",))
+
+
 @pytest.mark.parametrize(("word", "mode"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'off'", "off")])
 def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
     assert load_settings(Job, write(tmp_path, f"whiten: {{mode: {word}}}")).whiten.mode == mode
