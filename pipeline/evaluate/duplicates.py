@@ -68,7 +68,7 @@ class DuplicatesTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.file, similarity=self.similarity, **self.options.model_dump(exclude={"split"}))
+        return digest(self.kind, self.name, self.file, similarity=self.similarity, **self.options.model_dump(exclude={"split"}))
 
     def texts(self) -> Texts:
         """The distinct texts; DataError for fewer than two, or if gold was asked for and no pair of them is a duplicate."""

@@ -36,7 +36,7 @@ class PairsTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.file, similarity=self.similarity)
+        return digest(self.kind, self.name, self.file, similarity=self.similarity)
 
     def _labelled(self) -> tuple[Rows, int]:
         """Rows that have a label, and how many have none; DataError if the labels are of one class only."""

@@ -62,7 +62,7 @@ class RetrievalTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.file, similarity=self.similarity, k=self.options.k, queries=self.options.queries, seed=self.seed)
+        return digest(self.kind, self.name, self.file, similarity=self.similarity, k=self.options.k, queries=self.options.queries, seed=self.seed)
 
     def search(self) -> Search:
         """What is searched for what; DataError if no query has anything to find."""

@@ -5,6 +5,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,8 @@ class Rows:
         if pa.types.is_nested(kind):
             raise DataError(self.where, f"a column of strings or numbers for {role!r}", str(kind), "name another column in `columns`")
         column = column.cast(kind)
+        if pa.types.is_floating(kind):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         values = pc.drop_null(pc.unique(column))
         return pc.fill_null(pc.index_in(column, value_set=values).cast(pa.int64()), -1).to_numpy(), values.to_pylist()
 
@@ -133,6 +136,10 @@ def open_file(source: TaskSettings, store: Store, path: str, forms: Sequence[Seq
     if named or not whole:
         wanted = " or ".join(", ".join(column[role] for role in form) for form in forms) if not named else ", ".join(column[role] for role in named)
         raise DataError(store.uri_of(path), f"the columns {wanted}", f"{', '.join(names) or '(none)'}", "name the columns by role in `columns`")
+    shared = [(role, other) for role, other in combinations(whole[0], 2) if column[role] == column[other]]
+    if shared:
+        role, other = shared[0]
+        raise ConfigError(f"{source.uri}: columns", "a column for each role", f"{column[role]!r} for {role} and for {other}", "name another column")
     extra = [role for role in optional if column[role] in names] + (["split"] if split is not None else [])
     return TaskFile(store, path, hashlib.sha256(content).hexdigest(), tuple((role, column[role]) for role in dict.fromkeys([*whole[0], *extra])), split)
 
@@ -142,9 +149,9 @@ def name_of(source: TaskSettings, path: str) -> str:
     return source.name or path.rpartition("/")[2].removesuffix(".parquet")
 
 
-def digest(kind: str, file: TaskFile, **options: Any) -> str:
-    """sha256 (hex) of what makes a score beside the vectors."""
-    return digest_of({"kind": kind, **file.content(), **options})
+def digest(kind: str, name: str, file: TaskFile, **options: Any) -> str:
+    """sha256 (hex) of what makes a score beside the vectors. The name is in its warnings, names the one subset, and says which splits are expected."""
+    return digest_of({"kind": kind, "name": name, **file.content(), **options})
 
 
 def _content(store: Store, path: str) -> bytes:
@@ -152,10 +159,16 @@ def _content(store: Store, path: str) -> bytes:
         return store.read(path)
     except FileNotFoundError:
         raise DataError(store.uri_of(path), "a Parquet file", "no such file", "check the path") from None
+    except IsADirectoryError:
+        raise DataError(store.uri_of(path), "a Parquet file", "a folder", "name the file in it") from None
 
 
 def _table(content: bytes, where: str) -> pa.Table:
     try:
-        return pq.read_table(io.BytesIO(content))
+        file = pq.ParquetFile(io.BytesIO(content))
+        names = file.schema_arrow.names
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise DataError(where, "columns of different names", f"{twice!r} more than once", "rename one of them")
+        return file.read()
     except (pa.ArrowException, OSError) as error:
         raise DataError(where, "a Parquet file", " ".join(str(error).split()), "check the file") from None

@@ -66,7 +66,7 @@ class StsTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.file, similarity=self.similarity, aggregation=self.aggregation, low=self.options.low, high=self.options.high)
+        return digest(self.kind, self.name, self.file, similarity=self.similarity, aggregation=self.aggregation, low=self.options.low, high=self.options.high)
 
     def pairs(self) -> Pairs:
         """The pairs that have a score; DataError for scores out of range, without any variance, or fewer than two."""
@@ -114,7 +114,7 @@ class StsTask:
 
     def _warnings(self, pairs: Pairs, predicted: np.ndarray) -> tuple[str, ...]:
         if constant(predicted):
-            return (f"{self.name}: every pair has the same {self.similarity} similarity, {predicted[0]:g}; correlations are given as 0",)
+            return (f"{self.name}: every pair has the same {self.similarity} similarity, {predicted[0] + 0.0:g}; correlations are given as 0",)
         parts = [(name, predicted[pairs.subset == place], pairs.gold[pairs.subset == place]) for place, name in enumerate(pairs.names)]
         flat = [name for name, ours, gold in parts if constant(ours) and not constant(gold)]
         undefined = [name for name, _, gold in parts if constant(gold)]

@@ -59,7 +59,7 @@ class TransferTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.file, name=self.name, solver=self.solver, folds=self.folds, seed=self.seed)      # the name says which splits are expected
+        return digest(self.kind, self.name, self.file, solver=self.solver, folds=self.folds, seed=self.seed)
 
     def labelled(self) -> Labelled:
         """The rows that the protocol reads and that have a label; DataError for splits or classes that do not serve."""

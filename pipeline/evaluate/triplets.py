@@ -38,7 +38,7 @@ class TripletsTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.file, similarity=self.similarity)
+        return digest(self.kind, self.name, self.file, similarity=self.similarity)
 
     def sentences(self) -> Sequence[str]:
         rows = self.file.rows()

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ def test_it_travels_as_settings_and_scores_the_same(task):
     assert len(task.digest) == 64
     assert len(pickle.dumps(task)) < 2_000
     assert again.score(drawn()).value == task.score(drawn()).value
+
+
+def test_under_another_name_it_is_another_task(task):
+    assert replace(task, name="other").digest != task.digest
 
 
 def test_the_statistic_of_all_rows_is_the_value_and_intervals_hold_it(task):

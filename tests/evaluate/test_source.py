@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.source import open_file
 from pipeline.settings import TaskSettings
 from pipeline.store.store import open_store
@@ -37,6 +38,25 @@ def test_a_column_without_any_value_is_blank_texts_and_no_numbers(tmp_path: Path
     found = rows(tmp_path, text=pa.nulls(2), score=pa.nulls(2))
     assert found.texts("text") == [" ", " "]
     assert np.isnan(found.numbers("score")).all()
+
+
+def test_a_number_that_is_none_is_no_class(tmp_path: Path):
+    codes, values = rows(tmp_path, label=pa.array([1.0, float("nan"), None, 0.0])).codes("label")
+    assert (codes.tolist(), values) == ([0, -1, -1, 1], [1.0, 0.0])
+
+
+def test_one_column_serves_one_role(tmp_path: Path):
+    save(tmp_path / "f.parquet", {"a": ["x"], "label": [1]})
+    source = TaskSettings(kind="pairs", uri="f.parquet", columns={"sentence1": "a", "sentence2": "a"})
+    with pytest.raises(ConfigError, match="columns: expected a column for each role, found 'a' for sentence1 and for sentence2"):
+        open_file(source, open_store(tmp_path), "f.parquet", [("sentence1", "sentence2", "label")])
+
+
+def test_two_columns_of_one_name_and_a_folder_are_refused(tmp_path: Path):
+    pq.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]), tmp_path / "f.parquet")
+    for path, words in (("f.parquet", "found 'text' more than once; rename"), ("", "a folder; name the file in it")):
+        with pytest.raises(DataError, match=words):
+            open_file(TaskSettings(kind="duplicates", uri=path), open_store(tmp_path if path else tmp_path.parent), path or tmp_path.name, [("text",)])
 
 
 def test_columns_of_other_types_are_refused(tmp_path: Path):
