@@ -58,6 +58,8 @@ def select_tasks(settings: EvaluateSettings) -> Selection:
     names = [task.name for task in tasks]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError("evaluate.own", "tasks of different names", f"{', '.join(twice)} more than once", "give each a `name`")
+    if settings.tasks is not None and not settings.names and not settings.own:
+        raise ConfigError("evaluate.names", "names of tasks or of groups", "none", "name some, such as sts, or leave evaluate.tasks out")
     if not tasks and missing:
         raise DataError(f"evaluate.tasks: {settings.tasks}", f"at least one of {', '.join(each.name for each in missing)}", "none", "set evaluate.names to what is there")
     return Selection(tuple(tasks), tuple(missing))
@@ -66,6 +68,8 @@ def select_tasks(settings: EvaluateSettings) -> Selection:
 def own_task(source: TaskSettings, settings: EvaluateSettings) -> Task:
     """The task over the file at `source.uri`."""
     folder, name = os.path.split(source.uri) if "://" not in source.uri else source.uri.rsplit("/", 1)
+    if not name:
+        raise DataError(f"evaluate.own: uri {source.uri!r}", "a Parquet file", "a folder" if folder else "nothing", "name the file")
     return TASKS[source.kind].of(source, open_store(folder or "."), name, settings)
 
 
@@ -109,11 +113,11 @@ def _names(wanted: str, files: Mapping[str, str]) -> Sequence[str]:
         return [stem for stem, path in files.items() if path.startswith("stsb-multi/")] or [wanted]
     if wanted in GROUPS:
         return GROUPS[wanted]
-    known = [*GROUPS, *(name for group in GROUPS.values() for name in group), *_SINGLE, *files]
+    known = list(dict.fromkeys([*GROUPS, *(name for group in GROUPS.values() for name in group), *_SINGLE, *files]))
     if wanted in known or _TRANSLATED.fullmatch(wanted):
         return [wanted]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(dict.fromkeys(known))}"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}"
     raise ConfigError("evaluate.names", "names of tasks or of groups", repr(wanted), hint)
 
 

@@ -53,11 +53,17 @@ def test_an_unknown_name_gets_a_suggestion(folder: Path):
         names(folder, "STSB-tset")
     with pytest.raises(ConfigError, match="did you mean 'senteval'"):
         names(folder, "sentevall")
+    with pytest.raises(ConfigError, match=r"did you mean 'STSB-dev' or 'STSB-\w+-dev' or 'STSB-\w+-dev'"):
+        names(folder, "STSB-dve")
 
 
 def test_nothing_at_all_is_an_error(folder: Path, tmp_path: Path):
     with pytest.raises(DataError, match="at least one of MR, CR"):
         names(folder, "senteval")
+    with pytest.raises(ConfigError, match=r"evaluate\.names: expected names"):
+        names(folder)
+    with pytest.raises(DataError, match="name the file"):
+        select_tasks(EvaluateSettings(own=(TaskSettings(kind="sts", uri=f"{folder}/"),)))
     with pytest.raises(DataError, match=r"sts/NAME\.parquet"):
         names(tmp_path / "elsewhere", "sts")
 
