@@ -143,20 +143,23 @@ class _Transformed:
     """The vectors of a candidate, as a task asks for them. A sentence without a usable vector keeps zero: its cosine with everything is 0."""
 
     def __init__(self, raw: SpaceVectors, transform: Transform | None) -> None:
-        self._raw, self._transform, self._lost = raw, transform, 0
+        self._raw, self._transform, self._lost, self._alike = raw, transform, 0, 0
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         vectors, lost = self._raw(sentences)
+        if self._transform is not None:
+            vectors = np.array(self._transform(vectors), np.float32)
+            vectors[lost] = 0.0
         self._lost = max(self._lost, int(lost.sum()))
-        if self._transform is None:
-            return vectors
-        made = np.array(self._transform(vectors), np.float32)
-        made[lost] = 0.0
-        return made
+        if len(set(sentences)) > 1 and (vectors == vectors[0]).all():
+            self._alike = len(sentences)
+        return vectors
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything",) if self._lost else ()
+        lost = f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
+        alike = f"all {self._alike:,} sentences have one and the same vector: the figure says nothing"
+        return (*([lost] if self._lost else []), *([alike] if self._alike else []))
 
 
 def _created(store: Store, path: str, value: Kept) -> Kept:

@@ -163,6 +163,7 @@ def test_a_transform_of_another_space_is_refused_by_both_names(folder: Path, enc
     ("release:7", DataError, "release 7"),
     ("release:current", DataError, "expected a published release, found none"),
     ("{transform: /nowhere/t.safetensors}", DataError, "no such file"),
+    (f"{{transform: {__file__}}}", DataError, r"transform .*test_evaluate\.py: expected a file of a fitted transform"),
     ("{name: a}, {name: a}", ConfigError, "'a' twice"),
 ])
 def test_candidates_that_cannot_be_evaluated(folder: Path, encoder: Path, candidate: str, kind: type[Exception], words: str):
@@ -194,6 +195,14 @@ def test_a_sentence_without_a_usable_vector_counts_as_unlike_everything(tmp_path
     assert "no usable vector" in warning
     again = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0", "evaluate.similarity=dot"), Stages())
     assert again.encoded == 0, "sentences without a vector are known too"
+
+
+def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
+    texts = ["red", "green", "red green", "green red red"]
+    (tmp_path / "words.txt").write_text("red 1 2\ngreen 1 2\n")
+    write_pairs(tmp_path / "tasks/sts/STS12.parquet", 20, 0, texts)
+    found = evaluate(job(tmp_path, tmp_path / "words.txt", "evaluate.bootstrap=0"), Stages())
+    assert any("one and the same vector" in warning for warning in found.measured[0].scored[0].result.warnings)
 
 
 def start(folder: Path, encoder: Path, *overrides: str) -> subprocess.Popen[str]:
