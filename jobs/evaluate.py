@@ -53,7 +53,7 @@ def _tables(page: "Report") -> list[str]:
 
     resampled = f"; 95 % intervals of {page.resamples:,} resamples" if page.resamples else ""
     titles = [word for place, each in enumerate(page.candidates) for word in (each.name, *(["difference"] if place else []))]
-    return ["\n".join((group.metric + resampled, _table(group, titles), *map(_average, group.averages))) for group in groups(page)]
+    return ["\n".join((group.metric + (resampled if group.has_intervals else ""), _table(group, titles), *map(_average, group.averages))) for group in groups(page)]
 
 
 def _table(group: "Group", titles: list[str]) -> str:

@@ -112,6 +112,11 @@ class Group:
     averages: tuple[Average, ...]
     chart: Markup | None
 
+    @property
+    def has_intervals(self) -> bool:
+        """Some have none, whatever was asked for: such as counts, and pairs that share texts."""
+        return any(figure.low is not None for row in self.rows for figure in row.figures)
+
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
@@ -139,8 +144,9 @@ def _group(rows: tuple[Row, ...], averages: Sequence[Average]) -> Group:
 
 
 def _chart(metric: str, rows: Sequence[Row]) -> Markup | None:
+    """None without any interval: a bare dot would look like a finding."""
     drawn = [(row.task, [_dot(figure) for figure in row.differences[1:]]) for row in rows]
-    return difference_chart(drawn, metric) if any(dot for _, dots in drawn for dot in dots) else None
+    return difference_chart(drawn, metric) if any(dot and dot[1] is not None for _, dots in drawn for dot in dots) else None
 
 
 def _dot(figure: Figure | None) -> tuple[float, float | None, float | None] | None:

@@ -67,6 +67,13 @@ def test_what_metrics_of_a_group_have_in_common_is_its_heading_and_the_rest_stan
     assert "10 folds" in words(replace(FULL, rows=(folds, parts), averages=()))
 
 
+def test_where_no_figure_has_an_interval_none_is_promised_and_no_chart_is_drawn():
+    count = replace(PLAIN, metric="pairs of at least 0.9", figures=(Figure(15.0), Figure(19.0)), differences=(None, Figure(4.0)))
+    told, silent = groups(replace(FULL, rows=(ROW, count), averages=()))
+    assert (told.has_intervals, silent.has_intervals, silent.chart) == (True, False, None)
+    assert "resamples" not in words(replace(FULL, rows=(count,), averages=()))
+
+
 def test_one_candidate_has_no_differences():
     assert "difference" not in words(SMALLEST).lower()
     assert "interval" not in words(SMALLEST)
