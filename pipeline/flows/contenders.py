@@ -77,20 +77,16 @@ def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     try:
         content = home.read(path)
     except (FileNotFoundError, IsADirectoryError):
-        raise _no_transform(given.transform, "no such file") from None
+        raise DataError(f"transform {given.transform}", "a file of a fitted transform", "no such file", "give one of those below transforms/ of a release root") from None
     try:
         transform = load_transform(content)
     except DataError as error:
-        raise _no_transform(given.transform, error.found) from None
+        raise DataError(f"transform {given.transform}", error.expected, error.found, error.remedy) from None
     if transform.space_id != folder.space_id:
         where, found = f"transform {given.transform}", f"one fitted in space {transform.space_id}"
         raise SpaceMismatch(where, f"a transform of space {folder.space_id}, that of encoder {encoder.path}", found, "fit it on vectors of this encoder (manta whiten)")
     named = plain if given.name else replace(plain, name=f"{plain.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
-
-
-def _no_transform(path: str, found: str) -> DataError:
-    return DataError(f"transform {path}", "a file of a fitted transform", found, "give one of those below transforms/ of a release root")
 
 
 def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:

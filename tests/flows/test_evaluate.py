@@ -163,7 +163,7 @@ def test_a_transform_of_another_space_is_refused_by_both_names(folder: Path, enc
     ("release:7", DataError, "release 7"),
     ("release:current", DataError, "expected a published release, found none"),
     ("{transform: /nowhere/t.safetensors}", DataError, "no such file"),
-    (f"{{transform: {__file__}}}", DataError, r"transform .*test_evaluate\.py: expected a file of a fitted transform"),
+    (f"{{transform: {__file__}}}", DataError, r"transform .*test_evaluate\.py: expected a safetensors file"),
     ("{name: a}, {name: a}", ConfigError, "'a' twice"),
 ])
 def test_candidates_that_cannot_be_evaluated(folder: Path, encoder: Path, candidate: str, kind: type[Exception], words: str):
