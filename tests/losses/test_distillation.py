@@ -1,0 +1,66 @@
+"""A student learns from embeddings, margins or similarities of its teacher, who learns nothing."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+from scipy.stats import entropy
+
+from pipeline.errors import ConfigError, Defect
+from pipeline.losses import cosines, embedding_distillation, margin_distillation, similarity_distillation
+
+RNG = np.random.default_rng(0)
+S, T = (torch.from_numpy(RNG.normal(size=(6, 4))) for _ in range(2))
+LOSSES = {"embedding": embedding_distillation, "margin": margin_distillation, "similarity": lambda s, t: similarity_distillation(s, t, temperature=0.5)}
+
+
+def test_each_is_its_formula():
+    s, t = S.numpy(), T.numpy()
+    assert embedding_distillation(S, T).item() == pytest.approx(np.mean((s - t) ** 2), abs=1e-12)
+    margins = [each[:, :1] - each[:, 1:] for each in (s, t)]
+    assert margin_distillation(S, T).item() == pytest.approx(np.mean((margins[0] - margins[1]) ** 2), abs=1e-12)
+    divergences = [entropy(teacher, student) for student, teacher in zip(softmax(s / 0.5, axis=1), softmax(t / 0.5, axis=1), strict=True)]
+    assert similarity_distillation(S, T, temperature=0.5).item() == pytest.approx(np.mean(divergences), abs=1e-12)
+
+
+def test_a_batch_compared_with_itself_leaves_its_diagonal_out():
+    itself = torch.eye(6, dtype=torch.bool)
+    student, teacher = cosines(S, S), cosines(T, T)
+    off = [each.numpy()[~itself.numpy()].reshape(6, 5) for each in (student, teacher)]
+    p, q = softmax(off[1] / 0.1, axis=1), softmax(off[0] / 0.1, axis=1)
+    expected = np.mean([entropy(x, y) for x, y in zip(p, q, strict=True)])
+    assert similarity_distillation(student, teacher, temperature=0.1, excluded=itself).item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_teachers_of_another_width_teach_by_their_similarities():
+    wide = torch.from_numpy(RNG.normal(size=(6, 11)))
+    assert similarity_distillation(cosines(S, S), cosines(wide, wide), temperature=0.1).item() > 0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_equal_scores_cost_nothing_and_the_teacher_gets_no_gradient(name):
+    assert LOSSES[name](S, S).item() == pytest.approx(0, abs=1e-15)
+    student, teacher = S.clone().requires_grad_(), T.clone().requires_grad_()
+    LOSSES[name](student, teacher).backward()
+    assert student.grad.any()
+    assert teacher.grad is None
+
+
+@pytest.mark.parametrize("name", ["margin", "similarity"])
+def test_an_offset_of_a_row_costs_nothing(name):
+    assert LOSSES[name](S + torch.arange(6.0)[:, None], T).item() == pytest.approx(LOSSES[name](S, T).item(), abs=1e-12)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(Defect, match="teacher of shape"):
+        embedding_distillation(S, T[:, :3])
+    with pytest.raises(Defect, match="teacher of 6 rows"):
+        embedding_distillation(S, T[:5])
+    with pytest.raises(Defect, match="teacher of shape"):
+        margin_distillation(S, T[:5])
+    with pytest.raises(ConfigError, match="at least two rows"):
+        margin_distillation(S[:, :1], T[:, :1])
+    with pytest.raises(ConfigError, match="temperature"):
+        similarity_distillation(S, T, temperature=0)
+    with pytest.raises(Defect, match="excluded of shape"):
+        similarity_distillation(S, T, temperature=1, excluded=torch.zeros(6, 6, dtype=torch.bool))
