@@ -19,7 +19,7 @@ from pipeline.log import Running, say
 from pipeline.post import Transform, space_after
 from pipeline.post.compare import Dev
 from pipeline.post.flow import Flow
-from pipeline.settings import FlowSettings
+from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
 from pipeline.store.store import Store
 from pipeline.store.units import FileRef, Stored
@@ -71,6 +71,22 @@ class FlowTraining:
     def prepare(self, vectors: np.ndarray) -> np.ndarray:
         """Raw vectors as the flow gets them."""
         return vectors if self.before is None else self.before(vectors)
+
+
+def check_flow(settings: WhitenSettings, dim: int) -> None:
+    """ConfigError where a flow among the steps cannot halve its vectors as often as it has levels, as far as that shows before anything is fitted.
+
+    dim: of the encoder; a whitening in front gives k dimensions, or as many as the rank, which is not known yet.
+    """
+    names = settings.transform.split("+")
+    if "flow" not in names or settings.mode == "off":
+        return
+    from pipeline.models.glow import check_levels
+
+    if "whitening" not in names or settings.rotation == "zca":
+        check_levels(dim, settings.flow.levels)
+    elif isinstance(settings.k, int) and settings.k <= dim:
+        check_levels(settings.k, settings.flow.levels)
 
 
 class _Trained(Stored):

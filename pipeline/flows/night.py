@@ -9,6 +9,7 @@ from pipeline.flows.cluster import Cluster, connect, is_local
 from pipeline.flows.encode import encode, waiting_rows
 from pipeline.flows.encoders import keep_encoder
 from pipeline.flows.extend import extend_index
+from pipeline.flows.flow import check_flow
 from pipeline.flows.index import build_index
 from pipeline.flows.placed import LiveRows, Placed
 from pipeline.flows.shards import BuiltIndex
@@ -148,6 +149,7 @@ def through_whitening(job: Job, stages: Stages, *, verbose: bool = False) -> tup
     """The decision about whitening, and with whiten.write_vectors the units of transformed vectors."""
     check_transform(job.whiten, indexed=False)
     check_dev(job.whiten)
+    check_flow(job.whiten, open_folder(job.encoder).dim)
     releases, before, corpus = _opened(job, stages)
     store = releases.store
     with connect(job.cluster, stages, verbose=verbose) as cluster:

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.cluster import Cluster
-from pipeline.flows.flow import FlowTraining, TrainFlow, train_flow
+from pipeline.flows.flow import FlowTraining, TrainFlow, check_flow, train_flow
 from pipeline.flows.night import through_encoding, through_whitening
 from pipeline.flows.nightly import nightly
 from pipeline.flows.order import RowOrder
@@ -181,6 +182,22 @@ def test_the_dev_task_is_measured_on_the_way(tmp_path: Path):
     assert flow.metric == "Spearman"
     assert flow.curve[-1].dev == pytest.approx(dev.score(flow), abs=1e-3)
     assert any(note.startswith("Spearman on the dev task went from") for note in flow.notes)
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ("whiten.flow.levels=6", "dimension 24 with 6 levels; at most 3 levels fit"),
+    ("whiten.transform=whitening+flow whiten.k=10 whiten.flow.levels=3", "dimension 10 with 3 levels; at most 1 levels fit"),
+    ("whiten.transform=whitening+flow whiten.k=10 whiten.rotation=zca whiten.flow.levels=4", "dimension 24 with 4 levels"),
+    ("whiten.transform=whitening+flow whiten.flow.levels=4", None), ("whiten.mode=off whiten.flow.levels=9", None),
+    ("whiten.transform=whitening whiten.flow.levels=9", None),
+])
+def test_levels_that_do_not_fit_show_before_anything_is_encoded(settings: str, words: str | None):
+    whitening = load_settings(Job, None, ("whiten.transform=flow", *settings.split())).whiten
+    if words is None:
+        check_flow(whitening, 24)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_flow(whitening, 24)
 
 
 def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
