@@ -1,0 +1,76 @@
+"""Rows with a text in common: in one batch each of them is a false negative of the other."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+_TRIES = 512                    # places looked at for one row: in a window where most rows are alike the search would be quadratic
+
+
+def codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
+    """(n, roles) int64: equal numbers are equal texts, in whichever column."""
+    texts = pa.chunked_array([chunk for role in roles for chunk in table[role].chunks], pa.large_string())
+    found = texts.combine_chunks().dictionary_encode().indices
+    return np.asarray(found.to_numpy(), np.int64).reshape(len(roles), table.num_rows).T
+
+
+def repeated(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
+    """(n,) bool: rows that have a text, in any of the roles, in common with an earlier row."""
+    return _repeated(codes(table, roles))
+
+
+def false_negatives(table: pa.Table, first: int, last: int) -> np.ndarray:
+    """(last - first, m) bool for the rows first to last of a batch: candidates that equal the row's anchor or positive and are not its own positive.
+
+    Candidates are the n positives, then the n negatives where there are any; with one text a row, the n texts. Roles: text, or anchor and positive.
+    """
+    pair = ["anchor", "positive"] if "anchor" in table.column_names else ["text", "text"]
+    found = codes(table, [*pair, *(["negative"] if "negative" in table.column_names else [])])
+    candidates, own = found[:, 1:].T.ravel(), found[first:last, :2]
+    alike = (candidates == own[:, :1]) | (candidates == own[:, 1:])
+    alike[np.arange(last - first), np.arange(first, last)] = False
+    return np.asarray(alike)
+
+
+def apart(order: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """(k, n) rows of k batches, each once, exchanged between batches so that none has two rows with a text in common, as far as that can be had.
+
+    order: (k, n) rows; found: (rows, roles) their codes. A row that repeats an earlier one of its batch changes places with one of the next batches, the nearest first:
+    where batches are sorted by length it meets its like.
+    """
+    repeats = [(batch, place) for batch, rows in enumerate(order) for place in np.flatnonzero(_repeated(found[rows]))]
+    if not repeats or len(order) == 1:
+        return order
+    order = order.copy()
+    texts = [frozenset(row) for row in found.tolist()]
+    held = [Counter(code for row in rows for code in texts[row]) for rows in order]
+    for batch, place in repeats:
+        mine = texts[order[batch, place]]
+        for other, there in _places(batch, *order.shape) if any(held[batch][code] > 1 for code in mine) else ():
+            theirs = texts[order[other, there]]
+            if not any(held[other][code] > (code in theirs) for code in mine) and not any(held[batch][code] > (code in mine) for code in theirs):
+                held[batch].update(theirs)
+                held[batch].subtract(mine)
+                held[other].update(mine)
+                held[other].subtract(theirs)
+                order[batch, place], order[other, there] = order[other, there], order[batch, place]
+                break
+    return order
+
+
+def _places(batch: int, batches: int, size: int) -> Iterator[tuple[int, int]]:
+    """Places of other batches, those of the following ones first."""
+    for number in range(min(_TRIES, (batches - 1) * size)):
+        yield (batch + 1 + number // size) % batches, number % size
+
+
+def _repeated(found: np.ndarray) -> np.ndarray:
+    """(n,) bool: rows that share a code with an earlier row."""
+    rows, values = np.repeat(np.arange(len(found)), found.shape[1]), found.ravel()
+    order = np.lexsort((rows, values))
+    after = (values[order][1:] == values[order][:-1]) & (rows[order][1:] != rows[order][:-1])
+    again = np.zeros(len(found), bool)
+    again[rows[order][1:][after]] = True
+    return again

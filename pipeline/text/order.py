@@ -1,0 +1,135 @@
+"""The order in which a training meets its rows: one for each (seed, epoch), whatever the number of ranks, read a window at a time."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Annotated, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from pipeline.config import Settings
+from pipeline.errors import DataError
+from pipeline.text.alike import apart, codes
+from pipeline.text.batches import GlobalBatch
+from pipeline.text.pairs import Pairs, Span
+from pipeline.text.roles import COMPARED, TEXTS
+
+SeedWord = Annotated[int, Field(ge=0)]
+
+
+class OrderSettings(Settings):
+    """How rows are shuffled and dealt out."""
+
+    batch_rows: Annotated[int, Field(ge=1)] = 64
+    """rows of a global batch, all ranks together"""
+    seed: SeedWord = 0
+    """of the order"""
+    window_rows: Annotated[int, Field(ge=1)] = 65_536
+    """rows that are held in memory and shuffled together; at least a batch"""
+    bucket_batches: Annotated[int, Field(ge=1)] = 16
+    """batches whose rows are sorted by length before they are cut, so that rows of one batch are about as long; 1: rows of a batch are drawn from the window alike"""
+    repeats: Literal["keep", "drop", "mask"] = "keep"
+    """what happens to a row that has a text with another of its batch in common: it stays; changes places with a row of another batch; or is no negative of the other"""
+
+
+class ShuffledOrder:
+    """Every row once an epoch, but for those left over when the window at the end has no whole batch for them; they are others in each epoch.
+
+    Row groups are shuffled and begun somewhere, windows of their rows shuffled. DataError for fewer rows than a batch.
+    """
+
+    def __init__(self, pairs: Pairs, settings: OrderSettings) -> None:
+        if len(pairs) < settings.batch_rows:
+            raise DataError(pairs.name, f"rows for a batch of {settings.batch_rows:,}", f"{len(pairs):,}", "give more rows, or make the batch smaller")
+        self._pairs, self._settings = pairs, settings
+        self._window_rows = max(1, settings.window_rows // settings.batch_rows) * settings.batch_rows
+
+    @property
+    def batch_rows(self) -> int:
+        return self._settings.batch_rows
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._pairs) // self.batch_rows
+
+    @property
+    def left_over(self) -> int:
+        """Rows of an epoch that are in no batch."""
+        return len(self._pairs) % self.batch_rows
+
+    def batches(self, start: int) -> Iterator[GlobalBatch]:
+        """That of step `start` and all later ones, without end. No window before that of step `start` is kept, no row group before it opened."""
+        for epoch in count(start // self.steps_per_epoch):
+            yield from self._epoch(epoch, start - epoch * self.steps_per_epoch if start > epoch * self.steps_per_epoch else 0)
+
+    def _epoch(self, epoch: int, done: int) -> Iterator[GlobalBatch]:
+        per_window = self._window_rows // self.batch_rows
+        first = done // per_window
+        skip = done % per_window
+        spans = without_first(self._spans(epoch), first * self._window_rows)
+        for number, window in enumerate(cut(self._pairs.read(spans), self._window_rows), first):
+            yield from self._dealt(window, np.random.default_rng((self._settings.seed, epoch, number + 1)), skip)
+            skip = 0
+
+    def _spans(self, epoch: int) -> list[Span]:
+        """All rows. The first row group begins at some row and its head comes last: so windows differ between epochs even in a single row group."""
+        rng = np.random.default_rng((self._settings.seed, epoch))
+        spans = self._pairs.spans()
+        spans = [spans[place] for place in rng.permutation(len(spans))]
+        group, at = spans[0].group, int(rng.integers(len(spans[0])))
+        parts = [Span(group, at, group.kept), *spans[1:], Span(group, 0, at)]
+        return [part for part in parts if len(part)]
+
+    def _dealt(self, window: pa.Table, rng: np.random.Generator, skip: int) -> Iterator[GlobalBatch]:
+        """The window's batches without the first `skip`."""
+        whole = len(window) // self.batch_rows
+        drawn = self._bucketed(rng.permutation(len(window))[: whole * self.batch_rows], window).reshape(whole, self.batch_rows)
+        compared = [role for role in COMPARED if role in window.column_names]
+        order = apart(drawn, codes(window, compared)) if self._settings.repeats == "drop" and compared else drawn
+        exchanged, turn = (order != drawn).sum(1), rng.permutation(whole)
+        table = window.take(rng.permuted(order[turn], axis=1).ravel())           # a rank's slice is to be no shorter than another's
+        for place in range(skip, whole):
+            part = table.slice(place * self.batch_rows, self.batch_rows)
+            yield GlobalBatch(self._pairs.name, part, int(exchanged[turn[place]]), self._settings.repeats == "mask")
+
+    def _bucketed(self, drawn: np.ndarray, window: pa.Table) -> np.ndarray:
+        """`drawn` rows, so many batches at a time sorted by length."""
+        size = self._settings.bucket_batches * self.batch_rows
+        if self._settings.bucket_batches == 1:
+            return drawn
+        lengths = characters(window)
+        buckets = (drawn[first : first + size] for first in range(0, len(drawn), size))
+        return np.concatenate([np.zeros(0, np.int64), *(bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets)])
+
+
+def characters(table: pa.Table) -> np.ndarray:
+    """(n,) int64 characters of each row's texts together."""
+    columns = [np.asarray(pc.utf8_length(table[role]).to_numpy(), np.int64) for role in TEXTS if role in table.column_names]
+    return np.asarray(sum(columns, np.zeros(table.num_rows, np.int64)))
+
+
+def without_first(spans: Sequence[Span], rows: int) -> list[Span]:
+    """What is left when so many rows are taken off."""
+    left = []
+    for span in spans:
+        taken = min(rows, len(span))
+        rows -= taken
+        if taken < len(span):
+            left.append(Span(span.group, span.start + taken, span.stop))
+    return left
+
+
+def cut(pieces: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
+    """Their rows, `size` at a time, the last ones fewer; each in one piece of memory."""
+    held: list[pa.Table] = []
+    rows = 0
+    for piece in pieces:
+        held, rows = [*held, piece], rows + len(piece)
+        while rows >= size:
+            whole = pa.concat_tables(held)
+            yield whole.slice(0, size).combine_chunks()
+            held, rows = [whole.slice(size)], rows - size
+    if rows:
+        yield pa.concat_tables(held).combine_chunks()

@@ -1,0 +1,156 @@
+"""Training rows: roles, labels, scores, missing texts, and what is wrong with a file."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from pipeline.errors import DataError
+from pipeline.text.batches import share_of
+from pipeline.text.order import OrderSettings, ShuffledOrder
+from pipeline.text.pairs import Pairs, PairSettings, open_pairs
+from pipeline.text.roles import Values
+
+NLI = ["premise", "hypothesis", "label"]
+
+
+def written(place: Path, columns: dict[str, Any], group: int = 3) -> str:
+    pq.write_table(pa.table(columns), place, row_group_size=group)
+    return str(place)
+
+
+def whole(pairs: Pairs) -> dict[str, list[Any]]:
+    return pa.concat_tables(pairs.read(pairs.spans())).to_pydict()
+
+
+@pytest.mark.parametrize("labels", [
+    [0, -1, 2, 1, 0, -1, -1, -1], ["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"],
+    pa.array(["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"]).dictionary_encode(),
+])
+def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are_left_out_and_counted(tmp_path: Path, labels: Any):
+    texts = [f"premise {row}" for row in range(8)]
+    uri = written(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
+    pairs = open_pairs(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
+    found = whole(pairs)
+    assert found["label"] == [0, 2, 1, 0]
+    assert found["row"] == [0, 2, 3, 4]
+    assert found["premise"] == [texts[row] for row in found["row"]]
+    assert (len(pairs), pairs.counts) == (4, {"rows": 8, "unlabelled": 4})
+
+
+@pytest.mark.parametrize(("labels", "found"), [
+    ([0, 1, 7, 0], "7"), (["neutral", "entailment", "Neutral", "-"], "'Neutral'"), ([0, 1, None, 0], "None"), ([0, 1, -2, 0], "-2"),
+])
+def test_a_label_outside_the_set_names_file_row_and_set_before_the_first_step(tmp_path: Path, labels: list[Any], found: str):
+    uri = written(tmp_path / "nli.parquet", {"premise": ["a"] * 4, "hypothesis": ["b"] * 4, "label": labels})
+    with pytest.raises(DataError, match=rf"nli.parquet: row 2 .* one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};"):
+        open_pairs(PairSettings(uri=uri), NLI)
+
+
+def test_scores_of_any_range_become_zero_to_one(tmp_path: Path):
+    uri = written(tmp_path / "sick.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, 3.0, 5.0]})
+    roles = ["sentence1", "sentence2", "score"]
+    assert whole(open_pairs(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))["score"] == [0, 0.5, 1]
+    assert whole(open_pairs(PairSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
+    with pytest.raises(DataError, match=r"row 2 .* a number from 0 to 4, found 5.0"):
+        open_pairs(PairSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+def test_a_score_that_is_none_is_refused(tmp_path: Path, bad: float | None):
+    uri = written(tmp_path / "sts.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, bad, 5.0]})
+    with pytest.raises(DataError, match="row 1"):
+        open_pairs(PairSettings(uri=uri), ["sentence1", "sentence2", "score"])
+
+
+def test_a_missing_text_is_one_blank_and_counted(tmp_path: Path):
+    uri = written(tmp_path / "pairs.parquet", {"anchor": ["a", None, "c"], "positive": ["x", "y", None]})
+    order = ShuffledOrder(open_pairs(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]), OrderSettings(batch_rows=3))
+    rows = next(share_of(order, 0))
+    by_row = {int(row): (anchor, positive) for row, anchor, positive in zip(rows.rows, rows.columns["anchor"], rows.columns["positive"], strict=True)}
+    assert by_row == {0: ("a", "x"), 1: (" ", "y"), 2: ("c", " ")}
+    assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}                       # two rows have the blank in common
+
+
+def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):
+    triples = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
+    written(tmp_path / "1.parquet", triples)
+    settings = PairSettings(uri=f"{tmp_path}/*.parquet")
+    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive", "negative")
+    written(tmp_path / "2.parquet", {"anchor": ["d"], "positive": ["e"]})
+    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive")
+    assert whole(open_pairs(settings, ["anchor", "positive"])) == {"anchor": ["a", "d"], "positive": ["b", "e"], "row": [0, 1]}
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"anchor": ["a"], "positve": ["b"]}, "a column 'positive' for the role positive, found the columns anchor, positve; .* did you mean 'positve'"),
+    ({"anchor": ["a"], "positive": [1]}, "a column of strings for the role positive, found 'positive' of type int64"),
+    ({"anchor": [], "positive": []}, "rows to train on, found no row"),
+])
+def test_what_is_wrong_with_a_file_is_a_sentence(tmp_path: Path, columns: dict[str, Any], message: str):
+    uri = written(tmp_path / "pairs.parquet", columns)
+    with pytest.raises(DataError, match=message):
+        open_pairs(PairSettings(uri=uri), ["anchor", "positive"])
+
+
+def test_files_that_are_none(tmp_path: Path):
+    with pytest.raises(DataError, match="nothing there; check the URI of the training rows"):
+        open_pairs(PairSettings(uri=str(tmp_path / "absent")), ["text"])
+    (tmp_path / "x.parquet").write_text("no Parquet")
+    with pytest.raises(DataError, match=r"x.parquet"):
+        open_pairs(PairSettings(uri=str(tmp_path)), ["text"])
+    with pytest.raises(ValidationError, match="did you mean 'anchor'"):
+        PairSettings(uri="x", columns={"ancor": "a"})
+
+
+def test_bytes_that_are_no_text_name_their_row(tmp_path: Path):
+    binary = pa.array([b"fine", b"\xff\xfe", b"fine"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, binary.buffers())
+    pairs = open_pairs(PairSettings(uri=written(tmp_path / "x.parquet", {"text": text})), ["text"])
+    with pytest.raises(DataError, match=r"row 1 .* text in UTF-8"):
+        whole(pairs)
+
+
+def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path):
+    uri = written(tmp_path / "x.parquet", {"text": ["a"] * 9}, group=9)
+    pairs = open_pairs(PairSettings(uri=uri), ["text"])
+    written(tmp_path / "x.parquet", {"text": ["a"] * 5}, group=9)
+    with pytest.raises(DataError, match=r"9 rows in row group 0, as when training began, found 5"):
+        whole(pairs)
+
+
+def test_pairs_travel_to_a_worker(tmp_path: Path):
+    uri = written(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
+    pairs = open_pairs(PairSettings(uri=uri), ["text"])
+    assert whole(pickle.loads(pickle.dumps(pairs))) == whole(pairs) == {"text": ["a", "b", "c", "d"], "row": [0, 1, 2, 3]}
+
+
+PROGRAM = """
+import resource, sys
+from itertools import islice
+from pipeline.text.batches import share_of
+from pipeline.text.order import OrderSettings, ShuffledOrder
+from pipeline.text.pairs import PairSettings, open_pairs
+order = ShuffledOrder(open_pairs(PairSettings(uri=sys.argv[1]), ["text"]), OrderSettings(batch_rows=512))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rows = sum(len(one) for one in islice(share_of(order, 0), order.steps_per_epoch))
+print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("group", [1_000_000, 50_000])
+def test_a_million_rows_are_read_in_memory_that_does_not_grow_with_them(tmp_path: Path, group: int):
+    numbers = np.arange(1_000_000)
+    text = pa.array(np.char.add("sentence of some sixty characters that stands for an ordinary one ", numbers.astype(str)))
+    pq.write_table(pa.table({"text": text}), tmp_path / "x.parquet", row_group_size=group, use_dictionary=False, compression="zstd")
+    found = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
+    rows, kib = map(int, found.stdout.split())
+    assert rows == 1_000_000 - 1_000_000 % 512
+    assert kib < 64 * 1024                          # a window of 65,536 rows is 5 MB, all rows are 80 MB
