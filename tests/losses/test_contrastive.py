@@ -120,6 +120,17 @@ def test_a_text_that_stands_twice_is_no_negative_of_itself():
     assert both.item() == pytest.approx((loss + info_nce(k, q, temperature=0.1, excluded=equal)).item() / 2, abs=1e-12)
 
 
+def test_an_exclusion_of_one_direction_is_turned_for_the_other():
+    q, k, extra = random(3), random(3, seed=1), random(2, seed=2)
+    excluded = torch.tensor([[0, 1, 0, 0, 1], [0, 0, 0, 1, 0], [1, 0, 0, 0, 0]], dtype=torch.bool)
+    both = info_nce(q, torch.cat([k, extra]), temperature=0.1, excluded=excluded, symmetric=True)
+    logits = numpy_cosines(k, q) / 0.1
+    candidates = [[0, 1], [1, 2], [0, 1, 2]]                    # key 0 is none of query 2, key 1 none of query 0
+    keys = np.mean([logsumexp(logits[i, c]) - logits[i, i] for i, c in enumerate(candidates)])
+    queries = info_nce(q, torch.cat([k, extra]), temperature=0.1, excluded=excluded).item()
+    assert both.item() == pytest.approx((queries + keys) / 2, abs=1e-12)
+
+
 def test_without_any_negative_left_the_loss_and_its_gradient_are_zero():
     q, k = random(1).requires_grad_(), random(3, seed=1).requires_grad_()
     loss = info_nce(q, k, temperature=0.05, excluded=torch.ones(1, 3, dtype=torch.bool))
