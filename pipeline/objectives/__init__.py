@@ -1,0 +1,197 @@
+"""What an encoder is trained for. One file per objective; the registry finds it.
+
+An objective says which views of a batch it wants encoded and what their vectors cost. Its loss is a function of representations alone: so a step may gather negatives
+from other ranks, or encode in chunks, without the objective knowing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import DataError
+from pipeline.models.pooling import Segments
+from pipeline.registry import Registry
+from pipeline.text.tokens import Tokens
+
+Column = Sequence[str] | np.ndarray
+AtEmbedding = Callable[[Tensor, Segments], Tensor]
+"""Embedding layer's output (tokens, d), and where each text's tokens lie in it -> what the first layer gets instead; random numbers come from torch's generators."""
+
+
+class Encodes(Protocol):
+    """What a view asks of an encoder, which is a module."""
+
+    dim: int
+
+    def __call__(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+        """(n, dim). positions and at_embedding as in `View`."""
+        ...
+
+
+class Peers(Protocol):
+    """The ranks whose rows are candidates for the rows of this one."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def gather(self, z: Tensor) -> Tensor:
+        """(n, ...) of this rank -> (W n, ...) of all ranks, in their order. A gradient of every rank comes back to the rows that it is of. DataError where n differs."""
+        ...
+
+
+class Alone:
+    """No other ranks: candidates are the rows at hand."""
+
+    rank = 0
+
+    def gather(self, z: Tensor) -> Tensor:
+        return z
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of one step on one rank, by the roles of their columns."""
+
+    columns: Mapping[str, Column]
+    """role -> n texts, or n numbers"""
+    rows: np.ndarray
+    """(n,) int64: their numbers in the data set"""
+    tokenize: Callable[[Sequence[str]], Tokens]
+    peers: Peers = ALONE
+    """whose rows are candidates too"""
+    false_negatives: np.ndarray | None = None
+    """(n, candidates) bool: candidate j says the same as row i without being its own positive; candidates are a column of positives, then one of negatives if there is
+    one, of all peers"""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, role: str) -> bool:
+        return role in self.columns
+
+    def column(self, role: str) -> Column:
+        """Its n values. DataError where there is no such column, or it has another length."""
+        if role not in self.columns:
+            known = ", ".join(sorted(self.columns)) or "none"
+            raise DataError("training batch", f"a column with the role {role}", f"those with the roles {known}", "say which column of the data has this role")
+        if len(self.columns[role]) != len(self):
+            raise DataError("training batch", f"{len(self)} values of {role}", f"{len(self.columns[role])}", "give every row one value")
+        return self.columns[role]
+
+    def tokens(self, role: str) -> Tokens:
+        """Token ids of its n texts."""
+        return self.tokenize(list(self.column(role)))
+
+    def of_rows(self, places: np.ndarray) -> "Batch":
+        """The rows at those places, for what each costs by itself: nothing is known of what is alike among other candidates."""
+        return replace(self, false_negatives=None, columns={role: _taken(values, places) for role, values in self.columns.items()}, rows=self.rows[places])
+
+    def excluded(self, device: torch.device) -> Tensor | None:
+        """`false_negatives` for a loss there; None where none are told."""
+        return None if self.false_negatives is None else torch.from_numpy(self.false_negatives).to(device)
+
+    @property
+    def first(self) -> int:
+        """Where this rank's rows begin among the gathered ones."""
+        return self.peers.rank * len(self)
+
+
+def _taken(values: Column, places: np.ndarray) -> Column:
+    return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """n texts as one encoder is to see them: one for each row of the batch."""
+
+    encoder: nn.Module
+    tokens: Tokens
+    grad: bool = True
+    """False: a momentum encoder, or a teacher"""
+    at_embedding: AtEmbedding | None = None
+    positions: np.ndarray | None = None
+    """(tokens,) int64 position of each token; None: 0, 1, 2 ... in each text"""
+    undivided: str | None = None
+    """why its rows cannot go through the encoder in chunks, as what a person is told; None: they can"""
+
+    def of_rows(self, places: np.ndarray) -> "View":
+        """The texts at those places alone."""
+        return replace(self, tokens=self.tokens.of_rows(places), positions=None if self.positions is None else self.positions[self._tokens_of(places)])
+
+    def encode(self) -> Tensor:
+        """(n, dim)."""
+        with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
+            return cast(Encodes, self.encoder)(self.tokens, positions=self.positions, at_embedding=self.at_embedding)
+
+    def _tokens_of(self, places: np.ndarray) -> np.ndarray:
+        """Places of those texts' tokens."""
+        offsets = self.tokens.offsets
+        return np.concatenate([np.arange(offsets[place], offsets[place + 1]) for place in places])
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A scalar to go down, and the parts that it is the sum of."""
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, **parts: Tensor) -> "Loss":
+        """The sum of scalars; zero of none."""
+        return cls(sum(parts.values(), torch.zeros(())), parts)
+
+    def __add__(self, other: "Loss") -> "Loss":
+        """Parts of one name add up."""
+        names = [*self.parts, *(name for name in other.parts if name not in self.parts)]
+        parts = {name: sum((loss.parts[name] for loss in (self, other) if name in loss.parts), torch.zeros(())) for name in names}
+        return Loss(self.total + other.total, parts)
+
+    def __mul__(self, weight: float) -> "Loss":
+        return Loss(self.total * weight, {name: part * weight for name, part in self.parts.items()})
+
+    def detach(self) -> "Loss":
+        """The same values without their graph."""
+        return Loss(self.total.detach(), {name: part.detach() for name, part in self.parts.items()})
+
+
+class Objective(nn.Module):
+    """Owns the encoder it trains, and heads, twins and queues beside it: its `state_dict` is what a checkpoint holds. Random numbers come from torch's generators."""
+
+    columns: ClassVar[tuple[str, ...]]
+    """roles that it reads"""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """roles that it reads where they are there"""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dim = cast(Encodes, encoder).dim           # nn.Module types its attributes as tensors and modules
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        """What is to be encoded; called once in a step. Views of one encoder share a forward pass where they can."""
+        raise NotImplementedError
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Of the vectors (n, dim) of each view, in the order of `views`; candidates of other ranks come through `batch.peers`, one column at a time.
+
+        A mean over this rank's rows: so the mean over ranks is that of all rows. It runs no encoder.
+        """
+        raise NotImplementedError
+
+    def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Means of what each row costs by itself (masked words, the divergence of its two views): called with some rows at a time, which may run the encoder again."""
+        return Loss.of()
+
+    def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
+        """Called when the weights have moved, with the vectors of the step: momentum, queue."""
+
+
+OBJECTIVES: Registry[type[Objective]] = Registry("objective", __name__)

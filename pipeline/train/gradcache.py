@@ -1,0 +1,195 @@
+"""One step's gradient: of as many rows as the loss compares, in the memory of as many as a chunk holds (GradCache: Gao et al. 2021, section 3.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import ConfigError, DataError, Defect
+from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.text.tokens import Tokens
+from pipeline.train.gather import average_gradients, mean_over_ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a step found, without a graph."""
+
+    loss: Loss
+    """the mean over ranks, the same number on each of them: so all agree on whether it is finite"""
+    reps: tuple[Tensor, ...]
+    """(n, dim) of each view: this rank's rows"""
+
+
+def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | None = None, scale: float = 1.0) -> Outcome:
+    """Add the gradient of `scale` times the loss of the batch to the parameters' `.grad`: of all ranks' rows, the same on each rank.
+
+    A training loop calls, on every rank, with batches of equal size::
+
+        outcome = loss_and_backward(objective, batch, chunk_rows=settings.chunk_rows)
+        optimizer.step()
+        optimizer.zero_grad()
+        objective.after_step(outcome.reps, batch)
+
+    The objective is a plain module, not wrapped for data parallelism: its encoder runs in several passes here, and heads in none of them, which a wrapper's forward
+    does not see. Gradients are averaged over ranks once, after the last chunk. `batch.peers` says whether other ranks' rows are candidates too; where they are not, the
+    gradient is the mean of the ranks' own.
+
+    Without `chunk_rows`, or with one chunk, each encoder runs once over all views that can share a pass. With more, each chunk is encoded without a graph, the loss
+    gives each vector's gradient, and each chunk is encoded again with the random numbers of the first time, to take its gradient further. Row terms belong to this
+    second pass, with weight chunk / batch, and draw from where the first pass left torch's generators. These end where the last row term leaves them: a step advances
+    them as if every chunk had been encoded once.
+
+    `scale`: a loss scaler's, for float16; the loss that comes back is without it. ConfigError for a chunk below one row, and for chunks of a view that cannot be
+    divided; DataError for a batch without rows, and where ranks gather unequal ones.
+    """
+    if not len(batch):
+        raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
+    views = tuple(objective.views(batch))
+    chunks = _chunks(views, len(batch), chunk_rows)
+    generators = _Generators(objective)
+    outputs = [chunk.encode(generators, graph=len(chunks) == 1) for chunk in chunks]
+    leaves = tuple(torch.cat(parts).detach().requires_grad_(view.grad) for view, parts in zip(views, zip(*outputs, strict=True), strict=True))
+    loss = objective.loss(leaves, batch)
+    if loss.total.requires_grad:
+        torch.autograd.backward(loss.total * scale)
+    found, reps = loss.detach(), tuple(leaf.detach() for leaf in leaves)
+    state = generators.state()
+    for place, chunk in enumerate(chunks):
+        again = outputs[place] if len(chunks) == 1 else chunk.encode_again(generators, reps)
+        generators.restore(state)
+        terms = objective.row_terms(again, batch.of_rows(chunk.places)) * (len(chunk.places) / len(batch))
+        state = generators.state()
+        _backward(again, [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves], terms.total * scale)
+        found = found + terms.detach()
+    average_gradients(objective.parameters())
+    return Outcome(_averaged(found), reps)
+
+
+def _backward(outputs: tuple[Tensor, ...], cache: list[Tensor | None], terms: Tensor) -> None:
+    """Through the encoder: from the cached gradient of each vector, and from what rows cost by themselves."""
+    pairs = [(output, gradient) for output, gradient in zip(outputs, cache, strict=True) if output.requires_grad and gradient is not None]
+    if terms.requires_grad:
+        pairs.append((terms, torch.ones_like(terms)))
+    if pairs:
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def _averaged(loss: Loss) -> Loss:
+    names = list(loss.parts)
+    total, *parts = mean_over_ranks(torch.stack([each.to(loss.total) for each in (loss.total, *loss.parts.values())])).unbind()
+    return Loss(total, dict(zip(names, parts, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """One forward pass: the same rows of views that share an encoder."""
+
+    views: tuple[int, ...]
+    """their numbers among the objective's views"""
+    joined: View
+    """their rows, one view after the other"""
+
+    def encode(self) -> tuple[Tensor, ...]:
+        """(rows, dim) of each view."""
+        vectors = self.joined.encode()
+        if len(vectors) != len(self.joined.tokens):
+            raise Defect("encoder", f"{len(self.joined.tokens)} vectors", f"{len(vectors)}", "look at its forward")
+        return vectors.chunk(len(self.views))
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """Consecutive rows of the batch, in as few passes as their views allow."""
+
+    rows: slice
+    passes: list[_Pass]
+
+    def __post_init__(self) -> None:
+        self._states: list[list[Tensor]] = []
+
+    @property
+    def places(self) -> np.ndarray:
+        """(rows,) int64."""
+        return np.arange(self.rows.start, self.rows.stop)
+
+    def encode(self, generators: "_Generators", *, graph: bool) -> tuple[Tensor, ...]:
+        """(rows, dim) of each view, with a graph or without one. Keeps what the generators were at before each pass."""
+        outputs: dict[int, Tensor] = {}
+        for each in self.passes:
+            self._states.append(generators.state())
+            with torch.set_grad_enabled(graph):
+                outputs |= zip(each.views, each.encode(), strict=True)
+        return tuple(outputs[view] for view in sorted(outputs))
+
+    def encode_again(self, generators: "_Generators", reps: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The same vectors with their graph, by the same random numbers; of views without a gradient, those that are known."""
+        outputs = dict(enumerate(rep[self.rows] for rep in reps))
+        for each, state in zip(self.passes, self._states, strict=True):
+            if each.joined.grad:
+                generators.restore(state)
+                outputs |= zip(each.views, each.encode(), strict=True)
+        return tuple(outputs[view] for view in sorted(outputs))
+
+
+def _chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> list[_Chunk]:
+    size = rows if chunk_rows is None else chunk_rows
+    _check(views, rows, size)
+    chunks = []
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        places = np.arange(part.start, part.stop)
+        chunks.append(_Chunk(part, [_joined(group, [views[view].of_rows(places) for view in group]) for group in _groups(views)]))
+    return chunks
+
+
+def _check(views: Sequence[View], rows: int, size: int) -> None:
+    if size < 1:
+        raise ConfigError("chunk_rows", "at least one row in a chunk", f"{size}", "raise it, or leave it out")
+    for view in views:
+        if len(view.tokens) != rows:
+            raise Defect("view of a batch", f"{rows} texts, one for each row", f"{len(view.tokens)}", "look at the objective's views")
+        if view.undivided is not None and size < rows:
+            raise ConfigError("chunk_rows", f"no chunks, since {view.undivided}", f"chunks of {size} of {rows} rows", "leave chunk_rows out, or choose other views")
+
+
+def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
+    """Numbers of the views that can share a pass."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, view in enumerate(views):
+        groups.setdefault((id(view.encoder), view.grad, id(view.at_embedding), view.positions is None), []).append(number)
+    return [tuple(group) for group in groups.values()]
+
+
+def _joined(numbers: tuple[int, ...], views: list[View]) -> _Pass:
+    positions = None if views[0].positions is None else np.concatenate([view.positions for view in views if view.positions is not None])
+    return _Pass(numbers, replace(views[0], tokens=_concatenated([view.tokens for view in views]), positions=positions))
+
+
+def _concatenated(parts: list[Tokens]) -> Tokens:
+    """The texts of all parts, one part after the other."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    everything = all(part.kept is None for part in parts)
+    kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
+    return Tokens(np.concatenate([part.ids for part in parts]), offsets, np.concatenate([part.truncated for part in parts]), kept)
+
+
+class _Generators:
+    """torch's generators on the CPU and on the devices that a module stands on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+        self._devices = sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str)
+
+    def state(self) -> list[Tensor]:
+        """Theirs, the CPU's first."""
+        return [torch.get_rng_state(), *(torch.get_device_module(device).get_rng_state(device) for device in self._devices)]
+
+    def restore(self, state: list[Tensor]) -> None:
+        """Set them to what `state` gave."""
+        torch.set_rng_state(state[0])
+        for device, own in zip(self._devices, state[1:], strict=True):
+            torch.get_device_module(device).set_rng_state(own, device)

@@ -1,0 +1,63 @@
+"""Batches, views and losses, which pass between data, objectives and steps."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import DataError
+from pipeline.objectives import ALONE, Batch, Loss, Objective, View
+from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
+
+
+def test_a_batch_gives_tokens_of_a_role_and_some_of_its_rows():
+    batch = Batch({"text": ["ab", "c", "def"], "score": np.array([1.0, 2.0, 3.0])}, np.array([7, 8, 9]), tokenize, false_negatives=np.ones((3, 3), bool))
+    assert len(batch) == 3
+    assert "text" in batch
+    assert "label" not in batch
+    assert batch.tokens("text").lengths.tolist() == [2, 1, 3]
+    part = batch.of_rows(np.array([2, 0]))
+    assert (part.columns["text"], part.columns["score"].tolist(), part.rows.tolist()) == (["def", "ab"], [3.0, 1.0], [9, 7])
+    assert part.false_negatives is None
+    assert batch.first == 0
+    assert batch.excluded(torch.device("cpu")).all()
+
+
+def test_a_role_that_is_not_there_or_too_short_is_an_error():
+    batch = Batch({"text": ["a", "b"], "score": np.zeros(3)}, np.arange(2), tokenize)
+    with pytest.raises(DataError, match=r"the role anchor.*the roles score, text"):
+        batch.tokens("anchor")
+    with pytest.raises(DataError, match=r"2 values of score.*3"):
+        batch.column("score")
+
+
+def test_rows_of_a_view_keep_their_tokens_and_positions():
+    tokens = tokenize(texts(4))
+    positions = np.random.default_rng(0).integers(0, 20, len(tokens.ids))
+    view, encoder = View(Tiny(), tokens, positions=positions), Tiny()
+    rows = np.array([3, 1])
+    part = View(encoder, tokens, positions=positions).of_rows(rows)
+    torch.testing.assert_close(part.encode(), View(encoder, tokens, positions=positions).encode()[rows], rtol=0, atol=1e-14)
+    assert view.of_rows(rows).positions.tolist() == [*positions[tokens.offsets[3] :], *positions[tokens.offsets[1] : tokens.offsets[2]]]
+
+
+def test_a_view_without_gradient_has_none():
+    tokens = tokenize(texts(2))
+    assert View(Tiny(), tokens).encode().requires_grad
+    assert not View(Tiny(), tokens, grad=False).encode().requires_grad
+
+
+def test_parts_of_losses_add_up_and_weigh():
+    one = Loss.of(contrastive=torch.tensor(2.0, requires_grad=True), masked=torch.tensor(1.0))
+    total = one + Loss.of(masked=torch.tensor(3.0), distance=torch.tensor(5.0)) * 0.5
+    assert {name: part.item() for name, part in total.parts.items()} == {"contrastive": 2.0, "masked": 2.5, "distance": 2.5}
+    assert total.total.item() == 7.0
+    assert total.total.requires_grad
+    assert not total.detach().total.requires_grad
+    assert Loss.of().total.item() == 0.0
+
+
+def test_an_objective_costs_nothing_more_unless_it_says_so():
+    objective = Objective(Tiny())
+    assert objective.row_terms((), batch_of({"text": ["a"]})).total.item() == 0.0
+    objective.after_step((), batch_of({"text": ["a"]}))
+    assert ALONE.gather(torch.ones(2)).tolist() == [1.0, 1.0]

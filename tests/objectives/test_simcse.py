@@ -1,0 +1,66 @@
+"""A sentence finds itself among others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.models.heads import TanhHead
+from pipeline.objectives.simcse import SimCSE
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
+
+
+@pytest.mark.parametrize(("temperature", "loss"), [(1.0, .479110), (.5, .330085), (.05, .001427)])
+def test_loss_of_two_known_pairs(temperature: float, loss: float):
+    objective = SimCSE(Tiny(dim=2), temperature=temperature, head="none")
+    assert objective.loss((Z, OTHER), batch_of({"text": ["a", "b"]})).total.item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_texts_go_twice_through_one_pass_under_masks_of_their_own():
+    torch.manual_seed(0)
+    objective, batch = SimCSE(Tiny(dropout=0.2)).double(), batch_of({"text": texts(5)})
+    sizes = []
+    objective.encoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    outcome = loss_and_backward(objective, batch)
+    assert sizes == [10]
+    assert not torch.isclose(outcome.reps[0], outcome.reps[1]).all(dim=1).any()
+
+
+def test_texts_at_one_point_cost_the_logarithm_of_their_number():
+    objective = SimCSE(Tiny(dim=4), head="none")
+    point = torch.ones(64, 4).double()
+    assert objective.loss((point, point), batch_of({"text": texts(64)})).total.item() == pytest.approx(np.log(64), abs=1e-12)
+
+
+def test_a_head_is_drawn_small_and_stands_before_the_cosine():
+    torch.manual_seed(0)
+    objective = SimCSE(Tiny(dim=200))
+    assert isinstance(objective.head, TanhHead)
+    assert objective.head.dense.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert objective.head.dense.bias.abs().max() == 0
+    vectors = torch.randn(3, 200)
+    expected = np.tanh(vectors.numpy() @ objective.head.dense.weight.detach().numpy().T)
+    np.testing.assert_allclose(objective.head(vectors).detach(), expected, atol=1e-6)
+
+
+def test_a_text_that_stands_twice_is_no_negative_where_it_is_told():
+    objective = SimCSE(Tiny(), temperature=0.3, head="none")
+    batch = batch_of({"text": ["abc", "de", "abc"]})
+    alike = np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], bool)
+    reps = tuple(view.encode() for view in objective.views(batch))
+    cosines = torch.nn.functional.cosine_similarity(reps[0][:, None], reps[1][None], dim=2).detach().numpy() / 0.3
+    kept = np.where(alike, -np.inf, cosines)
+    expected = np.mean(np.log(np.exp(kept).sum(axis=1)) - np.diag(cosines))
+    assert objective.loss(reps, replace(batch, false_negatives=alike)).total.item() == pytest.approx(expected, abs=1e-12)
+    assert objective.loss(reps, batch).total.item() > expected + 0.1
+
+
+def test_one_row_is_an_error():
+    objective = SimCSE(Tiny()).double()
+    with pytest.raises(ConfigError, match="at least two rows"):
+        loss_and_backward(objective, batch_of({"text": ["a"]}))

@@ -1,0 +1,29 @@
+"""An anchor finds its positive among positives and hard negatives."""
+
+import pytest
+import torch
+
+from pipeline.objectives.supervised import Supervised
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+Z, POSITIVE, NEGATIVE = (torch.tensor(rows).double() for rows in ([[1.0, 0], [0, 1]], [[1.0, 1], [0, 2]], [[-1.0, 1], [1, 2]]))
+BATCH = batch_of({"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]})
+
+
+@pytest.mark.parametrize(("weight", "loss"), [(1.0, .856406), (2.0, .994004)])
+def test_loss_of_two_known_triples(weight: float, loss: float):
+    objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=weight)
+    assert objective.loss((Z, POSITIVE, NEGATIVE), BATCH).total.item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_without_negatives_it_is_the_loss_of_pairs():
+    objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=2.0)
+    assert objective.loss((Z, POSITIVE), BATCH).total.item() == pytest.approx(.330085, abs=1e-6)
+
+
+def test_negatives_are_seen_where_there_are_any():
+    objective = Supervised(Tiny())
+    pairs = {"anchor": texts(3, 1), "positive": texts(3, 2)}
+    assert len(objective.views(batch_of(pairs))) == 2
+    views = objective.views(batch_of({**pairs, "negative": texts(3, 3)}))
+    assert [view.tokens.ids.tolist() for view in views] == [batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3)]

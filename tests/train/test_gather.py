@@ -1,0 +1,82 @@
+"""Several ranks give the gradient of one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+
+from pipeline.train.gather import Ranks, average_gradients, mean_over_ranks
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import assert_same, gradients
+from tests.train.four_pairs import DETACHED, GRADIENT, HALVES, LOSS, NEAR
+from tests.train.ranks import objectives, part, work
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each rank."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(work, (request.param, folder), nprocs=request.param)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+
+
+def test_vectors_come_in_the_order_of_ranks(found: list[dict[str, Any]]):
+    expected = torch.cat([torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(len(found))])
+    for each in found:
+        assert torch.equal(each["gathered"], expected)
+
+
+@pytest.mark.parametrize("name", ["supervised", "simcse"])
+def test_ranks_with_gathered_candidates_are_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str):
+    objective = objectives()[name]
+    whole = loss_and_backward(objective, part(0, 1))
+    expected = gradients(objective)
+    assert "head.dense.weight" in expected
+    for each in found:
+        for chunk_rows in (None, 1):
+            loss, own = each[f"{name} {chunk_rows}"]
+            torch.testing.assert_close(loss, whole.loss.total, rtol=0, atol=1e-12)
+            assert_same(own, expected)
+            assert_same(own, found[0][f"{name} {chunk_rows}"][1], tolerance=0)
+        assert_same(each[f"{name} twice"], {parameter: 2 * gradient for parameter, gradient in expected.items()})
+
+
+def test_unequal_ranks_are_an_error_on_every_one(found: list[dict[str, Any]]):
+    for each in found:
+        for message in each["errors"]:
+            assert "as many rows on every rank" in message
+            assert "3 of 6 values on rank 0, 2 of 6 values on rank 1" in message
+
+
+def test_a_gradient_that_some_ranks_lack_is_zero_there_and_one_that_all_lack_stays_none(found: list[dict[str, Any]]):
+    for each in found:
+        some, none, half = each["unused"]
+        assert torch.equal(some, torch.tensor([2.0, 4.0]) / len(found))
+        assert none is None
+        assert half.dtype == torch.bfloat16
+        assert half.tolist() == [(len(found) - 1) / 2] * 3
+
+
+def test_known_values_of_the_right_way_and_of_the_wrong_ones(found: list[dict[str, Any]]):
+    if len(found) != 2:
+        pytest.skip("the example is one of two ranks")
+    for each in found:
+        for name, loss, gradient in [
+            ("right", LOSS, np.array(GRADIENT)), ("full", LOSS, np.array(GRADIENT) / 2), ("detached", LOSS, np.array(DETACHED)), ("local", .146462, np.array(HALVES)),
+        ]:
+            assert each[name][0].item() == pytest.approx(loss, abs=NEAR)
+            np.testing.assert_allclose(each[name][2], gradient, atol=NEAR)
+    assert [each["detached"][1] for each in found] == pytest.approx([.401016, .249846], abs=NEAR)      # equal losses, another gradient
+    assert [each["right"][1] for each in found] == pytest.approx([.401016, .249846], abs=NEAR)
+
+
+def test_without_a_process_group_nothing_is_gathered_and_nothing_averaged():
+    z, parameter = torch.randn(3, 2, requires_grad=True), torch.nn.Parameter(torch.zeros(2))
+    assert Ranks().gather(z) is z
+    assert Ranks().rank == 0
+    average_gradients([parameter])
+    assert parameter.grad is None
+    assert mean_over_ranks(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]

@@ -1,0 +1,232 @@
+"""The gradient of a large batch in the memory of a small one."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import ConfigError, DataError, Defect
+from pipeline.losses import info_nce
+from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.objectives.simcse import SimCSE
+from pipeline.objectives.supervised import Supervised
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, assert_same, batch_of, differ, gradients, texts
+from tests.train.four_pairs import GRADIENT, HALVES, LOSS, NEAR, four_pairs, objective_of_four
+
+ROWS = 7
+TRIPLES = {"anchor": texts(ROWS, 1), "positive": texts(ROWS, 2), "negative": texts(ROWS, 3)}
+
+
+def supervised(dropout: float = 0.0) -> Supervised:
+    torch.manual_seed(3)
+    return Supervised(Tiny(dropout=dropout), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0).double()
+
+
+def step(objective: Objective, batch: Batch, **options: object) -> tuple[Loss, dict[str, Tensor]]:
+    torch.manual_seed(11)
+    outcome = loss_and_backward(objective, batch, **options)
+    return outcome.loss, gradients(objective)
+
+
+def by_autograd(objective: Objective, batch: Batch) -> dict[str, Tensor]:
+    """The gradient of one graph from weights to loss."""
+    torch.manual_seed(11)
+    loss = objective.loss(tuple(view.encode() for view in objective.views(batch)), batch)
+    loss.total.backward()
+    return gradients(objective)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 1, 2, 3, 4])
+def test_loss_and_gradient_of_four_pairs_are_known(chunk_rows: int | None):
+    objective = objective_of_four()
+    loss, found = step(objective, four_pairs(), chunk_rows=chunk_rows)
+    assert float(loss.total) == pytest.approx(LOSS, abs=NEAR)
+    np.testing.assert_allclose(found["encoder.weight"], GRADIENT, atol=NEAR)
+
+
+def test_each_vector_s_own_gradient_is_known():
+    objective, batch = objective_of_four(), four_pairs()
+    leaves = tuple(view.encode().detach().requires_grad_() for view in objective.views(batch))
+    objective.loss(leaves, batch).total.backward()
+    known = torch.tensor([[-.126205, -.024595], [.056579, -.137998], [.114661, .024307], [.041574, .153396]]).double()
+    z = leaves[0].detach()
+    across = known - (known * z).sum(dim=1, keepdim=True) * z            # cosines do not change along a vector
+    np.testing.assert_allclose(leaves[0].grad, across, atol=NEAR)
+
+
+def test_accumulating_the_gradients_of_half_batches_is_another_and_known_one():
+    objective, batch = objective_of_four(), four_pairs()
+    for half in (np.arange(2), np.arange(2, 4)):
+        loss_and_backward(objective, batch.of_rows(half), scale=0.5)
+    np.testing.assert_allclose(gradients(objective)["encoder.weight"], HALVES, atol=NEAR)
+    assert np.abs(np.array(HALVES) - GRADIENT).max() > 0.1
+
+
+@pytest.mark.parametrize("make", [supervised, lambda: SimCSE(Tiny(), temperature=0.3).double()])
+def test_without_dropout_the_gradient_does_not_know_the_chunks(make):
+    objective = make()
+    batch = batch_of({**TRIPLES, "text": texts(ROWS)})
+    expected = by_autograd(objective, batch)
+    assert "head.dense.weight" in expected
+    for chunk_rows in [None, *range(1, ROWS + 3)]:
+        assert_same(step(objective, batch, chunk_rows=chunk_rows)[1], expected)
+
+
+def chunked_graph(objective: Objective, batch: Batch, cuts: Sequence[int]) -> dict[str, Tensor]:
+    """The gradient through one graph that holds the forward passes of all chunks, each of all views of its rows."""
+    torch.manual_seed(11)
+    parts = []
+    for start, end in pairwise(cuts):
+        joined = [text for role in ("anchor", "positive", "negative") for text in batch.columns[role][start:end]]
+        parts.append(objective.encoder(batch.tokenize(joined)).chunk(3))
+    loss = objective.loss(tuple(torch.cat(column) for column in zip(*parts, strict=True)), batch)
+    loss.total.backward()
+    return gradients(objective)
+
+
+@pytest.mark.parametrize(("chunk_rows", "cuts"), [(None, [0, 7]), (7, [0, 7]), (3, [0, 3, 6, 7]), (1, range(8))])
+def test_with_dropout_it_is_that_of_one_graph_over_the_same_chunks(chunk_rows: int | None, cuts: Sequence[int]):
+    objective, batch = supervised(dropout=0.3), batch_of(TRIPLES)
+    loss, found = step(objective, batch, chunk_rows=chunk_rows)
+    assert_same(found, chunked_graph(objective, batch, cuts))
+    torch.manual_seed(11)
+    again = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
+    assert torch.equal(again.loss.total, loss.total)
+
+
+def test_other_masks_in_the_second_pass_give_another_gradient(monkeypatch: pytest.MonkeyPatch):
+    objective, batch = supervised(dropout=0.3), batch_of(TRIPLES)
+    expected = chunked_graph(objective, batch, [0, 3, 6, 7])
+    monkeypatch.setattr(torch, "set_rng_state", lambda state: None)
+    assert differ(step(objective, batch, chunk_rows=3)[1], expected)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 7, 3, 1])
+def test_random_numbers_go_on_as_if_each_chunk_had_been_encoded_once(chunk_rows: int | None):
+    objective, batch = supervised(dropout=0.3), batch_of(TRIPLES)
+    step(objective, batch, chunk_rows=chunk_rows)
+    after = torch.rand(3)
+    torch.manual_seed(11)
+    for start in range(0, ROWS, chunk_rows or ROWS):
+        rows = np.arange(start, min(start + (chunk_rows or ROWS), ROWS))
+        objective.encoder(batch.tokenize([batch.columns[role][row] for role in TRIPLES for row in rows]))
+    assert torch.equal(after, torch.rand(3))
+
+
+class Momentum(Objective):
+    """A twin that no gradient reaches gives the keys; both draw dropout masks, the twin first. What each row costs by itself is drawn at random too."""
+
+    columns = ("text",)
+
+    def __init__(self, encoder: nn.Module, twin: nn.Module, rate: float = 0.0) -> None:
+        super().__init__(encoder)
+        self.twin = twin.requires_grad_(False)
+        self.noise = nn.Dropout(rate)
+        self.encoded: list[tuple[bool, int]] = []
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        tokens = batch.tokens("text")
+        changed = View(self.encoder, tokens, positions=np.zeros(len(tokens.ids), np.int64), at_embedding=lambda x, where: self.noise(x))
+        return View(self.twin, tokens, grad=False), View(self.encoder, tokens), changed
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        keys, queries, others = reps
+        assert not keys.requires_grad
+        return Loss.of(info_nce=info_nce(queries, keys, temperature=0.5), others=info_nce(others, keys, temperature=0.5))
+
+    def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
+        assert len(outputs[0]) == len(batch)
+        self.encoded.append((outputs[0].requires_grad, len(batch)))
+        return Loss.of(distance=self.noise((outputs[1] - outputs[0]).square()).sum(dim=1).mean())
+
+
+def test_views_without_gradient_are_encoded_once_and_row_terms_weigh_as_their_rows():
+    objective = Momentum(Tiny(seed=1), Tiny(seed=2))
+    batch = batch_of({"text": texts(ROWS)})
+    reps = tuple(view.encode() for view in objective.views(batch))
+    expected = objective.loss(reps, batch) + Loss.of(distance=(reps[1] - reps[0]).square().sum(dim=1).mean())
+    expected.total.backward()
+    known = gradients(objective)
+    for chunk_rows in (None, 1, 3, 7):
+        passes = []
+        handle = objective.twin.register_forward_hook(lambda module, inputs, output, passes=passes: passes.append(len(output)))
+        loss, found = step(objective, batch, chunk_rows=chunk_rows)
+        handle.remove()
+        assert_same(found, known)
+        assert sum(passes) == ROWS
+        assert set(found) == {f"encoder.{name}" for name in ("words", "places", "layer")}
+        assert set(loss.parts) == {"info_nce", "others", "distance"}
+        for name, part in expected.parts.items():
+            assert float(loss.parts[name]) == pytest.approx(part.item(), abs=1e-12)
+        assert float(loss.total) == pytest.approx(expected.total.item(), abs=1e-12)
+    assert not any(graph for graph, _ in objective.encoded)
+
+
+def test_masks_are_the_same_again_where_another_encoder_drew_in_between_and_row_terms_draw_new_ones():
+    objective, batch = Momentum(Tiny(seed=1, dropout=0.4), Tiny(seed=2, dropout=0.4), rate=0.4), batch_of({"text": texts(ROWS)})
+    torch.manual_seed(11)
+    parts = [tuple(view.of_rows(rows).encode() for view in objective.views(batch)) for rows in np.array_split(np.arange(ROWS), [3, 6])]
+    reps = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    loss = objective.loss(reps, batch)
+    for outputs, rows in zip(parts, np.array_split(np.arange(ROWS), [3, 6]), strict=True):
+        loss = loss + objective.row_terms(outputs, batch.of_rows(rows)) * (len(rows) / ROWS)
+    loss.total.backward()
+    expected, after = gradients(objective), torch.rand(3)
+    found_loss, found = step(objective, batch, chunk_rows=3)
+    assert torch.equal(after, torch.rand(3))
+    assert float(found_loss.total) == pytest.approx(loss.total.item(), abs=1e-12)
+    assert_same(found, expected)
+
+
+def test_a_scale_is_in_the_gradient_and_not_in_the_loss():
+    objective, batch = Momentum(Tiny(seed=1), Tiny(seed=2)), batch_of({"text": texts(ROWS)})
+    for chunk_rows in (None, 3):
+        loss, plain = step(objective, batch, chunk_rows=chunk_rows)
+        scaled_loss, scaled = step(objective, batch, chunk_rows=chunk_rows, scale=1024.0)
+        assert torch.equal(loss.total, scaled_loss.total)
+        assert_same(scaled, {name: 1024 * gradient for name, gradient in plain.items()}, tolerance=1e-9)
+
+
+def test_what_comes_back_has_no_graph_and_is_in_the_order_of_the_views():
+    objective, batch = Momentum(Tiny(seed=1), Tiny(seed=2)), batch_of({"text": texts(ROWS)})
+    expected = [view.encode().detach() for view in objective.views(batch)]
+    outcome = loss_and_backward(objective, batch, chunk_rows=2)
+    assert not any(rep.requires_grad for rep in (*outcome.reps, outcome.loss.total, *outcome.loss.parts.values()))
+    for rep, view in zip(outcome.reps, expected, strict=True):
+        torch.testing.assert_close(rep, view, rtol=0, atol=1e-14)
+
+
+class Whole(SimCSE):
+    """Its second view cannot be divided."""
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        tokens = batch.tokens("text")
+        return View(self.encoder, tokens), View(self.encoder, tokens, undivided="the perturbation follows the gradient of the whole batch's loss")
+
+
+def test_a_view_that_cannot_be_divided_refuses_chunks_and_goes_through_whole():
+    objective, batch = Whole(Tiny()).double(), batch_of({"text": texts(4)})
+    with pytest.raises(ConfigError, match=r"chunk_rows.*the perturbation follows.*chunks of 3 of 4 rows"):
+        loss_and_backward(objective, batch, chunk_rows=3)
+    assert all(parameter.grad is None for parameter in objective.parameters())
+    loss_and_backward(objective, batch, chunk_rows=4)
+    loss_and_backward(objective, batch)
+
+
+class Short(SimCSE):
+    def views(self, batch: Batch) -> Sequence[View]:
+        return 2 * (View(self.encoder, batch.of_rows(np.arange(2)).tokens("text")),)
+
+
+def test_wrong_sizes_are_errors():
+    objective, batch = SimCSE(Tiny()).double(), batch_of({"text": texts(4)})
+    with pytest.raises(ConfigError, match="at least one row"):
+        loss_and_backward(objective, batch, chunk_rows=0)
+    with pytest.raises(DataError, match="none"):
+        loss_and_backward(objective, batch.of_rows(np.arange(0)))
+    with pytest.raises(Defect, match=r"4 texts.*found 2"):
+        loss_and_backward(Short(Tiny()).double(), batch)
