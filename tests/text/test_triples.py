@@ -1,0 +1,51 @@
+"""One triple for each premise that has both halves; a dictionary of everything is the oracle."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.store.store import open_store
+from pipeline.text.pairs import PairSettings, open_pairs
+from pipeline.text.roles import Values
+from pipeline.text.triples import write_triples
+
+NLI = ["premise", "hypothesis", "label"]
+LABELS = ["entailment", "neutral", "contradiction", "-"]
+
+
+def inference(place: Path, rows: list[tuple[str, str, str]]) -> PairSettings:
+    pq.write_table(pa.table(dict(zip(NLI, zip(*rows, strict=True), strict=True))), place / "nli.parquet", row_group_size=5)
+    return PairSettings(uri=str(place / "nli.parquet"))
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.tuples(st.sampled_from("pqrst"), st.sampled_from(LABELS)), min_size=1, max_size=40))
+def test_triples_are_the_first_of_either_kind_of_each_premise_that_has_both(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]):
+    place = tmp_path_factory.mktemp("nli")
+    whole = [(premise, f"{premise} {row}", label) for row, (premise, label) in enumerate(rows)]
+    firsts: dict[tuple[str, str], str] = {}
+    for premise, hypothesis, label in whole:
+        firsts.setdefault((premise, label), hypothesis)
+    expected = {(premise, firsts[premise, "entailment"], firsts[premise, "contradiction"])
+                for premise in "pqrst" if {(premise, "entailment"), (premise, "contradiction")} <= firsts.keys()}
+    source = inference(place, whole)
+    if not expected:
+        with pytest.raises(DataError):
+            write_triples(open_pairs(source, NLI), open_store(place), "triples.parquet")
+        return
+    assert write_triples(open_pairs(source, NLI), open_store(place), "made/triples.parquet") == len(expected)
+    found = open_pairs(PairSettings(uri=str(place / "made")), ["anchor", "positive"], ["negative"])
+    table = pa.concat_tables(found.read(found.spans())).to_pydict()
+    assert sorted(zip(table["anchor"], table["positive"], table["negative"], strict=True)) == sorted(expected)
+
+
+def test_labels_of_another_name_are_refused(tmp_path: Path):
+    source = inference(tmp_path, [("p", "h", "yes"), ("p", "g", "no")])
+    pairs = open_pairs(source.model_copy(update={"values": Values(labels=("yes", "no"))}), NLI)
+    with pytest.raises(ConfigError, match="entailment and contradiction among them, found yes, no"):
+        write_triples(pairs, open_store(tmp_path), "triples.parquet")
