@@ -83,9 +83,9 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     selected = select_tasks(job.evaluate)
     for each in selected.missing:
         say(f"task {each.name} is missing: {each.reason}")
-    run = _Run(job, store, stages, selected.tasks, candidates)
+    run = _Run(job, store, stages, selected.tasks, candidates, geometry)
     run.look()
-    with standing_by(run.is_small and not geometry) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+    with standing_by(run.is_small) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
         run.encode(cluster)
         measured = run.measured(cluster)
         shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None
@@ -112,6 +112,7 @@ class _Run:
     stages: Stages
     tasks: Sequence[Task]
     candidates: Sequence[Contender]
+    geometry: bool
     vectors: dict[str, SpaceVectors] = field(default_factory=dict)
     new: dict[str, Sentences] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -133,11 +134,12 @@ class _Run:
 
     @property
     def is_small(self) -> bool:
-        """Whether one process of this machine is done before Ray has started: few sentences to encode, and to train classifiers on."""
+        """Whether one process of this machine is done before Ray has started: few sentences to encode, to measure the space on, and to train classifiers on."""
         if not is_local(self.job.cluster) or not self.job.cluster.small_rows:
             return False
         trained = sum(self.sizes[scoring.task.name] for scoring in self._scorings().values() if scoring.task.kind == "transfer" and scoring.done(self.store) is None)
-        return trained + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
+        sampled = self.job.evaluate.geometry.sentences * len(self.vectors) if self.geometry else 0
+        return trained + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
     def encode(self, cluster: Cluster) -> None:
         """Vectors of all sentences; candidates of one space share them."""
