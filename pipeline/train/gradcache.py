@@ -12,6 +12,8 @@ from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.text.tokens import Tokens
 from pipeline.train.gather import average_gradients, mean_over_ranks
 
+_ROUNDING = 0.02        # half precision, and sums in another order, stay below it; other masks at the usual rates of 0.1 change vectors by tens of per cent
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -43,29 +45,36 @@ def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | N
     them as if every chunk had been encoded once.
 
     `scale`: a loss scaler's, for float16; the loss that comes back is without it. ConfigError for a chunk below one row, and for chunks of a view that cannot be
-    divided; DataError for a batch without rows, and where ranks gather unequal ones.
+    divided; DataError for a batch without rows, and where ranks gather unequal ones; Defect where the second pass gives other vectors than the first.
     """
     if not len(batch):
         raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
-    views = tuple(objective.views(batch))
+    views, generators = tuple(objective.views(batch)), _Generators(objective)
     chunks = _chunks(views, len(batch), chunk_rows)
-    generators = _Generators(objective)
-    outputs = [chunk.encode(generators, graph=len(chunks) == 1) for chunk in chunks]
-    leaves = tuple(torch.cat(parts).detach().requires_grad_(view.grad) for view, parts in zip(views, zip(*outputs, strict=True), strict=True))
-    loss = objective.loss(leaves, batch)
+    for chunk in chunks:
+        chunk.encode(generators, graph=len(chunks) == 1)
+    columns = zip(*(chunk.outputs for chunk in chunks), strict=True)
+    leaves = [torch.cat(parts).detach().requires_grad_(view.grad) for view, parts in zip(views, columns, strict=True)]
+    loss = objective.loss(tuple(leaves), batch)
     if loss.total.requires_grad:
         torch.autograd.backward(loss.total * scale)
-    found, reps = loss.detach(), tuple(leaf.detach() for leaf in leaves)
-    state = generators.state()
-    for place, chunk in enumerate(chunks):
-        again = outputs[place] if len(chunks) == 1 else chunk.encode_again(generators, reps)
-        generators.restore(state)
-        terms = objective.row_terms(again, batch.of_rows(chunk.places)) * (len(chunk.places) / len(batch))
-        state = generators.state()
-        _backward(again, [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves], terms.total * scale)
-        found = found + terms.detach()
+    terms = _through_encoders(objective, batch, chunks, leaves, scale)
     average_gradients(objective.parameters())
-    return Outcome(_averaged(found), reps)
+    return Outcome(_averaged(loss.detach() + terms), tuple(leaf.detach() for leaf in leaves))
+
+
+def _through_encoders(objective: Objective, batch: Batch, chunks: "list[_Chunk]", leaves: list[Tensor], scale: float) -> Loss:
+    """Take the gradient that the leaves hold on to the weights, chunk by chunk, with that of the row terms, which come back."""
+    generators, total = _Generators(objective), Loss.of()
+    state = generators.state()
+    for chunk in chunks:
+        outputs = chunk.encode_again(generators)
+        generators.restore(state)
+        terms = objective.row_terms(outputs, batch.of_rows(chunk.places)) * (len(chunk.places) / len(batch))
+        state = generators.state()
+        _backward(outputs, [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves], terms.total * scale)
+        total = total + terms.detach()
+    return total
 
 
 def _backward(outputs: tuple[Tensor, ...], cache: list[Tensor | None], terms: Tensor) -> None:
@@ -100,38 +109,49 @@ class _Pass:
         return vectors.chunk(len(self.views))
 
 
-@dataclass(eq=False)
 class _Chunk:
     """Consecutive rows of the batch, in as few passes as their views allow."""
 
-    rows: slice
-    passes: list[_Pass]
-
-    def __post_init__(self) -> None:
-        self._states: list[list[Tensor]] = []
+    def __init__(self, rows: slice, passes: list[_Pass]) -> None:
+        self.rows, self.passes = rows, passes
+        self.outputs: tuple[Tensor, ...] = ()
+        self._states: list[list[Tensor]] = []           # of the generators before each pass
+        self._graph = False
 
     @property
     def places(self) -> np.ndarray:
         """(rows,) int64."""
         return np.arange(self.rows.start, self.rows.stop)
 
-    def encode(self, generators: "_Generators", *, graph: bool) -> tuple[Tensor, ...]:
-        """(rows, dim) of each view, with a graph or without one. Keeps what the generators were at before each pass."""
+    def encode(self, generators: "_Generators", *, graph: bool) -> None:
+        """Set `outputs`, (rows, dim) of each view, with a graph or without one."""
         outputs: dict[int, Tensor] = {}
         for each in self.passes:
             self._states.append(generators.state())
             with torch.set_grad_enabled(graph):
                 outputs |= zip(each.views, each.encode(), strict=True)
-        return tuple(outputs[view] for view in sorted(outputs))
+        self.outputs, self._graph = tuple(outputs[view] for view in sorted(outputs)), graph
 
-    def encode_again(self, generators: "_Generators", reps: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The same vectors with their graph, by the same random numbers; of views without a gradient, those that are known."""
-        outputs = dict(enumerate(rep[self.rows] for rep in reps))
+    def encode_again(self, generators: "_Generators") -> tuple[Tensor, ...]:
+        """The same vectors with their graph, by the same random numbers; of views without a gradient, those that are known. Defect where they are others."""
+        if self._graph:
+            return self.outputs
+        outputs = list(self.outputs)
         for each, state in zip(self.passes, self._states, strict=True):
             if each.joined.grad:
                 generators.restore(state)
-                outputs |= zip(each.views, each.encode(), strict=True)
-        return tuple(outputs[view] for view in sorted(outputs))
+                for view, vectors in zip(each.views, each.encode(), strict=True):
+                    _check_same(vectors.detach(), outputs[view])
+                    outputs[view] = vectors
+        return tuple(outputs)
+
+
+def _check_same(again: Tensor, first: Tensor) -> None:
+    """Other dropout masks would give another gradient, and nothing else would tell."""
+    apart = float((again - first).norm() / first.norm().clamp_min(1e-12))
+    if not apart < _ROUNDING:
+        remedy = "let the encoder and its views draw from torch's generators alone, or leave chunk_rows out"
+        raise Defect("second pass over a chunk", "the vectors of the first", f"vectors that differ by {apart:.1%}", remedy)
 
 
 def _chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> list[_Chunk]:

@@ -66,10 +66,6 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def differ(found: dict[str, Tensor], other: dict[str, Tensor], by: float = 1e-4) -> bool:
-    return max(float((found[name] - gradient).abs().max()) for name, gradient in other.items()) > by
-
-
 class Table(nn.Module):
     """Text number i, one character, is row i of a table, through one matrix: unit vectors x w / |x w|."""
 

@@ -1,5 +1,6 @@
 """What each of several processes does in the tests of gathering; it saves what it found."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.errors import DataError
-from pipeline.objectives import ALONE, Objective, Peers
+from pipeline.objectives import ALONE, Batch, Loss, Objective, Peers
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.train.gather import Ranks, average_gradients
@@ -19,6 +20,7 @@ from tests.train.four_pairs import four_pairs, objective_of_four
 
 ROWS = 6        # of the whole batch: 2 and 3 processes take equal parts
 COLUMNS = {"anchor": texts(ROWS, 1), "positive": texts(ROWS, 2), "negative": texts(ROWS, 3), "text": texts(ROWS, 4)}
+ALIKE = np.random.default_rng(0).random((ROWS, 2 * ROWS)) < 0.3         # false negatives among positives, then negatives
 
 
 class Detached(Ranks):
@@ -33,7 +35,7 @@ class Detached(Ranks):
 class Full(Supervised):
     """Another way, off by a factor: every rank computes the loss of all rows, with a graph through its own rows alone."""
 
-    def loss(self, reps: tuple[Tensor, ...], batch: Any) -> Any:
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         peers = Detached()
         gathered = tuple(peers.gather(rep) for rep in reps)
         return super().loss(gathered, batch_of({"anchor": [""] * len(gathered[0])}))
@@ -46,9 +48,15 @@ def objectives() -> dict[str, Objective]:
     return {"supervised": with_negatives, "simcse": SimCSE(Tiny(seed=2), temperature=0.3).double()}
 
 
-def part(rank: int, world: int, peers: Peers = ALONE, rows: int = ROWS) -> Any:
+def part(rank: int, world: int, peers: Peers = ALONE, alike: np.ndarray | None = None) -> Batch:
     """Its slice of the whole batch."""
-    return batch_of(COLUMNS, peers).of_rows(np.arange(rows * rank // world, rows * (rank + 1) // world))
+    rows = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
+    return replace(batch_of(COLUMNS, peers).of_rows(rows), false_negatives=None if alike is None else alike[rows])
+
+
+def candidates(name: str) -> np.ndarray:
+    """What is alike among those of an objective."""
+    return ALIKE[:, : ROWS if name == "simcse" else None]
 
 
 def work(rank: int, world: int, folder: Path) -> None:
@@ -57,8 +65,10 @@ def work(rank: int, world: int, folder: Path) -> None:
     found: dict[str, Any] = {"gathered": Ranks().gather(torch.arange(4.0).reshape(2, 2) + 10 * rank)}
     for name, objective in objectives().items():
         for chunk_rows in (None, 1):
-            outcome = loss_and_backward(objective, part(rank, world, Ranks()), chunk_rows=chunk_rows)
-            found[f"{name} {chunk_rows}"] = outcome.loss.total, gradients(objective)
+            for alike in (False, True):
+                batch = part(rank, world, Ranks(), candidates(name) if alike else None)
+                outcome = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
+                found[f"{name} {chunk_rows} {alike}"] = outcome.loss.total, gradients(objective)
         loss_and_backward(objective, part(rank, world, Ranks()))
         loss_and_backward(objective, part(rank, world, Ranks()))
         found[f"{name} twice"] = gradients(objective)

@@ -12,7 +12,7 @@ from pipeline.train.gather import Ranks, average_gradients, mean_over_ranks
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import assert_same, gradients
 from tests.train.four_pairs import DETACHED, GRADIENT, HALVES, LOSS, NEAR
-from tests.train.ranks import objectives, part, work
+from tests.train.ranks import candidates, objectives, part, work
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -29,19 +29,27 @@ def test_vectors_come_in_the_order_of_ranks(found: list[dict[str, Any]]):
         assert torch.equal(each["gathered"], expected)
 
 
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("name", ["supervised", "simcse"])
-def test_ranks_with_gathered_candidates_are_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str):
+def test_ranks_with_gathered_candidates_are_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str, alike: bool):
     objective = objectives()[name]
-    whole = loss_and_backward(objective, part(0, 1))
+    whole = loss_and_backward(objective, part(0, 1, alike=candidates(name) if alike else None))
     expected = gradients(objective)
     assert "head.dense.weight" in expected
     for each in found:
         for chunk_rows in (None, 1):
-            loss, own = each[f"{name} {chunk_rows}"]
+            loss, own = each[f"{name} {chunk_rows} {alike}"]
             torch.testing.assert_close(loss, whole.loss.total, rtol=0, atol=1e-12)
             assert_same(own, expected)
-            assert_same(own, found[0][f"{name} {chunk_rows}"][1], tolerance=0)
-        assert_same(each[f"{name} twice"], {parameter: 2 * gradient for parameter, gradient in expected.items()})
+            assert_same(own, found[0][f"{name} {chunk_rows} {alike}"][1], tolerance=0)
+
+
+def test_gradients_of_two_batches_add_up(found: list[dict[str, Any]]):
+    objective = objectives()["supervised"]
+    loss_and_backward(objective, part(0, 1))
+    expected = gradients(objective)
+    for each in found:
+        assert_same(each["supervised twice"], {parameter: 2 * gradient for parameter, gradient in expected.items()})
 
 
 def test_unequal_ranks_are_an_error_on_every_one(found: list[dict[str, Any]]):
