@@ -74,7 +74,9 @@ def same_making(job: Job, release: ReleaseManifest, place: str) -> bool:
 def _shaping(job: Job) -> dict[str, object]:
     """Settings that change what is published."""
     settings = job.model_dump(mode="json")
-    whiten = {name: value for name, value in settings["whiten"].items() if name != "write_vectors"}
+    whiten = {name: value for name, value in settings["whiten"].items() if name not in ("write_vectors", "flow")}      # no index holds a flow
+    if job.whiten.mode == "off":
+        whiten = {"mode": "off"}
     index = {name: value for name, value in settings["index"].items() if name != "shards"}
     return {
         "whiten": whiten, "index": index, "vectors": settings["encode"]["vectors"], "nprobe for": settings["gates"]["recall_at_10"],

@@ -24,7 +24,7 @@ from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
 from pipeline.post.choose import Curve, choose
 from pipeline.post.compare import MIN_WORDS, Comparison, Dev, Halves, Pairs, compare, noun, split_halves, subject
-from pipeline.settings import Job, WhitenSettings
+from pipeline.settings import FlowSettings, Job, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
 from pipeline.store.release import Choice, ReleaseManifest, Whitened
@@ -120,7 +120,7 @@ def _standing(settings: WhitenSettings, before: ReleaseManifest | None) -> White
 
 def _deciding(settings: dict[str, object]) -> WhitenSettings | None:
     """The settings behind a decision; what an older release did not know yet is as it is by default. None for settings of another version."""
-    apart = {"write_vectors": False, "max_drift": 1.0}         # neither enters a fit; how far vectors may drift is asked of a fit that there is
+    apart = {"write_vectors": False, "max_drift": 1.0, "flow": FlowSettings()}       # enter no fit that a release has; max_drift is asked of one that there is
     try:
         return WhitenSettings.model_validate(settings).model_copy(update=apart)
     except ValueError:

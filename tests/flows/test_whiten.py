@@ -206,6 +206,15 @@ def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_
         night(*settings, "whiten.ridge=0.1")
 
 
+def test_settings_that_shape_no_release_publish_none(night: Callable[..., Outcome]):
+    used = ("whiten.mode=on", "whiten.k=16")
+    assert night(*used).status == "published"
+    assert night(*used, "whiten.flow.seed=3", "whiten.write_vectors=true").status == "unchanged"
+    assert night(*used, "whiten.ridge=0.2").status == "published"
+    assert night("whiten.mode=off").status == "published"
+    assert night("whiten.mode=off", "whiten.ridge=0.2").status == "unchanged"
+
+
 def test_a_fit_whose_file_is_gone_is_made_anew(night: Callable[..., Outcome], root: Path, capsys: pytest.CaptureFixture[str]):
     first = night("whiten.mode=on", "whiten.k=18")
     stored = Path(first.root, "transforms", f"{first.facts['transform_id'][:24]}.safetensors")
