@@ -245,10 +245,10 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     DataError for a file that is none, for columns that are missing or of another type, and for scores that are not finite or do not differ.
     """
     where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
-    kept = pc.is_valid(scores)
-    gold = np.asarray(pc.cast(scores.filter(kept), pa.float64(), safe=False).to_numpy())
-    if not np.isfinite(gold).all():
-        raise DataError(where, "finite scores", f"{int((~np.isfinite(gold)).sum()):,} that are not", "mend the file; a pair without a score has null there")
+    numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())      # nan where there is none
+    gold, kept = numbers[~np.isnan(numbers)], pa.array(~np.isnan(numbers))
+    if np.isinf(gold).any():
+        raise DataError(where, "finite scores", f"{int(np.isinf(gold).sum()):,} that are not", "mend the file; a pair without a score has null there")
     if len(gold) < 2 or np.ptp(gold) == 0:
         found = f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}"
         raise DataError(where, "at least two pairs with different scores", found, "give another dev file")

@@ -164,7 +164,8 @@ GIVEN = {"sentence1": ["one", "two", "three"], "sentence2": ["four", "five", Non
 @pytest.mark.parametrize(("columns", "message"), [
     ({"score": [2.5, 2.5, 2.5]}, "at least two pairs with different scores, found 3 pairs, all with 2.5"),
     ({"score": pa.array([2, None, None], pa.int64())}, "at least two pairs with different scores, found 1;"),
-    ({"score": [2.5, 1.0, float("nan")]}, "expected finite scores, found 1 that are not"),
+    ({"score": [2.5, 1.0, float("inf")]}, "expected finite scores, found 1 that are not"),
+    ({"score": [2.5, float("nan"), None]}, "at least two pairs with different scores, found 1;"),
     ({"score": ["3.5", "high", "1"]}, "two columns of strings and scores as numbers, found string, string, string"),
     ({"score": [{"a": 1}] * 3}, "scores as numbers"),
     ({"sentence1": [1, 2, 3]}, "two columns of strings and scores as numbers, found int64, string, int64"),
@@ -188,10 +189,11 @@ def test_a_folder_is_no_dev_file(tmp_path: Path):
 
 
 def test_dev_pairs_are_those_with_a_score(tmp_path: Path):
-    columns = {**GIVEN, "score": pa.array([1, None, 3], pa.int32()), "sentence1": pa.array(["one", "two", "one"]).dictionary_encode()}
-    pq.write_table(pa.table(columns), tmp_path / "dev.parquet")
-    left, right, gold = dev_pairs(str(tmp_path / "dev.parquet"))
-    assert (left, right, gold.tolist()) == (("one", "one"), ("four", " "), [1.0, 3.0])
+    for score in (pa.array([1, None, 3], pa.int32()), pa.array([1.0, float("nan"), 3.0])):
+        columns = {**GIVEN, "score": score, "sentence1": pa.array(["one", "two", "one"]).dictionary_encode()}
+        pq.write_table(pa.table(columns), tmp_path / "dev.parquet")
+        left, right, gold = dev_pairs(str(tmp_path / "dev.parquet"))
+        assert (left, right, gold.tolist()) == (("one", "one"), ("four", " "), [1.0, 3.0])
 
 
 def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_drift_is_no_other_fit(night: Callable[..., Outcome], root: Path):
