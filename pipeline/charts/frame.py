@@ -48,11 +48,11 @@ def percent(share: float) -> str:
 
 
 def compact(number: float) -> str:
-    """At most four characters for an axis: 950, 12k, 1.5M."""
+    """At most four characters for an axis, and a true minus sign: 950, 12k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:g}"
+            return f"{number / size:.3g}{letter}".replace("-", "\u2212")
+    return f"{number:g}".replace("-", "\u2212")
 
 
 def svg(content: str, label: str) -> Markup:

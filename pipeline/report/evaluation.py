@@ -10,6 +10,15 @@ from markupsafe import Markup
 from pipeline.charts.evaluation import COLOURS, difference_chart
 from pipeline.report.page import fill
 
+_MEANINGS = {
+    "sts": "Do similarities order pairs as people's scores do? 100: the same order. Under all, over all pairs of a task; mean and wmean are over its subsets.",
+    "transfer": "Share of texts that a linear classifier of the frozen vectors gets right. lbfgs and sgd are two ways to fit it; their figures do not compare.",
+    "pairs": "Do pairs that mean the same come before the others when sorted by similarity? 100: all of them do.",
+    "triplets": "Share of triplets whose anchor is more like its positive than its negative.",
+    "retrieval": "Do searches find what belongs to the query, and near the top? 100: always first.",
+    "duplicates": "Are the most similar pairs among all texts those that mean the same? Without known ones the pairs are only counted.",
+}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -113,6 +122,11 @@ class Group:
     chart: Markup | None
 
     @property
+    def meaning(self) -> str:
+        """The kind of task in a sentence; empty for one that has none here."""
+        return _MEANINGS.get(self.rows[0].kind, "")
+
+    @property
     def has_intervals(self) -> bool:
         """Some have none, whatever was asked for: such as counts, and pairs that share texts."""
         return any(figure.low is not None for row in self.rows for figure in row.figures)
@@ -160,7 +174,7 @@ def verdict(report: Report) -> list[str]:
     for place, candidate in enumerate(report.candidates[1:], 1):
         found = [difference for row in report.rows if (difference := row.differences[place]) is not None and difference.value is not None and difference.low is not None]
         clear = [difference.value > 0 for difference in found if difference.excludes_zero and difference.value is not None]
-        parts = {"better": clear.count(True), "worse": clear.count(False), "not told apart": len(found) - len(clear)}
+        parts = {"better": clear.count(True), "worse": clear.count(False), "not told apart": len(found) - len(clear), "without an interval": count - len(found)}
         if found:
             said.append(f"Compared with {report.candidates[0].name}, {candidate.name} is {', '.join(f'{word} on {number}' for word, number in parts.items() if number)}.")
     return said

@@ -174,4 +174,4 @@ def _missing(geometry: Geometry) -> list[tuple[str, str]]:
     """(what, why) of all that could not be measured."""
     whole = [(name.replace("_", " "), why) for name, why in geometry.missing.items()]
     owners: Sequence[tuple[str, dict[str, str]]] = [(each.name, each.missing) for each in geometry.depths] + [(each.name, each.space.missing) for each in geometry.series]
-    return whole + [(f"{name.replace('_', ' ')} of {owner}", why) for owner, gone in owners for name, why in gone.items()]
+    return whole + [(f"{owner}, {name.replace('_', ' ')}", why) for owner, gone in owners for name, why in gone.items()]

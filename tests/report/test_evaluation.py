@@ -46,7 +46,8 @@ def test_figures_intervals_and_what_is_missing_are_there():
     shown = words(FULL)
     expected = ["release 41 and models/new", "72.37", "70.12 to 74.40", "+2.69", "+1.64 to +3.65", "−0.40", "−1.00 to +0.20", "3,108", "1,000 resamples"]
     expected += ["not defined", "STS14: no file", "every pair of FNWN", "average of the 2 measured: STS12, STS13", "Spearman of MSRpar", "58.00", "nDCG@10"]
-    expected += ["anisotropy", "2,000 sentences", "Compared with release 41, models/new is better on 1, not told apart on 1."]
+    expected += ["anisotropy", "2,000 sentences", "Compared with release 41, models/new is better on 1, not told apart on 1, without an interval on 1."]
+    expected += ["people's scores", "near the top"]
     expected += ["whitening to 381 components", "15,192 sentences", "2.13.0"]
     assert [figure for figure in expected if figure not in shown] == []
 

@@ -71,4 +71,4 @@ def test_what_is_missing_is_left_out_and_its_reason_given():
     assert list(shown) == ["Geometry of the space", "Geometry that was not measured"]
     assert [chart.heading for chart in shown["Geometry of the space"].charts] == ["Singular values, the largest taken as 1", "Cosines of random pairs of sentences",
                                                                                   "How often a sentence is a neighbour"]
-    assert shown["Geometry that was not measured"].notes == ("pairs: no STS-B", "layers of bag: none there", "length norm of bag: all alike")
+    assert shown["Geometry that was not measured"].notes == ("pairs: no STS-B", "bag, layers: none there", "bag, length norm: all alike")
