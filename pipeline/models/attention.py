@@ -1,11 +1,18 @@
 """Self-attention of packed texts: each text over its own tokens, no padding computed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# 64 captions of 6 to 40 tokens with dropout, one thread, forward and backward of a layer: 10.8 ms in 4 blocks, 12.2 in 8, 13.6 by equal length, 25.3 in one;
+# two views of them: 25.3 ms in 4, 24.3 in 8, 27.6 by equal length, 70.1 in one
+_BLOCK_TEXTS = 16
+_MOST_BLOCKS = 8                # a GPU starts kernels for each
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,60 @@ def attend_varlen(qkv: Tensor, bounds: Tensor, longest: int, heads: int) -> Tens
     mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, num_splits=1)
     assert isinstance(mixed, Tensor)                    # a pair only where auxiliary outputs are asked for
     return mixed.reshape(tokens, width)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Texts of similar length, one after another in the tokens start to stop, padded to the longest of them for the attention alone."""
+
+    start: int
+    stop: int
+    texts: int
+    longest: int
+    places: Tensor | None
+    """(tokens,) int64 place of each token among texts * longest padded ones; None where all are equally long"""
+    mask: Tensor | None
+    """(texts, 1, 1, longest) bool: no padding; None with `places`"""
+
+
+def blocks_of(lengths: np.ndarray, put: Callable[[np.ndarray], Tensor]) -> tuple[Block, ...]:
+    """Blocks of texts that lie one after another by falling length; `put` brings an array to the device."""
+    count = min(_MOST_BLOCKS, -(-len(lengths) // _BLOCK_TEXTS))
+    ends = np.cumsum(lengths)
+    return tuple(_block(lengths[part], int(ends[part[-1]]), put) for part in np.array_split(np.arange(len(lengths)), count))
+
+
+def _block(lengths: np.ndarray, stop: int, put: Callable[[np.ndarray], Tensor]) -> Block:
+    total, longest = int(lengths.sum()), int(lengths[0])
+    if lengths[-1] == longest:
+        return Block(stop - total, stop, len(lengths), longest, None, None)
+    real = np.arange(longest) < lengths[:, None]
+    return Block(stop - total, stop, len(lengths), longest, put(np.flatnonzero(real)), put(real[:, None, None]))
+
+
+def attend_blocks(qkv: tuple[Tensor, Tensor, Tensor], blocks: tuple[Block, ...], heads: int, dropout: float, bias: Tensor | None = None) -> Tensor:
+    """(T, d) attention output, differentiable. qkv: queries, keys and values, (T, d) each; dropout: rate on the probabilities; bias: as of `attend_groups`."""
+    return torch.cat([_attend_block(qkv, block, heads, dropout, bias) for block in blocks])
+
+
+def _attend_block(qkv: tuple[Tensor, Tensor, Tensor], block: Block, heads: int, dropout: float, bias: Tensor | None) -> Tensor:
+    width, size = qkv[0].shape[1], block.texts * block.longest
+
+    def spread(x: Tensor) -> Tensor:
+        x = x[block.start : block.stop]
+        x = x if block.places is None else x.new_zeros(size, width).index_copy(0, block.places, x)
+        return x.view(block.texts, block.longest, heads, width // heads).transpose(1, 2)
+
+    q, k, v = map(spread, qkv)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=_mask(block, bias, q.dtype), dropout_p=dropout).transpose(1, 2).reshape(size, width)
+    return mixed if block.places is None else mixed[block.places]
+
+
+def _mask(block: Block, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if bias is None:
+        return block.mask
+    added = bias[None, :, : block.longest, : block.longest].to(dtype)
+    return added if block.mask is None else added.masked_fill(~block.mask, -math.inf)
 
 
 def relative_bias(table: Tensor, length: int, *, max_distance: int = 128) -> Tensor:

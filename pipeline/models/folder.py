@@ -21,10 +21,11 @@ from pipeline.text.tokens import Side
 
 POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table")
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
-_FROM_SENTENCE_TRANSFORMERS = {
+SENTENCE_TRANSFORMERS_MODES = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
 }
-_OLD_POOLING_KEYS = {f"pooling_mode_{name}": mode for name, mode in (
+_OWN_MODES = set(POOLINGS) - set(SENTENCE_TRANSFORMERS_MODES.values())       # a trained encoder's folder names them as we do: that library has no name for them
+POOLING_FLAGS = {f"pooling_mode_{name}": mode for name, mode in (
     ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
     ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
 _TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
@@ -165,11 +166,11 @@ def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
         names = [modes] if isinstance(modes, str) else list(modes)
-        if unknown := [name for name in names if name not in _FROM_SENTENCE_TRANSFORMERS]:
-            raise ModelError(str(file), f"pooling_mode among {', '.join(_FROM_SENTENCE_TRANSFORMERS)}", repr(unknown[0]), "use an encoder with one of these")
-        pooling = tuple(_FROM_SENTENCE_TRANSFORMERS[name] for name in names)
+        if unknown := [name for name in names if name not in SENTENCE_TRANSFORMERS_MODES and name not in _OWN_MODES]:
+            raise ModelError(str(file), f"pooling_mode among {', '.join(SENTENCE_TRANSFORMERS_MODES)}", repr(unknown[0]), "use an encoder with one of these")
+        pooling = tuple(SENTENCE_TRANSFORMERS_MODES.get(name, name) for name in names)
     else:
-        pooling = tuple(mode for key, mode in _OLD_POOLING_KEYS.items() if config.get(key)) or ("mean",)
+        pooling = tuple(mode for key, mode in POOLING_FLAGS.items() if config.get(key)) or ("mean",)
     return pooling, bool(config.get("include_prompt", True))
 
 

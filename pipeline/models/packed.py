@@ -35,6 +35,15 @@ class Shape:
     """positions start behind the padding index and leave out padding tokens (RoBERTa, MPNet)"""
     pad_id: int
 
+    def places(self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+        """(tokens,) rows of the position table. inside: place of each token in its text; starts: first token of each text; owners: the text of each token."""
+        if not self.counts_from_pad:
+            return inside
+        real = ids != self.pad_id                       # a padding token that the text itself spells out has the padding position, as in fairseq
+        counted = np.cumsum(real)
+        before = counted[starts] - real[starts]
+        return (counted - before[owners]) * real + self.pad_id
+
 
 def shape_of(family: str, config: Mapping[str, object]) -> Shape:
     """Sizes from config.json; DistilBERT has names of its own."""
@@ -144,18 +153,10 @@ class PackedModel:
         ids = np.full(max_tokens, self.shape.pad_id, np.int64)
         ids[:total] = part.ids
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
-        positions[:total] = self._positions(ids[:total], inside, starts, owners)
+        positions[:total] = self.shape.places(ids[:total], inside, starts, owners)
         ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(np.int32)
         where = segments(starts, lengths, skip, self._put, part.kept)
         return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), where, self._put(ends))
-
-    def _positions(self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        if not self.shape.counts_from_pad:
-            return inside
-        real = ids != self.shape.pad_id                 # a padding token that the text itself spells out has the padding position, as in fairseq
-        counted = np.cumsum(real)
-        before = counted[starts] - real[starts]
-        return (counted - before[owners]) * real + self.shape.pad_id
 
     def _put(self, values: np.ndarray) -> Tensor:
         made = torch.from_numpy(values)

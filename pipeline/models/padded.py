@@ -25,7 +25,8 @@ class PaddedModel:
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
-        self._model = _load(folder, arithmetic.torch_dtype).to(arithmetic.place).eval()
+        model = load_model(folder, arithmetic.torch_dtype)
+        self._model = (model.get_encoder() if model.config.is_encoder_decoder else model).to(arithmetic.place).eval()
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self._device, self._longest = arithmetic.place, folder.max_length
@@ -74,12 +75,17 @@ class PaddedModel:
         return np.minimum(-(-lengths // _STEP) * _STEP, max(self._longest, int(lengths.max(initial=0))))
 
 
-def _load(folder: EncoderFolder, dtype: torch.dtype) -> Any:
-    from transformers import AutoModel
+def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:
+    """The transformers model of a folder; dropout: the rate in all its places, None: as config.json says. ModelError where transformers cannot load it."""
+    from transformers import AutoConfig, AutoModel
 
+    path = str(folder.path / folder.transformer)
     try:
-        model = AutoModel.from_pretrained(str(folder.path / folder.transformer), dtype=dtype, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        for name, value in config.to_dict().items():
+            if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(config, name, dropout)
+        return AutoModel.from_pretrained(path, config=config, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         found = " ".join(str(error).split())[:200]
         raise ModelError(str(folder.path), "a model that transformers loads without code of its own", found, "use another encoder") from None
-    return model.get_encoder() if model.config.is_encoder_decoder else model

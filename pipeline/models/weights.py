@@ -50,6 +50,8 @@ class Checkpoint:
         prefix = next((name.removesuffix(_ANCHOR) for name in load if name.endswith(_ANCHOR)), "")
         self._where = where
         self._load = {_modern(name.removeprefix(prefix)): read for name, read in load.items()}
+        self.names = {_modern(name.removeprefix(prefix)): name for name in load if name.startswith(prefix)}
+        """of the encoder's own tensors: neutral name -> name in the file. What has not the prefix is of another head, such as a language model's"""
 
     def __contains__(self, name: str) -> bool:
         return name in self._load
@@ -59,10 +61,14 @@ class Checkpoint:
         if name not in self._load:
             near = ", ".join(sorted(self._load)[:3])
             raise ModelError(self._where, f"a tensor {name}", f"{len(self._load)} others ({near} ...)", "check that weights and config.json belong together")
-        found = self._load[name]()
+        found = self.raw(name)
         if tuple(found.shape) != shape:
             raise ModelError(self._where, f"{name} of shape {shape}", str(tuple(found.shape)), "check that weights and config.json belong together")
         return found.to(torch.float32)
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor of that name, which is there, as it is."""
+        return self._load[name]()
 
     def linear(self, name: str, inner: int, outer: int, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
         """(weight (outer, inner), bias (outer,) or None)."""

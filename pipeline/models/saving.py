@@ -1,0 +1,141 @@
+"""A trained encoder becomes a folder that this project, sentence-transformers and embedding servers load as it is."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeline.errors import ModelError
+from pipeline.models.backbones import PaddedBackbone
+from pipeline.models.folder import POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, Dense, EncoderFolder, open_folder, read_json
+from pipeline.models.heads import TanhHead
+from pipeline.models.trainable import DenseModule, TrainableEncoder, head_name
+from pipeline.models.weights import open_checkpoint
+from pipeline.settings import EncoderSettings
+
+_WEIGHTS = "model.safetensors"
+_WRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")       # of the files that loading needs; weights apart
+_MODULES = "sentence_transformers.models."              # where every version of that library, and servers, look for modules
+_ONE_CONFIG = "sentence_bert_config.json"               # whatever the family; the first name that is looked for
+
+
+def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: TanhHead | None = None) -> EncoderFolder:
+    """The new encoder folder at `path`, as opened from there: what `encoder` computes in eval(), in float32. Whole or not there at all.
+
+    folder: where the encoder came from, which gives config, tokenizer, prompts and limits. head: an objective's head that inference keeps, as a Dense module at the
+    end; without one no trace of it is left. A cls_mlp layer becomes a Dense module where nothing is concatenated with it. A pooling that sentence-transformers has
+    no name for is written under ours, which that library refuses instead of computing something else. ModelError where `path` exists.
+    """
+    place = Path(path).absolute()
+    if place.exists():
+        raise ModelError(str(place), "a path that is free", "something is there", "name another path, or remove it")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+        written = Path(scratch) / place.name
+        written.mkdir()
+        _write(encoder, folder, written, head)
+        for file in written.rglob("*.safetensors"):
+            file.chmod((written / "config.json").stat().st_mode)        # safetensors writes for the owner alone; a server may be somebody else
+        open_folder(EncoderSettings(path=str(written)))     # what cannot be loaded is not published
+        written.rename(place)
+    return open_folder(EncoderSettings(path=str(place)))
+
+
+def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: TanhHead | None) -> None:
+    _write_weights(encoder, folder, to)
+    _write_json(to / "config.json", dict(folder.config) | {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config})
+    _copy_tokenizer(folder, to)
+    own = read_json(folder.beside_config(_ONE_CONFIG))
+    _write_json(to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower})
+    _write_json(to / "config_sentence_transformers.json", _prompts(folder))
+    pooling, layers = _layers(encoder, head)
+    _write_json(to / "1_Pooling" / "config.json", _pooling(pooling, encoder.backbone.width, folder.include_prompt))
+    kinds = ["Transformer", "Pooling", *("Dense" if isinstance(layer, DenseModule) else "Normalize" for layer in layers)]
+    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
+    for layer, name in zip(layers, places[2:], strict=True):
+        (to / name).mkdir()
+        if isinstance(layer, DenseModule):
+            _write_dense(layer, to / name)
+    entries = [{"idx": number, "name": str(number), "path": name, "type": _MODULES + kind} for number, (name, kind) in enumerate(zip(places, kinds, strict=True))]
+    _write_json(to / "modules.json", entries)
+
+
+def _write_weights(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
+    """Under the names of the checkpoint; what it has beside the backbone (a pooler, say) stays as it was."""
+    if isinstance(encoder.backbone, PaddedBackbone):
+        encoder.backbone.model.save_pretrained(to, max_shard_size="1000GB")     # one file
+        return
+    checkpoint = open_checkpoint(folder)
+    trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters())
+    if encoder.mlp is not None and (name := head_name(checkpoint)):
+        trained |= {f"{name}.{part}": value for part, value in encoder.mlp.linear.named_parameters()}
+    tensors = {original: trained.get(name, checkpoint.raw(name)) for name, original in checkpoint.names.items()}
+    _save_tensors({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}, to / _WEIGHTS)
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    copies = {name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in tensors.items()}
+    save_file(copies, file, metadata={"format": "pt"})
+
+
+def _copy_tokenizer(folder: EncoderFolder, to: Path) -> None:
+    """And whatever else stands beside the configuration and loading needs."""
+    for name in folder.files:
+        file = Path(name)
+        beside = file.parent == Path(folder.transformer) and name not in folder.weights
+        if beside and file.name not in _WRITTEN and not (file.name.startswith("sentence_") and file.name.endswith("_config.json")):
+            shutil.copyfile(folder.file(name), to / file.name)
+
+
+def _prompts(folder: EncoderFolder) -> dict[str, Any]:
+    """As the folder has them; where the settings gave others, these."""
+    own = read_json(folder.path / "config_sentence_transformers.json") or {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    plain = open_folder(EncoderSettings(path=str(folder.path)))
+    if (plain.prompt, plain.query_prompt) == (folder.prompt, folder.query_prompt):
+        return own
+    return own | {"prompts": {"document": folder.prompt, "query": folder.query_prompt}, "default_prompt_name": "document" if folder.prompt else None}
+
+
+def _layers(encoder: TrainableEncoder, head: TanhHead | None) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
+    """(pooling, what follows it) with the heads as Dense modules."""
+    pooling, layers = encoder.folder.pooling, list(encoder.tail)
+    if encoder.mlp is not None and pooling == ("cls_mlp",):
+        pooling, layers = ("cls",), [encoder.mlp, *layers]
+    if "cls_mlp" in pooling and head_name(open_checkpoint(encoder.folder)) is None:
+        raise ModelError("encoder.pooling", "cls_mlp by itself, since the encoder had no such layer", "+".join(pooling), "train with one pooling")
+    return pooling, layers if head is None else [*layers, _as_dense(head)]
+
+
+def _as_dense(head: TanhHead) -> DenseModule:
+    module = DenseModule(Dense("", head.dense.in_features, head.dense.out_features, True, "Tanh", False))
+    module.linear.load_state_dict(head.dense.state_dict())
+    return module
+
+
+def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
+    """One flag for each mode, as every version of the library and every server reads it; a list where only that keeps the order, or has the name."""
+    config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
+    if list(pooling) == [mode for mode in POOLING_FLAGS.values() if mode in pooling]:
+        return config | {flag: mode in pooling for flag, mode in POOLING_FLAGS.items()}
+    names = {mode: name for name, mode in SENTENCE_TRANSFORMERS_MODES.items()}
+    return config | {"pooling_mode": [names.get(mode, mode) for mode in pooling]}
+
+
+def _write_dense(layer: DenseModule, to: Path) -> None:
+    described = layer.described
+    kind = "linear.Identity" if described.activation == "Identity" else f"activation.{described.activation}"
+    config = {"in_features": described.in_features, "out_features": described.out_features, "bias": described.bias,
+              "activation_function": f"torch.nn.modules.{kind}"}
+    _write_json(to / "config.json", config | ({"use_residual": True} if described.residual else {}))
+    _save_tensors(dict(layer.named_parameters()), to / _WEIGHTS)
+
+
+def _write_json(file: Path, value: object) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,121 @@
+"""An encoder that can be trained: token ids in, vectors out, gradients to every parameter that takes part."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import ModelError
+from pipeline.models.backbones import AtEmbedding, PackedBackbone, PaddedBackbone, Request, rates_of
+from pipeline.models.folder import Dense, EncoderFolder
+from pipeline.models.pooling import layers_of, pool
+from pipeline.models.tail import ACTIVATIONS, MLP_HEADS, load_dense, normalize
+from pipeline.models.weights import Checkpoint, open_checkpoint
+from pipeline.text.tokens import Tokens, load_tokenizer
+
+_HEAD_DEVIATION = 0.02          # of a new head's weights, as BERT's own
+
+
+class DenseModule(nn.Module):
+    """`activation(x @ weight.T + bias)`, plus x or its projection where residual; parameters under sentence-transformers' names."""
+
+    def __init__(self, described: Dense) -> None:
+        super().__init__()
+        self.described = described
+        self.linear = nn.Linear(described.in_features, described.out_features, described.bias)
+        projected = described.residual and described.in_features != described.out_features
+        self.residual = nn.Linear(described.in_features, described.out_features, bias=False) if projected else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, out) for (n, in)."""
+        y = ACTIVATIONS[self.described.activation](self.linear(x))
+        if not self.described.residual:
+            return y
+        return y + (x if self.residual is None else self.residual(x))
+
+
+class Normalize(nn.Module):
+    """Rows of length one; a zero row stays zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, d) for (n, d)."""
+        return normalize(x)
+
+
+class TrainableEncoder(nn.Module):
+    """Backbone, pooling and what follows it. The backbone's parameters have the names of the checkpoint, without its prefix.
+
+    In eval() its vectors are those of `Encoder` on the folder; in train() every dropout site of the architecture draws from torch's generator, for each row anew.
+    """
+
+    def __init__(self, folder: EncoderFolder, backbone: PackedBackbone | PaddedBackbone, mlp: DenseModule | None, skip: int) -> None:
+        super().__init__()
+        self.folder, self.dim, self._skip = folder, folder.dim, skip
+        self.backbone, self.mlp = backbone, mlp
+        self.tail = nn.ModuleList(_module(folder, module) for module in folder.tail)
+
+    def forward(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+        """(n, dim) vectors of texts of at least one token each; all tokens of the call are one buffer.
+
+        positions (tokens,): the place that each token believes to have in its text, from 0 (the family's offset is added); None: the one it has.
+        at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens lie in it, on its way to the first layer.
+        """
+        pooling, layers = self.folder.pooling, self.backbone.layers
+        request = Request(tokens, layers_of(pooling, layers), self._skip, positions, at_embedding)
+        states, where = self.backbone(request)
+        x = torch.cat([self._headed(name, pool(name, states, layers, where)) for name in pooling], dim=-1)
+        for module in self.tail:
+            x = module(x)
+        return x
+
+    def checkpoint_layers(self, wanted: bool = True) -> None:
+        """Whether layers compute their inner values anew in the backward pass, under equal dropout: a third more work for a fraction of the memory."""
+        self.backbone.checkpointing = wanted
+
+    def _headed(self, name: str, pooled: Tensor) -> Tensor:
+        return self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled
+
+
+def load_trainable(folder: EncoderFolder, *, dropout: float | None = None, device: torch.device | str = "cpu") -> TrainableEncoder:
+    """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family; None: as config.json says.
+
+    A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError for word vectors, and where the folder cannot be used.
+    """
+    if folder.family == "words":
+        raise ModelError(str(folder.path), "a Transformer to train", "word vectors", "name another encoder.path")
+    weights = open_checkpoint(folder)
+    backbone = PaddedBackbone(folder, dropout) if folder.family == "other" else PackedBackbone(folder, weights, rates_of(folder, dropout))
+    mlp = _head(weights, backbone.width) if "cls_mlp" in folder.pooling else None
+    encoder = TrainableEncoder(folder, backbone, mlp, _skipped(folder))
+    return encoder.to(device).train()
+
+
+def head_name(weights: Checkpoint) -> str | None:
+    """Name of the layer of `cls_mlp` among the weights."""
+    return next((name for name in MLP_HEADS if f"{name}.weight" in weights), None)
+
+
+def _head(weights: Checkpoint, width: int) -> DenseModule:
+    """tanh(W h + b) (Gao et al. 2021)."""
+    head, name = DenseModule(Dense("", width, width, True, "Tanh", False)), head_name(weights)
+    if name is None:
+        nn.init.normal_(head.linear.weight, std=_HEAD_DEVIATION)
+        nn.init.zeros_(head.linear.bias)
+    else:
+        head.linear.load_state_dict({part: weights.tensor(f"{name}.{part}", tuple(value.shape)) for part, value in head.linear.state_dict().items()})
+    return head
+
+
+def _module(folder: EncoderFolder, module: Dense | str) -> nn.Module:
+    if isinstance(module, str):
+        return Normalize()
+    loaded, made = load_dense(folder, module, torch.device("cpu")), DenseModule(module)
+    tensors = {"linear.weight": loaded.weight, "linear.bias": loaded.bias, "residual.weight": loaded.projection}
+    made.load_state_dict({name: tensor for name, tensor in tensors.items() if tensor is not None})
+    return made
+
+
+def _skipped(folder: EncoderFolder) -> int:
+    """Leading tokens that are not pooled: those of the prompt, where the folder leaves it out."""
+    if folder.include_prompt or not folder.prompt:
+        return 0
+    return load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower, cuts=folder.cuts).prompt_tokens
