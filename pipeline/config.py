@@ -27,6 +27,7 @@ class Settings(BaseModel):
 
 S = TypeVar("S", bound=Settings)
 
+_TRIED = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")       # what pydantic appends to the place of a value that may be of several kinds
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 
 
@@ -152,8 +153,10 @@ def _explain(error: ValidationError, kind: type[Settings], source: str) -> Confi
     """The first problem as a sentence; the number of the others beside it."""
     problems = error.errors()
     first = problems[0]
-    where = f"{source}: {'.'.join(str(part) for part in first['loc']) or kind.__name__}"
-    others = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
+    place = _place(first["loc"])
+    same = [problem for problem in problems if _place(problem["loc"]) == place]         # a value that may be of several kinds is none of them: one problem
+    where = f"{source}: {'.'.join(map(str, place)) or kind.__name__}"
+    others = f" ({len(problems) - len(same)} more after this one)" if len(problems) > len(same) else ""
     if first["type"] == "extra_forbidden":
         known = _keys_beside(kind, first["loc"])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
@@ -161,8 +164,14 @@ def _explain(error: ValidationError, kind: type[Settings], source: str) -> Confi
         return ConfigError(where, "a known key", f"the unknown key {first['loc'][-1]!r}", hint + others)
     if first["type"] == "missing":
         return ConfigError(where, "a value", "none", f"set {'.'.join(str(part) for part in first['loc'])}" + others)
-    message = first["msg"].removeprefix("Value error, ")
-    return ConfigError(where, message[:1].lower() + message[1:], repr(first.get("input")), "mend the value; --print-config shows all settings" + others)
+    messages = [problem["msg"].removeprefix("Value error, ") for problem in same]
+    expected = ", or ".join(message[:1].lower() + message[1:] for message in messages)
+    return ConfigError(where, expected, repr(first.get("input")), "mend the value; --print-config shows all settings" + others)
+
+
+def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The keys of a place, without the kind of value that pydantic tried there."""
+    return location[:-1] if location and _TRIED.fullmatch(str(location[-1])) else location
 
 
 def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

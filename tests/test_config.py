@@ -61,6 +61,8 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
     ("corpus={id: key, keep: [id]}", "leave out id"),
     ("just words", "key.path=value"),
     ("a..b=1", "key.path=value"),
+    ("whiten.k=devv", r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found 'devv'; .* shows all settings$"),
+    ("whiten.shrinkage=2", r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be 'auto', found 2;"),
 ])
 def test_what_is_wrong_is_named_with_its_place(override: str, words: str):
     with pytest.raises(ConfigError, match=words) as caught:
