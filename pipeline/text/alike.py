@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-_TRIES = 512                    # places looked at for one row: in a window where most rows are alike the search would be quadratic
+_BATCHES, _PLACES = 64, 16      # looked at for one row, and rows of each: in a window where most rows are alike the search would be quadratic
 
 
 def codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
@@ -48,22 +48,28 @@ def apart(order: np.ndarray, found: np.ndarray) -> np.ndarray:
     held = [Counter(code for row in rows for code in texts[row]) for rows in order]
     for batch, place in repeats:
         mine = texts[order[batch, place]]
-        for other, there in _places(batch, *order.shape) if any(held[batch][code] > 1 for code in mine) else ():
+        others = _without(mine, held, batch) if any(held[batch][code] > 1 for code in mine) else ()
+        for other, there in ((other, there) for other in others for there in range(min(_PLACES, order.shape[1]))):
             theirs = texts[order[other, there]]
-            if not any(held[other][code] > (code in theirs) for code in mine) and not any(held[batch][code] > (code in mine) for code in theirs):
-                held[batch].update(theirs)
-                held[batch].subtract(mine)
-                held[other].update(mine)
-                held[other].subtract(theirs)
+            if not any(held[batch][code] > (code in mine) for code in theirs):
+                _move(mine, held[batch], held[other])
+                _move(theirs, held[other], held[batch])
                 order[batch, place], order[other, there] = order[other, there], order[batch, place]
                 break
     return order
 
 
-def _places(batch: int, batches: int, size: int) -> Iterator[tuple[int, int]]:
-    """Places of other batches, those of the following ones first."""
-    for number in range(min(_TRIES, (batches - 1) * size)):
-        yield (batch + 1 + number // size) % batches, number % size
+def _without(texts: frozenset[int], held: Sequence[Counter[int]], batch: int) -> Iterator[int]:
+    """Batches that have none of the texts, those that follow `batch` first."""
+    for after in range(1, min(_BATCHES, len(held))):
+        other = (batch + after) % len(held)
+        if not any(held[other][code] for code in texts):
+            yield other
+
+
+def _move(texts: frozenset[int], source: Counter[int], target: Counter[int]) -> None:
+    source.subtract(texts)
+    target.update(texts)
 
 
 def _repeated(found: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from itertools import count
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.text.batches import GlobalBatch
@@ -15,8 +16,8 @@ from pipeline.text.pairs import Pairs
 class NeighbourOrder:
     """Pieces of `batch_rows` sentences that follow each other in a document, in its order. Windows are read in the files' order, their pieces shuffled for each epoch.
 
-    The columns document and position say what follows what: a position one higher, in the next row. Where a document does not divide into whole pieces the first one
-    begins at a row drawn for each epoch, and what is left over takes no part. DataError where no document is as long as a batch.
+    The columns document and position say what follows what: a position one higher, in the next row; a row of no document has no neighbours. Where a document does not
+    divide into whole pieces the first one begins at a row drawn for each epoch, and what is left over takes no part. DataError where no document is as long as a batch.
     `bucket_batches` and `repeats` of the settings have no meaning here: neighbours stay together.
     """
 
@@ -68,17 +69,16 @@ class NeighbourOrder:
 
 
 def _runs(pairs: Pairs) -> np.ndarray:
-    """(runs,) int64: how many rows, one run after the other, have one document and positions that rise by one."""
+    """(runs,) int64: how many rows, one run after the other, have one document and positions that rise by one; 1 for a row of no document."""
     breaks, rows = [], 0
     last: tuple[object, int] | None = None
     for table in pairs.read(pairs.spans(), ["document", "position"]):
-        documents, positions = table["document"].combine_chunks().dictionary_encode(), table["position"].to_numpy()
-        place = documents.indices.to_numpy()
-        new = np.flatnonzero((np.diff(place) != 0) | (np.diff(positions) != 1)) + 1
-        if last is None or (table["document"][0].as_py(), positions[0] - 1) != last:
-            new = np.concatenate([[0], new])
-        breaks.append(new + rows)
-        rows, last = rows + len(table), (table["document"][-1].as_py(), positions[-1])
+        place = pc.fill_null(table["document"].combine_chunks().dictionary_encode().indices, -1).to_numpy()
+        positions = table["position"].to_numpy()
+        same = (np.diff(place) == 0) & (np.diff(positions) == 1) & (place[1:] >= 0)
+        goes_on = place[0] >= 0 and (table["document"][0].as_py(), positions[0] - 1) == last
+        breaks.append(rows + np.flatnonzero(~np.concatenate([[goes_on], same])))
+        rows, last = rows + len(table), (table["document"][-1].as_py(), int(positions[-1]))
     return np.diff(np.concatenate([*breaks, [rows]]))
 
 

@@ -1,7 +1,7 @@
 """The order in which a training meets its rows: one for each (seed, epoch), whatever the number of ranks, read a window at a time."""
 
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Annotated, Literal
 
 import numpy as np
@@ -65,13 +65,10 @@ class ShuffledOrder:
             yield from self._epoch(epoch, start - epoch * self.steps_per_epoch if start > epoch * self.steps_per_epoch else 0)
 
     def _epoch(self, epoch: int, done: int) -> Iterator[GlobalBatch]:
-        per_window = self._window_rows // self.batch_rows
-        first = done // per_window
-        skip = done % per_window
-        spans = without_first(self._spans(epoch), first * self._window_rows)
-        for number, window in enumerate(cut(self._pairs.read(spans), self._window_rows), first):
-            yield from self._dealt(window, np.random.default_rng((self._settings.seed, epoch, number + 1)), skip)
-            skip = 0
+        first, skip = divmod(done, self._window_rows // self.batch_rows)
+        windows = cut(self._pairs.read(without_first(self._spans(epoch), first * self._window_rows)), self._window_rows)
+        draws = (np.random.default_rng((self._settings.seed, epoch, number + 1)) for number in count(first))
+        yield from chain.from_iterable(map(self._dealt, windows, draws, chain([skip], repeat(0))))      # no name holds a window while the next one is read
 
     def _spans(self, epoch: int) -> list[Span]:
         """All rows. The first row group begins at some row and its head comes last: so windows differ between epochs even in a single row group."""
@@ -90,6 +87,7 @@ class ShuffledOrder:
         order = apart(drawn, codes(window, compared)) if self._settings.repeats == "drop" and compared else drawn
         exchanged, turn = (order != drawn).sum(1), rng.permutation(whole)
         table = window.take(rng.permuted(order[turn], axis=1).ravel())           # a rank's slice is to be no shorter than another's
+        del window                                                               # half of what is held
         for place in range(skip, whole):
             part = table.slice(place * self.batch_rows, self.batch_rows)
             yield GlobalBatch(self._pairs.name, part, int(exchanged[turn[place]]), self._settings.repeats == "mask")
@@ -126,10 +124,17 @@ def cut(pieces: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
     held: list[pa.Table] = []
     rows = 0
     for piece in pieces:
-        held, rows = [*held, piece], rows + len(piece)
+        held.append(piece)
+        rows += len(piece)
         while rows >= size:
-            whole = pa.concat_tables(held)
-            yield whole.slice(0, size).combine_chunks()
-            held, rows = [whole.slice(size)], rows - size
+            rows -= size
+            yield _taken_off(held, size)
     if rows:
-        yield pa.concat_tables(held).combine_chunks()
+        yield _taken_off(held, rows)
+
+
+def _taken_off(held: list[pa.Table], size: int) -> pa.Table:
+    """The first `size` rows of all that is held; the others stay."""
+    whole = pa.concat_tables(held)
+    held[:] = [whole.slice(size)]
+    return whole.slice(0, size).combine_chunks()

@@ -58,7 +58,8 @@ def labelled(column: pa.ChunkedArray, values: Values) -> np.ndarray:
 
 
 def converted(table: pa.Table, values: Values, where: str) -> pa.Table:
-    """Columns named by role, with `row` beside them: texts as large_string without nulls, labels as int64 places, scores as float64 from 0 to 1, positions as int64.
+    """Columns named by role, with `row` beside them: texts as large_string without nulls, labels as int64 places, scores as float64 from 0 to 1, positions as int64,
+    documents as large_string, null where a row is of none.
 
     DataError with the file, its row and what it may hold, for a label outside the set, a score outside the range or missing, a text that is no UTF-8.
     """
@@ -106,4 +107,4 @@ def _positions(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray
 
 
 def _documents(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
-    return column.cast(pa.large_string()), ~np.asarray(pc.is_null(column).to_numpy(), bool), "the document's name or number"
+    return column.cast(pa.large_string()), np.ones(len(column), bool), "the document's name or number"

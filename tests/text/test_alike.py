@@ -67,6 +67,15 @@ def test_where_texts_are_few_in_each_batch_none_is_left_twice():
     assert not any(len(set(found[rows, 0].tolist())) < 8 for rows in order)
 
 
+def test_a_text_that_the_next_batches_have_too_goes_to_one_further_on():
+    found = np.arange(100, 140)[:, None]
+    order = np.arange(40).reshape(5, 8)
+    found[[0, 1, 8, 16, 24]] = 0
+    after = apart(order, found)
+    assert [int((found[rows] == 0).sum()) for rows in after] == [1, 1, 1, 1, 1]
+    assert (after != order).sum() == 2
+
+
 def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: Path):
     texts = [f"text {row // 4}" for row in range(256)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet")

@@ -52,10 +52,11 @@ def test_batches_are_pieces_of_documents_and_as_many_as_fit(tmp_path_factory: py
             np.testing.assert_array_equal(later.rows, one.rows)
 
 
-def test_a_gap_in_the_positions_ends_a_piece(tmp_path: Path):
-    table = pa.table({"text": list("abcdef"), "document": [1] * 6, "position": [0, 1, 2, 7, 8, 9]})
+def test_a_gap_in_the_positions_ends_a_piece_and_rows_of_no_document_are_in_none(tmp_path: Path):
+    table = pa.table({"text": list("abcdefghi"), "document": [1] * 6 + [None] * 3, "position": [0, 1, 2, 7, 8, 9, 10, 11, 12]})
     pq.write_table(table, tmp_path / "x.parquet")
     order = NeighbourOrder(open_pairs(PairSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3))
+    assert order.left_over == 3
     assert {"".join(one.columns["text"]) for one in islice(share_of(order, 0), order.steps_per_epoch)} == {"abc", "def"}
 
 

@@ -1,5 +1,7 @@
 """One triple for each premise that has both halves; a dictionary of everything is the oracle."""
 
+import os
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.store import open_store
+from pipeline.text.batches import share_of
+from pipeline.text.order import OrderSettings, ShuffledOrder
 from pipeline.text.pairs import PairSettings, open_pairs
 from pipeline.text.roles import Values
 from pipeline.text.triples import write_triples
@@ -49,3 +53,20 @@ def test_labels_of_another_name_are_refused(tmp_path: Path):
     pairs = open_pairs(source.model_copy(update={"values": Values(labels=("yes", "no"))}), NLI)
     with pytest.raises(ConfigError, match="entailment and contradiction among them, found yes, no"):
         write_triples(pairs, open_store(tmp_path), "triples.parquet")
+
+
+@pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="needs the evaluation data")
+def test_triples_of_snli_and_their_repeats(tmp_path: Path):
+    source = Path(os.environ["MANTA_EVAL_DATA"]) / "nli" / "snli.parquet"
+    table = pq.read_table(source)
+    kinds: dict[str, set[int]] = {}
+    for premise, label in zip(table["premise"].to_pylist(), table["label"].to_pylist(), strict=True):
+        kinds.setdefault(premise, set()).add(label)
+    count = write_triples(open_pairs(PairSettings(uri=str(source)), NLI), open_store(tmp_path), "triples.parquet")
+    assert count == sum({0, 2} <= found for found in kinds.values())
+    pairs = open_pairs(PairSettings(uri=str(tmp_path)), ["anchor", "positive"], ["negative"])
+    repeated = {}
+    for what in ("keep", "drop"):
+        order = ShuffledOrder(pairs, OrderSettings(batch_rows=512, repeats=what))
+        repeated[what] = sum(one.counts["repeated"] for one in islice(share_of(order, 0), order.steps_per_epoch))
+    assert repeated["drop"] < 0.1 * repeated["keep"]
