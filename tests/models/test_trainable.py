@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from pipeline.errors import ModelError
+from pipeline.models.backbones import Rates, rates_of
 from pipeline.models.encoder import Encoder, load_encoder
 from pipeline.models.filters import load_filter
 from pipeline.models.folder import open_folder
@@ -144,6 +145,14 @@ def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, f
     dropped = seen[0] == 0
     assert dropped.float().mean() == pytest.approx(0.3, abs=0.01)
     torch.testing.assert_close(seen[0][~dropped], seen[1][~dropped] / 0.7, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_rates_are_those_of_the_configuration_unless_one_is_given_for_all(folders, tmp_path, family):
+    place, distil = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
+    edit_json(place / "config.json", **({"dropout": 0.3, "attention_dropout": 0.2} if distil else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}))
+    assert rates_of(opened(place), None) == Rates(0.3, 0.2, 0.0 if distil else 0.3, 0.3)        # DistilBERT's blocks have none behind the attention
+    assert rates_of(opened(place), 0.05) == Rates(0.05, 0.05, 0.0 if distil else 0.05, 0.05)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
