@@ -16,15 +16,13 @@ from pipeline.text.batches import GlobalBatch
 from pipeline.text.pairs import Pairs, Span
 from pipeline.text.roles import COMPARED, TEXTS
 
-SeedWord = Annotated[int, Field(ge=0)]
-
 
 class OrderSettings(Settings):
     """How rows are shuffled and dealt out."""
 
     batch_rows: Annotated[int, Field(ge=1)] = 64
     """rows of a global batch, all ranks together"""
-    seed: SeedWord = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """of the order"""
     window_rows: Annotated[int, Field(ge=1)] = 65_536
     """rows that are held in memory and shuffled together; at least a batch"""

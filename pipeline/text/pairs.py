@@ -134,7 +134,7 @@ def _files(uri: str) -> list[SourceFile]:
 
 def _schema(file: SourceFile) -> tuple[pa.Schema, list[int]]:
     """Columns, and rows of each row group, by the footer."""
-    with explained(file.uri), open_file(file) as stream:
+    with explained(file.uri, ""), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
         return opened.schema_arrow, [opened.metadata.row_group(number).num_rows for number in range(opened.metadata.num_row_groups)]
 
@@ -164,7 +164,7 @@ def _scanned(settings: PairSettings, group: Group, roles: Sequence[str]) -> Grou
 
 def _kept(settings: PairSettings, group: Group, roles: Sequence[str]) -> Iterator[pa.Table]:
     """Kept rows of a group as the file has them, columns named by role, and `row`: its number in the file."""
-    with explained(group.file.uri), open_file(group.file) as stream:
+    with explained(group.file.uri, ""), open_file(group.file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
         if group.number >= opened.metadata.num_row_groups:
             raise _changed(group, 0)

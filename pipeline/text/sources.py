@@ -94,8 +94,11 @@ def unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
 
 
 @contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
-    """What reading raises as an error of ours: transient (75) where trying again may help, else data (3), and credentials as configuration (2)."""
+def explained(where: str, leave_out: str = "; corpus.bad_files=skip leaves such files out") -> Iterator[None]:
+    """What reading raises as an error of ours: transient (75) where trying again may help, else data (3), and credentials as configuration (2).
+
+    leave_out: what can be done instead of mending a file, as its sentence ends.
+    """
     try:
         yield
     except PipelineError:
@@ -108,7 +111,7 @@ def explained(where: str) -> Iterator[None]:
             raise ConfigError(where, "credentials in the environment", found, "set AWS_ACCESS_KEY_ID and so on, or give the machine a role") from error
         if isinstance(error, FileNotFoundError):
             raise DataError(where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri") from error
-        raise DataError(where, "a readable file", found, "mend or remove the file, or its permissions; corpus.bad_files=skip leaves such files out") from error
+        raise DataError(where, "a readable file", found, f"mend or remove the file, or its permissions{leave_out}") from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
