@@ -128,15 +128,16 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
     """ConfigError for a whiten.transform that cannot be fitted as named, or, where it is to be `indexed`, cannot stand in an index; nothing is fitted for it."""
     names = settings.transform.split("+")
     for place, name in enumerate(names):
-        if name == Chain.kind:
-            raise ConfigError("whiten.transform", "the steps of a chain", Chain.kind, "join their names by +, such as standardize+components")
+        if name in ("", Chain.kind):
+            raise ConfigError("whiten.transform", "the names of a chain's steps", repr(settings.transform), "join them by +, such as standardize+components")
         if not isinstance(TRANSFORMS[name], FromMoments):
             if indexed:
                 raise ConfigError("whiten.transform", "an affine map, which a faiss index can hold", f"{name}, which is none", _ELSEWHERE.format(name=name))
             if place < len(names) - 1:
                 raise ConfigError("whiten.transform", f"{name} as the last step", settings.transform, "put it last: behind it no step can be fitted from moments")
     for setting, value, step in (("k", settings.k, "whitening"), ("remove", settings.remove, "components")):
-        if isinstance(value, str) and step not in names:
+        chosen = value is not None and value != WhitenSettings.model_fields[setting].default
+        if chosen and step not in names:
             raise ConfigError(f"whiten.{setting}", f"{step} among the steps of whiten.transform", settings.transform, f"add {step}, or leave whiten.{setting} as it is")
 
 

@@ -185,8 +185,8 @@ def test_the_dev_task_is_measured_on_the_way(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ("whiten.flow.levels=6", "dimension 24 with 6 levels; at most 3 levels fit"),
-    ("whiten.transform=whitening+flow whiten.k=10 whiten.flow.levels=3", "dimension 10 with 3 levels; at most 1 levels fit"),
+    ("whiten.flow.levels=6", "dimension 24 with 6 levels; set whiten.flow.levels to at most 3"),
+    ("whiten.transform=whitening+flow whiten.k=10 whiten.flow.levels=3", "dimension 10 with 3 levels; set whiten.flow.levels to at most 1"),
     ("whiten.transform=whitening+flow whiten.k=10 whiten.rotation=zca whiten.flow.levels=4", "dimension 24 with 4 levels"),
     ("whiten.transform=whitening+flow whiten.flow.levels=4", None), ("whiten.mode=off whiten.flow.levels=9", None),
     ("whiten.transform=whitening whiten.flow.levels=9", None),
@@ -204,7 +204,7 @@ def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
     cases = {"levels": training(tmp_path / "a", levels=4), "rate": training(tmp_path / "b", learning_rate=1e9, checkpoint_steps=1)}
     few = chain(tmp_path / "c", (15,))
     cases["rows"] = FlowTraining(source(few), tuple(few.units), FlowSettings())
-    with pytest.raises(ConfigError, match="dimension 24 with 4 levels; at most 3 levels fit"):
+    with pytest.raises(ConfigError, match="dimension 24 with 4 levels; set whiten.flow.levels to at most 3"):
         trained(cases["levels"])
     with pytest.raises(DataError, match=r"flow training: expected a finite likelihood.*lower whiten\.flow\.learning_rate"):
         trained(cases["rate"])
