@@ -16,10 +16,11 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from pipeline.config import refuse_credentials
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import ConfigError, DataError, TransientError
 
 PARTIAL = ".tmp-"              # prefix of names that no listing shows
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED = (PermissionError, NotADirectoryError, FileExistsError)         # rights, or a file where a folder has to be
 _AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)      # of a file system on the network whose server does not answer, or another one does
 
 
@@ -170,10 +171,14 @@ def changed(name: str, expected: str, found: str) -> DataError:
 
 @contextlib.contextmanager
 def room(where: str) -> Iterator[None]:
-    """TransientError where the block fails because a disk is full, in whatever library's words, or does not answer: nothing half-written was published."""
+    """TransientError where the block fails because a disk is full, in whatever library's words, or does not answer; ConfigError where nothing may be written at
+    all. Nothing half-written was published.
+    """
     try:
         yield
     except (OSError, RuntimeError, pa.ArrowException) as error:
+        if isinstance(error, _CLOSED) or getattr(error, "errno", None) == errno.EROFS:
+            raise ConfigError(where, "a folder that may be written to", " ".join(str(error).split()), "check the path and its rights") from error
         if getattr(error, "errno", None) in _AWAY:
             remedy = "check the disk, or the server of the file system, and run again: finished work is kept"
             raise TransientError(where, "a disk that answers", " ".join(str(error).split()), remedy) from error

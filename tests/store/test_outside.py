@@ -137,6 +137,15 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
     assert not [place for place in (tmp_path / "root").rglob("*") if place.is_file()], "no temporary file is left either"
 
 
+@pytest.mark.parametrize("path", ["a", "b/c"])
+def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
+    (tmp_path / "root").write_text("a file")
+    with pytest.raises(ConfigError, match="a folder that may be written to"):
+        open_store(tmp_path / "root").write(path, b"x")
+    with pytest.raises(ConfigError, match="check the path and its rights"), room("/somewhere"):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("Error in faiss: write error: No space left on device")])
 def test_a_full_disk_is_told_in_any_librarys_words(error: Exception):
     with pytest.raises(TransientError, match="make room"), room("/somewhere"):
