@@ -204,7 +204,7 @@ def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
     cases = {"levels": training(tmp_path / "a", levels=4), "rate": training(tmp_path / "b", learning_rate=1e9, checkpoint_steps=1)}
     few = chain(tmp_path / "c", (15,))
     cases["rows"] = FlowTraining(source(few), tuple(few.units), FlowSettings())
-    with pytest.raises(ConfigError, match="dimension 24 with 4 levels; set whiten.flow.levels to at most 3"):
+    with pytest.raises(ConfigError, match=r"dimension 24 with 4 levels; set whiten\.flow\.levels to at most 3"):
         trained(cases["levels"])
     with pytest.raises(DataError, match=r"flow training: expected a finite likelihood.*lower whiten\.flow\.learning_rate"):
         trained(cases["rate"])

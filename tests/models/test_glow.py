@@ -154,8 +154,8 @@ def test_a_reloaded_model_is_not_initialised_again():
     assert torch.equal(again(x), z)
 
 
-@pytest.mark.parametrize(("dim", "levels", "remedy"), [(50, 2, "set whiten.flow.levels to at most 1"), (384, 8, "set whiten.flow.levels to at most 7"), (33, 1, "none fits an odd dimension")])
+@pytest.mark.parametrize(("dim", "levels", "remedy"), [(50, 2, "at most 1"), (384, 8, "at most 7"), (33, 1, "none fits an odd dimension")])
 def test_a_dimension_that_cannot_be_halved_so_often_is_refused(dim: int, levels: int, remedy: str):
-    with pytest.raises(ConfigError, match=rf"levels: expected .* divisible by {2**levels}.*dimension {dim} with {levels} levels; {remedy}"):
+    with pytest.raises(ConfigError, match=rf"levels: expected .* divisible by {2**levels}.*dimension {dim} with {levels} levels; .*{remedy}"):
         Glow(dim, FlowSettings(levels=levels))
     check_levels(384, 7)
