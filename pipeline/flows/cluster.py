@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -20,6 +21,7 @@ from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
+_ANSWER_S = 10.0        # to connect to a cluster
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
 
 _NO_ADDRESS = {
@@ -169,6 +171,7 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
     noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     address, named = address_of(settings)
+    _check_answers(address, named)
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE} if address == "local" else {}
         with _own_signals(), _hushed(verbose):
@@ -181,6 +184,17 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             raise
         found = f"{type(error).__name__}: {error}"
         raise TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"start the cluster, or {_NO_ADDRESS[named]}") from error
+
+
+def _check_answers(address: str, named: str) -> None:
+    """TransientError for a host:port at which nobody listens: Ray waits many minutes, without a word, for a name that cannot be resolved."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise TransientError(f"{named} {address}", "a Ray cluster that answers", str(error), f"check host and port, start the cluster, or {_NO_ADDRESS[named]}") from None
 
 
 @contextlib.contextmanager

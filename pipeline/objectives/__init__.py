@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import DataError
-from pipeline.models.pooling import Segments
+from pipeline.models.backbones import AtEmbedding
 from pipeline.registry import Registry
 from pipeline.text.tokens import Tokens
 
 Column = Sequence[str] | np.ndarray
-AtEmbedding = Callable[[Tensor, Segments], Tensor]
-"""Embedding layer's output (tokens, d), and where each text's tokens lie in it -> what the first layer gets instead; random numbers come from torch's generators."""
 
 
 class Encodes(Protocol):

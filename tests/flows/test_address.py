@@ -1,11 +1,12 @@
 """Which cluster is meant, how many workers it gets, and what a wrong address is called. No Ray is started."""
 
+import time
 from typing import Any
 
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.cluster import Cluster, Node, address_of, connect
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
@@ -42,6 +43,18 @@ def test_a_malformed_address_is_a_wrong_setting_and_says_where_it_stands(monkeyp
         monkeypatch.setenv("RAY_ADDRESS", variable)
     with pytest.raises(ConfigError, match=words), connect(ClusterSettings(address=setting), Stages()):
         pass
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:6379", "127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_at_which_nobody_listens_is_told_at_once(address: str):
+    import ray
+
+    if ray.is_initialized():
+        pytest.skip("a connected Ray is used as it is")
+    began = time.perf_counter()
+    with pytest.raises(TransientError, match=r"^cluster\.address .*expected a Ray cluster that answers.*check host and port"), connect(settings(address=address), Stages()):
+        pass
+    assert time.perf_counter() - began < 60
 
 
 SMALL = Cluster((Node(cpus=2), Node(cpus=2)))
