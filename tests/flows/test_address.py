@@ -52,7 +52,8 @@ def test_an_address_at_which_nobody_listens_is_told_at_once(address: str):
     if ray.is_initialized():
         pytest.skip("a connected Ray is used as it is")
     began = time.perf_counter()
-    with pytest.raises(TransientError, match=r"^cluster\.address .*expected a Ray cluster that answers.*check host and port"), connect(settings(address=address), Stages()):
+    words = r"^cluster\.address .*expected a Ray cluster that answers.*check host and port"
+    with pytest.raises(TransientError, match=words), connect(settings(address=address), Stages()):
         pass
     assert time.perf_counter() - began < 60
 
