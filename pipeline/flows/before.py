@@ -30,7 +30,7 @@ class Before:
         assert self.release is not None
         then = self.release.settings.get("corpus", {}).get("id")
         if self.release.space_id != folder.space_id:
-            spaces = f"the encoder's space is {folder.space_id[:16]}, that of release {self.release.release} is {self.release.space_id[:16]}"
+            spaces = f"the encoder's space is {folder.space_id}, that of release {self.release.release} is {self.release.space_id}"
             return f"{spaces} ({self._reset(job)})"
         return f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}" if then != job.corpus.id else ""
 
