@@ -40,9 +40,9 @@ def records(root: Path) -> dict[str, int]:
 
 
 def unit_bytes(root: Path) -> dict[str, bytes]:
-    """Every file below units/; what a process was writing when it was killed is no file to any reader, and prune's business."""
-    files = (path for path in (root / "units").rglob("*") if path.is_file() and not path.name.startswith(".tmp-"))
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+    """Every file below units/, once prune's sweep has removed what a process was writing when it was killed: no listing shows that to a reader."""
+    open_store(root).sweep(time.time() + 60)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in (root / "units").rglob("*") if path.is_file()}
 
 
 @pytest.fixture
