@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
+from pipeline.settings.training import TEXTS
 from pipeline.text.alike import false_negatives, repeated
-from pipeline.text.roles import BLANK, COMPARED, TEXTS
+from pipeline.text.roles import BLANK, COMPARED
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
+from pipeline.settings.training import OrderSettings
 from pipeline.text.batches import GlobalBatch
-from pipeline.text.order import OrderSettings, without_first
+from pipeline.text.order import without_first
 from pipeline.text.pairs import Pairs
 
 

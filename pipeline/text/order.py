@@ -2,34 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, repeat
-from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
-from pipeline.config import Settings
 from pipeline.errors import DataError
+from pipeline.settings.training import TEXTS, OrderSettings
 from pipeline.text.alike import apart, codes
 from pipeline.text.batches import GlobalBatch
 from pipeline.text.pairs import Pairs, Span
-from pipeline.text.roles import COMPARED, TEXTS
-
-
-class OrderSettings(Settings):
-    """How rows are shuffled and dealt out."""
-
-    batch_rows: Annotated[int, Field(ge=1)] = 64
-    """rows of a global batch, all ranks together"""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """of the order"""
-    window_rows: Annotated[int, Field(ge=1)] = 65_536
-    """rows that are held in memory and shuffled together; at least a batch"""
-    bucket_batches: Annotated[int, Field(ge=1)] = 16
-    """batches whose rows are sorted by length before they are cut, so that rows of one batch are about as long; 1: rows of a batch are drawn from the window alike"""
-    repeats: Literal["keep", "drop", "mask"] = "keep"
-    """what happens to a row that has a text with another of its batch in common: it stays; changes places with a row of another batch; or is no negative of the other"""
+from pipeline.text.roles import COMPARED
 
 
 class ShuffledOrder:

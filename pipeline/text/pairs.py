@@ -3,41 +3,20 @@
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import model_validator
 
-from pipeline.config import Settings
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
-from pipeline.text.roles import ROLES, Values, converted, expected_type, has_type, labelled
+from pipeline.settings.training import PairSettings
+from pipeline.text.roles import converted, expected_type, has_type, labelled
 from pipeline.text.sources import SourceFile, explained, list_files, open_file
 
 _PIECE_ROWS = 8_192             # decoded at once: 1 MB of sentences
 _BUFFER = 1 << 20               # bytes read ahead per column
 _SCANNED = ("label", "score")   # columns that are read before the first step: they decide which rows there are, and an error in them should not come in the night
-
-
-class PairSettings(Settings):
-    """Files with training rows, and which column has which role."""
-
-    uri: str
-    """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one"""
-    columns: dict[str, str] = {}
-    """role -> column, where the column is not called as its role"""
-    values: Values = Values()
-    """what labels and scores mean"""
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for role in self.columns:
-            if role not in ROLES:
-                near = difflib.get_close_matches(role, ROLES, n=1)
-                raise ValueError(f"no role {role!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ROLES)}"))
-        return self
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,18 @@
 """Roles of a training file's columns, and their values as training reads them."""
 
 from collections.abc import Callable
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import model_validator
 
-from pipeline.config import Settings
 from pipeline.errors import DataError
+from pipeline.settings.training import TEXTS, Values
 from pipeline.text.columns import decoded
 from pipeline.text.normalize import valid_utf8
 
 BLANK = " "                                     # what a missing text is read as: leaving the row out would change what the other columns mean
-TEXTS = ("text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative")
-ROLES = (*TEXTS, "score", "label", "document", "position")
 COMPARED = ("text", "anchor", "positive")       # in these two rows of a batch can be alike: each is then a false negative of the other
-
-
-class Values(Settings):
-    """What the numbers and names in a file mean."""
-
-    labels: tuple[str, ...] = ("entailment", "neutral", "contradiction")
-    """names of the labels; a label that is a number is a place in this list"""
-    no_label: tuple[str, ...] = ("-", "-1")
-    """labels, by name or by number, of rows without one (no majority of the annotators): these rows are left out and counted"""
-    score_range: tuple[float, float] = (0.0, 5.0)
-    """least and highest score; training sees them as 0 and 1"""
-
-    @model_validator(mode="after")
-    def _rising(self) -> Self:
-        if not self.score_range[0] < self.score_range[1]:
-            raise ValueError(f"score_range has to rise: {self.score_range[0]:g}, {self.score_range[1]:g} does not")
-        return self
 
 
 def has_type(role: str, kind: pa.DataType) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.objectives import OBJECTIVES, Batch, Objective
-from pipeline.text.roles import ROLES, TEXTS
+from pipeline.settings.training import ROLES, TEXTS
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.alike import apart, codes, false_negatives, repeated
 from pipeline.text.batches import Share, share_of
-from pipeline.text.order import OrderSettings, ShuffledOrder
-from pipeline.text.pairs import PairSettings, open_pairs
+from pipeline.text.order import ShuffledOrder
+from pipeline.text.pairs import open_pairs
 
 letters = st.sampled_from("abcdefgh")
 triples = st.lists(st.tuples(letters, letters, letters), min_size=1, max_size=12)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
+from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.batches import Rows, Share, share_of
 from pipeline.text.mixture import AlternatingOrder, BlendedOrder, parts_of
-from pipeline.text.order import OrderSettings, ShuffledOrder
-from pipeline.text.pairs import Pairs, PairSettings, open_pairs
+from pipeline.text.order import ShuffledOrder
+from pipeline.text.pairs import Pairs, open_pairs
 
 SIZES = (50, 23, 90)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
+from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.batches import share_of
 from pipeline.text.neighbours import NeighbourOrder
-from pipeline.text.order import OrderSettings
-from pipeline.text.pairs import Pairs, PairSettings, open_pairs
+from pipeline.text.pairs import Pairs, open_pairs
 
 ROLES = ["text", "document", "position"]
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.batches import Rows, Share, share_of
-from pipeline.text.order import OrderSettings, ShuffledOrder
-from pipeline.text.pairs import PairSettings, open_pairs
+from pipeline.text.order import ShuffledOrder
+from pipeline.text.pairs import open_pairs
 
 WORDS = ("a", "small", "dog", "runs", "over", "the", "green", "hill", "today")
 

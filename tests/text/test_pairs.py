@@ -14,10 +14,10 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import DataError
+from pipeline.settings.training import OrderSettings, PairSettings, Values
 from pipeline.text.batches import share_of
-from pipeline.text.order import OrderSettings, ShuffledOrder
-from pipeline.text.pairs import Pairs, PairSettings, open_pairs
-from pipeline.text.roles import Values
+from pipeline.text.order import ShuffledOrder
+from pipeline.text.pairs import Pairs, open_pairs
 
 NLI = ["premise", "hypothesis", "label"]
 
@@ -137,8 +137,10 @@ PROGRAM = """
 import re, sys
 from itertools import islice
 from pipeline.text.batches import share_of
-from pipeline.text.order import OrderSettings, ShuffledOrder
-from pipeline.text.pairs import PairSettings, open_pairs
+from pipeline.settings.training import OrderSettings
+from pipeline.text.order import ShuffledOrder
+from pipeline.settings.training import PairSettings
+from pipeline.text.pairs import open_pairs
 def peak_kib():             # of this program alone: getrusage also counts the process that it was forked from
     return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
 order = ShuffledOrder(open_pairs(PairSettings(uri=sys.argv[1]), ["text"]), OrderSettings(batch_rows=512))

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.settings.training import OrderSettings, PairSettings, Values
 from pipeline.store.store import open_store
 from pipeline.text.batches import share_of
-from pipeline.text.order import OrderSettings, ShuffledOrder
-from pipeline.text.pairs import PairSettings, open_pairs
-from pipeline.text.roles import Values
+from pipeline.text.order import ShuffledOrder
+from pipeline.text.pairs import open_pairs
 from pipeline.text.triples import write_triples
 
 NLI = ["premise", "hypothesis", "label"]

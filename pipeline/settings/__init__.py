@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.config import Settings
+from pipeline.settings.training import TrainSettings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -345,6 +346,7 @@ class Job(Settings):
     index: IndexSettings = IndexSettings()
     gates: GateSettings = GateSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    train: TrainSettings = TrainSettings()
     release: ReleaseSettings = ReleaseSettings()
     cluster: ClusterSettings = ClusterSettings()
 
