@@ -154,8 +154,8 @@ class DevSettings(Settings):
 class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2022) in place of the backbone's own weights; the product has them added in. Needs the extra `lora`."""
 
-    rank: Annotated[int, Field(ge=1)] = 16
-    """inner dimension of an adapter"""
+    rank: Annotated[int, Field(ge=1)] | None = None
+    """inner dimension of an adapter (16 is usual); null: no adapters, all weights are trained"""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """the adapters' product is multiplied by alpha / rank"""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -231,7 +231,7 @@ class TrainSettings(Settings):
     """torch.compile the layers; needs a C++ compiler on a CPU, Triton on a GPU"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """every rank holds all weights; or weights, gradients and the optimizer's state are sharded over the ranks (FSDP2)"""
-    lora: LoraSettings | None = None
+    lora: LoraSettings = LoraSettings()
     seed: Annotated[int, Field(ge=0)] = 0
     """of new weights, dropout and views; order.seed is that of the rows"""
     workers: Annotated[int, Field(ge=1)] = 1
