@@ -95,15 +95,35 @@ class Layer(nn.Module):
         return F.dropout(x, rate, self.training)
 
 
-class PackedBackbone(nn.Module):
-    """BERT, RoBERTa, XLM-R, DistilBERT and MPNet on all tokens of a call side by side, none of them padding outside the attention.
+class Backbone(nn.Module):
+    """What makes hidden states of a request. How it computes does not change what it is: its parameters keep their names, and their float32."""
 
-    checkpointing: whether the layers compute their inner values anew in the backward pass, with equal dropout, instead of keeping them.
-    """
+    width: int
+    """values of a hidden state"""
+    layers: int
+    checkpointing = False
+    """whether layers compute their inner values anew in the backward pass, with equal dropout, instead of keeping them"""
+    precision = torch.float32
+    """of products, where it is half (autocast); sums over the layers and normalisations stay float32"""
+
+    def __call__(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
+        """Hidden states of the wanted numbers, and where the texts lie in them."""
+        kind, half = next(self.parameters()).device.type, self.precision != torch.float32
+        with torch.autocast(kind, self.precision if half else None, enabled=half):
+            found: tuple[dict[int, Tensor], Segments] = super().__call__(request)
+        return found
+
+    def compile_layers(self) -> None:
+        """Compile what can be compiled, in place."""
+        raise ModelError(type(self).__name__, "layers that can be compiled", "none", "leave train.compile out")
+
+
+class PackedBackbone(Backbone):
+    """BERT, RoBERTa, XLM-R, DistilBERT and MPNet on all tokens of a call side by side, none of them padding outside the attention."""
 
     def __init__(self, folder: EncoderFolder, weights: Checkpoint, rates: Rates) -> None:
         super().__init__()
-        self.shape, self.checkpointing = shape_of(folder.family, folder.config), False
+        self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
         self._rates, self._where = rates, str(folder.path)
         self._names = [NAMES[folder.family].layer.format(i=number).rstrip(".") for number in range(self.layers)]
@@ -190,13 +210,13 @@ class PackedBackbone(nn.Module):
         return torch.from_numpy(values).to(self._part("LayerNorm").weight.device)
 
 
-class PaddedBackbone(nn.Module):
+class PaddedBackbone(Backbone):
     """A transformers model, texts padded to the longest of the call. What is not its encoder (a decoder) is saved with it, not trained."""
 
     def __init__(self, folder: EncoderFolder, dropout: float | None) -> None:
         super().__init__()
         self.model = load_model(folder, torch.float32, dropout)
-        self.checkpointing, self._checkpointed, self._where = False, False, str(folder.path)
+        self._checkpointed, self._where = False, str(folder.path)
         config = self.model.config.get_text_config()
         self.width, self.layers, self._pad_id = int(config.hidden_size), int(config.num_hidden_layers), int(config.pad_token_id or 0)
         self._offset = self._pad_id + 1 if PACKED_FAMILIES.get(str(folder.config.get("model_type"))) in ("roberta", "mpnet") else 0

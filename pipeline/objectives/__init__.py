@@ -5,19 +5,24 @@ from other ranks, or encode in chunks, without the objective knowing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import torch
+from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import DataError
 from pipeline.models.backbones import AtEmbedding
+from pipeline.models.heads import DenseModule
+from pipeline.models.trainable import TrainableEncoder
 from pipeline.registry import Registry
 from pipeline.text.tokens import Tokens
 
 Column = Sequence[str] | np.ndarray
+Positive = Annotated[float, Field(gt=0)]
+"""of an option: checked where objectives are built from settings"""
 
 
 class Encodes(Protocol):
@@ -67,6 +72,10 @@ class Batch:
     false_negatives: np.ndarray | None = None
     """(n, candidates) bool: candidate j says the same as row i without being its own positive; candidates are a column of positives, then one of negatives if there is
     one, of all peers"""
+    source: str = ""
+    """whose rows they are"""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """what is known of the rows of all ranks together: repeated, exchanged, blank"""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,7 +98,8 @@ class Batch:
 
     def of_rows(self, places: np.ndarray) -> "Batch":
         """The rows at those places, for what each costs by itself: nothing is known of what is alike among other candidates."""
-        return replace(self, false_negatives=None, columns={role: _taken(values, places) for role, values in self.columns.items()}, rows=self.rows[places])
+        columns = {role: _taken(values, places) for role, values in self.columns.items()}
+        return replace(self, columns=columns, rows=self.rows[places], false_negatives=None, places=places if self.places is None else self.places[places])
 
     def excluded(self, device: torch.device) -> Tensor | None:
         """`false_negatives` for a loss there; None where none are told."""
@@ -160,18 +170,55 @@ class Loss:
         return Loss(self.total.detach(), {name: part.detach() for name, part in self.parts.items()})
 
 
-class Objective(nn.Module):
-    """Owns the encoder it trains, and heads, twins and queues beside it: its `state_dict` is what a checkpoint holds. Random numbers come from torch's generators."""
+@dataclass(frozen=True, eq=False)
+class Product:
+    """What inference uses of what was trained."""
 
-    columns: ClassVar[tuple[str, ...]]
+    encoder: TrainableEncoder
+    head: DenseModule | None = None
+    """a layer behind the encoder that stays"""
+    twin: TrainableEncoder | None = None
+    """a second encoder, whose vectors stand behind those of the first"""
+
+    @property
+    def dim(self) -> int:
+        return self.encoder.dim + (0 if self.twin is None else self.twin.dim)
+
+    def __call__(self, tokens: Tokens) -> Tensor:
+        """(n, dim) vectors as inference will have them, where the modules are in eval()."""
+        vectors = self.encoder(tokens) if self.twin is None else torch.cat([self.encoder(tokens), self.twin(tokens)], dim=1)
+        return vectors if self.head is None else self.head(vectors)
+
+
+class Objective(nn.Module):
+    """Owns the encoder it trains, and heads, twins and queues beside it: its `state_dict` is what a checkpoint holds. Random numbers come from torch's generators.
+
+    Keyword arguments of its `__init__` are the options of the settings: typed, with the defaults of its paper. One without a default is the path of an encoder's folder.
+    What is told by class here may be narrowed by an instance, as its options want it.
+    """
+
+    columns: tuple[str, ...] = ()
     """roles that it reads"""
-    optional: ClassVar[tuple[str, ...]] = ()
+    optional: tuple[str, ...] = ()
     """roles that it reads where they are there"""
+    order: ClassVar[Literal["shuffled", "contiguous"]] = "shuffled"
+    """contiguous: rows of a batch are neighbours of one document"""
+    least_rows: int = 2
+    """rows that have to be compared with each other, those of all peers together, for the loss to mean anything"""
+    truncates: bool = False
+    """whether its loss may be taken of the vectors' first dimensions: no layer or queue of the vectors' width is in between"""
+    reads_folder: ClassVar[bool] = False
+    """whether it needs an encoder with a folder: its tokenizer, or weights that are not the encoder's"""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
         self.dim = cast(Encodes, encoder).dim           # nn.Module types its attributes as tensors and modules
+
+    @classmethod
+    def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`columns` and `optional` of an instance with these options, which need not be right."""
+        return cls.columns, cls.optional
 
     def views(self, batch: Batch) -> Sequence[View]:
         """What is to be encoded; called once in a step. Views of one encoder share a forward pass where they can."""
@@ -190,6 +237,18 @@ class Objective(nn.Module):
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         """Called when the weights have moved, with the vectors of the step: momentum, queue."""
+
+    def truncated(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+        """The vectors of each view as a loss of `dim` dimensions sees them."""
+        return tuple(rep[:, :dim] for rep in reps)
+
+    def product(self) -> Product:
+        """What inference uses: the encoder alone, unless an objective keeps more."""
+        return Product(cast(TrainableEncoder, self.encoder))
+
+    def doubts(self) -> list[str]:
+        """What is allowed and seldom meant, in sentences, to be said before the first step."""
+        return []
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective", __name__)
