@@ -1,25 +1,42 @@
-"""What stands between an encoder's vectors and a loss."""
+"""Layers that stand behind an encoder's pooling: in its folder, or between its vectors and a loss."""
 
 from typing import Literal
 
 from torch import Tensor, nn
+
+from pipeline.models.folder import Dense
+from pipeline.models.tail import ACTIVATIONS
 
 HeadName = Literal["none", "cls_mlp"]
 
 _STD = 0.02     # as BERT's own layers begin
 
 
-class TanhHead(nn.Module):
+class DenseModule(nn.Module):
+    """`activation(x @ weight.T + bias)`, plus x or its projection where residual; parameters under sentence-transformers' names."""
+
+    def __init__(self, described: Dense) -> None:
+        super().__init__()
+        self.described = described
+        self.linear = nn.Linear(described.in_features, described.out_features, described.bias)
+        projected = described.residual and described.in_features != described.out_features
+        self.residual = nn.Linear(described.in_features, described.out_features, bias=False) if projected else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, out) for (n, in)."""
+        y = ACTIVATIONS[self.described.activation](self.linear(x))
+        if not self.described.residual:
+            return y
+        return y + (x if self.residual is None else self.residual(x))
+
+
+class TanhHead(DenseModule):
     """tanh(W h + b), (n, dim) -> (n, dim), newly drawn: SimCSE (Gao et al. 2021), section 6.3 there."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(dim, dim)
-        nn.init.normal_(self.dense.weight, std=_STD)
-        nn.init.zeros_(self.dense.bias)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return self.dense(vectors).tanh()
+        super().__init__(Dense("", dim, dim, True, "Tanh", False))
+        nn.init.normal_(self.linear.weight, std=_STD)
+        nn.init.zeros_(self.linear.bias)
 
 
 def head_of(name: HeadName, dim: int) -> nn.Module:

@@ -51,16 +51,16 @@ def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
 
 
 def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) -> Tensor:
-    """(n, d) float32 of pooling `name` over the hidden states (tokens, d), given by number; `cls_mlp` is `cls` here, its layer comes after.
+    """(n, d) of pooling `name` over the hidden states (tokens, d), given by number; `cls_mlp` is `cls` here, its layer comes after. float32, float64 of float64.
 
     Sums run token after token, so a text's bits do not depend on its neighbours.
     """
     chosen = [states[number] for number in _numbers(name, layers)]
     if name in ("cls", "cls_mlp"):
-        return chosen[0][where.firsts].float()
+        return _wide(chosen[0][where.firsts])
     if name == "last":
-        return chosen[0][where.lasts].float()
-    tokens = _mean([state[where.places].float() for state in chosen])
+        return _wide(chosen[0][where.lasts])
+    tokens = _mean([_wide(state[where.places]) for state in chosen])
     if name == "max":
         return torch.segment_reduce(tokens, "max", lengths=where.counts, axis=0, unsafe=True)
     if name == "weighted_mean":                         # Muennighoff 2022: later tokens weigh more; a prompt left out still counts as positions
@@ -72,6 +72,11 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
 
 def _numbers(name: str, layers: int) -> list[int]:
     return [TABLE_STATE] if name == "table" else [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float32, or float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _mean(states: list[Tensor]) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models.backbones import PaddedBackbone
-from pipeline.models.folder import POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, Dense, EncoderFolder, open_folder, read_json
-from pipeline.models.heads import TanhHead
-from pipeline.models.trainable import DenseModule, TrainableEncoder, head_name
+from pipeline.models.folder import POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
+from pipeline.models.heads import DenseModule
+from pipeline.models.trainable import TrainableEncoder, head_name
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings
 
@@ -25,7 +25,7 @@ _MODULES = "sentence_transformers.models."              # where every version of
 _ONE_CONFIG = "sentence_bert_config.json"               # whatever the family; the first name that is looked for
 
 
-def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: TanhHead | None = None) -> EncoderFolder:
+def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: DenseModule | None = None) -> EncoderFolder:
     """The new encoder folder at `path`, as opened from there: what `encoder` computes in eval(), in float32. Whole or not there at all.
 
     folder: where the encoder came from, which gives config, tokenizer, prompts and limits. head: an objective's head that inference keeps, as a Dense module at the
@@ -47,7 +47,7 @@ def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | s
     return open_folder(EncoderSettings(path=str(place)))
 
 
-def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: TanhHead | None) -> None:
+def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
     _write_weights(encoder, folder, to)
     _write_json(to / "config.json", dict(folder.config) | {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config})
     _copy_tokenizer(folder, to)
@@ -102,20 +102,14 @@ def _prompts(folder: EncoderFolder) -> dict[str, Any]:
     return own | {"prompts": {"document": folder.prompt, "query": folder.query_prompt}, "default_prompt_name": "document" if folder.prompt else None}
 
 
-def _layers(encoder: TrainableEncoder, head: TanhHead | None) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
+def _layers(encoder: TrainableEncoder, head: DenseModule | None) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
     """(pooling, what follows it) with the heads as Dense modules."""
     pooling, layers = encoder.folder.pooling, list(encoder.tail)
     if encoder.mlp is not None and pooling == ("cls_mlp",):
         pooling, layers = ("cls",), [encoder.mlp, *layers]
     if "cls_mlp" in pooling and head_name(open_checkpoint(encoder.folder)) is None:
         raise ModelError("encoder.pooling", "cls_mlp by itself, since the encoder had no such layer", "+".join(pooling), "train with one pooling")
-    return pooling, layers if head is None else [*layers, _as_dense(head)]
-
-
-def _as_dense(head: TanhHead) -> DenseModule:
-    module = DenseModule(Dense("", head.dense.in_features, head.dense.out_features, True, "Tanh", False))
-    module.linear.load_state_dict(head.dense.state_dict())
-    return module
+    return pooling, layers if head is None else [*layers, head]
 
 
 def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:

@@ -7,30 +7,11 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.backbones import AtEmbedding, PackedBackbone, PaddedBackbone, Request, rates_of
 from pipeline.models.folder import Dense, EncoderFolder
+from pipeline.models.heads import DenseModule, TanhHead
 from pipeline.models.pooling import layers_of, pool
-from pipeline.models.tail import ACTIVATIONS, MLP_HEADS, load_dense, normalize
+from pipeline.models.tail import MLP_HEADS, load_dense, normalize
 from pipeline.models.weights import Checkpoint, open_checkpoint
 from pipeline.text.tokens import Tokens, load_tokenizer
-
-_HEAD_DEVIATION = 0.02          # of a new head's weights, as BERT's own
-
-
-class DenseModule(nn.Module):
-    """`activation(x @ weight.T + bias)`, plus x or its projection where residual; parameters under sentence-transformers' names."""
-
-    def __init__(self, described: Dense) -> None:
-        super().__init__()
-        self.described = described
-        self.linear = nn.Linear(described.in_features, described.out_features, described.bias)
-        projected = described.residual and described.in_features != described.out_features
-        self.residual = nn.Linear(described.in_features, described.out_features, bias=False) if projected else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, out) for (n, in)."""
-        y = ACTIVATIONS[self.described.activation](self.linear(x))
-        if not self.described.residual:
-            return y
-        return y + (x if self.residual is None else self.residual(x))
 
 
 class Normalize(nn.Module):
@@ -95,12 +76,9 @@ def head_name(weights: Checkpoint) -> str | None:
 
 
 def _head(weights: Checkpoint, width: int) -> DenseModule:
-    """tanh(W h + b) (Gao et al. 2021)."""
-    head, name = DenseModule(Dense("", width, width, True, "Tanh", False)), head_name(weights)
-    if name is None:
-        nn.init.normal_(head.linear.weight, std=_HEAD_DEVIATION)
-        nn.init.zeros_(head.linear.bias)
-    else:
+    """The checkpoint's own layer, or a new one."""
+    head, name = TanhHead(width), head_name(weights)
+    if name is not None:
         head.linear.load_state_dict({part: weights.tensor(f"{name}.{part}", tuple(value.shape)) for part, value in head.linear.state_dict().items()})
     return head
 

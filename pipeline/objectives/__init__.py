@@ -17,6 +17,7 @@ from pipeline.errors import DataError
 from pipeline.models.backbones import AtEmbedding
 from pipeline.models.heads import DenseModule
 from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.views import PerText
 from pipeline.registry import Registry
 from pipeline.text.tokens import Tokens
 
@@ -74,6 +75,8 @@ class Batch:
     one, of all peers"""
     source: str = ""
     """whose rows they are"""
+    places: np.ndarray | None = None
+    """(n,) where its rows stand in the batch of the step, of which it is a part; None: it is that batch"""
     counts: Mapping[str, int] = field(default_factory=dict)
     """what is known of the rows of all ranks together: repeated, exchanged, blank"""
 
@@ -124,6 +127,7 @@ class View:
     grad: bool = True
     """False: a momentum encoder, or a teacher"""
     at_embedding: AtEmbedding | None = None
+    """one that knows the texts is of this view alone"""
     positions: np.ndarray | None = None
     """(tokens,) int64 position of each token; None: 0, 1, 2 ... in each text"""
     undivided: str | None = None
@@ -131,7 +135,9 @@ class View:
 
     def of_rows(self, places: np.ndarray) -> "View":
         """The texts at those places alone."""
-        return replace(self, tokens=self.tokens.of_rows(places), positions=None if self.positions is None else self.positions[self._tokens_of(places)])
+        positions = None if self.positions is None else self.positions[self._tokens_of(places)]
+        change = self.at_embedding.of_rows(places) if isinstance(self.at_embedding, PerText) else self.at_embedding
+        return replace(self, tokens=self.tokens.of_rows(places), positions=positions, at_embedding=change)
 
     def encode(self) -> Tensor:
         """(n, dim)."""

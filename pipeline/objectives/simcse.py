@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pipeline.losses import info_nce
 from pipeline.models.heads import HeadName, head_of
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 
 @OBJECTIVES.register("simcse")
@@ -19,10 +19,11 @@ class SimCSE(Objective):
 
     columns = ("text",)
 
-    def __init__(self, encoder: nn.Module, *, temperature: float = 0.05, head: HeadName = "cls_mlp") -> None:
+    def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "cls_mlp") -> None:
         super().__init__(encoder)
         self.temperature = temperature
         self.head = head_of(head, self.dim)
+        self.truncates = head == "none"
 
     def views(self, batch: Batch) -> Sequence[View]:
         return 2 * (View(self.encoder, batch.tokens("text")),)

@@ -1,12 +1,13 @@
 """Supervised SimCSE (Gao et al. 2021, section 4): an anchor finds its positive among the positives, and the hard negatives, of all anchors."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.heads import HeadName, head_of
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.models.heads import DenseModule, HeadName, head_of
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
 
 
 @OBJECTIVES.register("supervised")
@@ -14,16 +15,20 @@ class Supervised(Objective):
     """Premise, an entailed hypothesis and, where there is one, a contradicting one.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; those of other anchors have weight one (equation 5, and the weight
-    of its appendix). The layer over [CLS] that the paper keeps at inference is the encoder's own (pooling cls_mlp); a head here is for the training alone.
+    of its appendix). The layer over [CLS], which the paper keeps at inference, is the encoder's own (pooling cls_mlp), or with any pooling a head here, kept unless
+    `keep_head` is false.
     """
 
     columns = ("anchor", "positive")
     optional = ("negative",)
 
-    def __init__(self, encoder: nn.Module, *, temperature: float = 0.05, head: HeadName = "none", hard_negative_weight: float = 1.0) -> None:
+    def __init__(
+        self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "none", keep_head: bool = True, hard_negative_weight: Positive = 1.0,
+    ) -> None:
         super().__init__(encoder)
-        self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
+        self.temperature, self.hard_negative_weight, self.keep_head = temperature, hard_negative_weight, keep_head
         self.head = head_of(head, self.dim)
+        self.truncates = head == "none"
 
     def views(self, batch: Batch) -> Sequence[View]:
         roles = [*self.columns, *(role for role in self.optional if role in batch)]
@@ -37,3 +42,7 @@ class Supervised(Objective):
             temperature=self.temperature, excluded=batch.excluded(anchors.device), first=batch.first,
         )
         return Loss.of(info_nce=value)
+
+    def product(self) -> Product:
+        kept = self.head if self.keep_head and isinstance(self.head, DenseModule) else None
+        return replace(super().product(), head=kept)

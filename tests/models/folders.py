@@ -41,6 +41,17 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
     return folder
 
 
+def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") -> Path:
+    """A folder of a random model that has been saved with its head for masked words; made once."""
+    if not folder.exists():
+        save_folder(folder, family, seed)
+        bare = transformers.AutoModel.from_pretrained(folder)
+        model = transformers.AutoModelForMaskedLM.from_config(bare.config)
+        model.base_model.load_state_dict({name: value for name, value in bare.state_dict().items() if not name.startswith("pooler")})
+        model.save_pretrained(folder)
+    return folder
+
+
 def word_piece(pads_second: bool = False) -> tokenizers.Tokenizer:
     """Trained on the texts above; [PAD] is id 0, or id 1 as MPNet has it."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))

@@ -1,33 +1,60 @@
 """What every objective keeps to, whatever it trains for."""
 
 import copy
+import inspect
 import io
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.models.trainable import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Objective
+from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS
+from pipeline.text.tokens import load_tokenizer
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import folder_of_language_model
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
+Make = Callable[..., Objective]
 ROWS = 6
 NUMBERS = {"score": np.linspace(0, 1, ROWS), "label": np.arange(ROWS) % 3, "document": np.arange(ROWS) // 3, "position": np.arange(ROWS) % 3}
 
 pytestmark = pytest.mark.parametrize("name", OBJECTIVES.names())
 
 
-def made(name: str, seed: int = 0) -> Objective:
-    """With its defaults, in float64."""
-    torch.manual_seed(seed)
-    return OBJECTIVES[name](Tiny(seed=seed)).double()
+@pytest.fixture(scope="module")
+def make(tmp_path_factory) -> Make:
+    """Objectives with their defaults, in float64, around a tiny encoder; around one from a folder where they read it. Options without a default are another folder."""
+    top = tmp_path_factory.mktemp("encoders")
+    own, other = (folder_of_language_model(top / str(seed), seed) for seed in range(2))
+
+    def made(name: str, seed: int = 0) -> Objective:
+        torch.manual_seed(seed)
+        kind = OBJECTIVES[name]
+        encoder = load_trainable(opened(own, seed), dropout=0.0) if kind.reads_folder else Tiny(seed=seed)
+        options = {each.name: str(other) for each in inspect.signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY and each.default is each.empty}
+        return kind(encoder, **options).double()
+
+    def opened(folder: Path, seed: int) -> EncoderFolder:
+        return open_folder(EncoderSettings(path=str(folder if seed == 0 else folder_of_language_model(top / f"seed{seed}", seed))))
+
+    return made
 
 
 def batch_for(objective: Objective) -> Batch:
     roles = (*objective.columns, *objective.optional)
-    return batch_of({role: texts(ROWS, place) if role in TEXTS else NUMBERS[role] for place, role in enumerate(ROLES) if role in roles})
+    columns = {role: texts(ROWS, place) if role in TEXTS else NUMBERS[role] for place, role in enumerate(ROLES) if role in roles}
+    if not objective.reads_folder:
+        return batch_of(columns)
+    folder = objective.encoder.folder
+    return replace(batch_of(columns), tokenize=load_tokenizer(folder.path, folder.max_length))
 
 
 def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
@@ -43,23 +70,23 @@ def test_it_names_roles_that_data_can_have(name: str):
     assert kind.__doc__
 
 
-def test_it_builds_from_defaults_pickles_and_copies(name: str):
-    objective = made(name)
+def test_it_builds_from_defaults_pickles_and_copies(name: str, make: Make):
+    objective = make(name)
     expected = trained(objective)
     for other in (pickle.loads(pickle.dumps(objective)), copy.deepcopy(objective)):
         assert torch.equal(trained(other), expected)
 
 
-def test_its_gradient_reaches_the_encoder_and_whatever_else_is_trained(name: str):
-    objective = made(name)
+def test_its_gradient_reaches_the_encoder_and_whatever_else_is_trained(name: str, make: Make):
+    objective = make(name)
     assert torch.isfinite(trained(objective))
     found = gradients(objective)
     assert set(found) == {parameter for parameter, value in objective.named_parameters() if value.requires_grad}
     assert any(gradient.abs().max() > 0 for parameter, gradient in found.items() if parameter.startswith("encoder."))
 
 
-def test_steps_along_its_gradient_lower_its_loss(name: str):
-    objective = made(name)
+def test_steps_along_its_gradient_lower_its_loss(name: str, make: Make):
+    objective = make(name)
     before = trained(objective)
     with torch.no_grad():
         for parameter in objective.parameters():
@@ -68,8 +95,8 @@ def test_steps_along_its_gradient_lower_its_loss(name: str):
     assert trained(objective) < before
 
 
-def test_it_equals_itself_in_chunks(name: str):
-    objective = made(name)
+def test_it_equals_itself_in_chunks(name: str, make: Make):
+    objective = make(name)
     expected, known = trained(objective), gradients(objective)
     if any(view.undivided is not None for view in objective.views(batch_for(objective))):
         pytest.skip("it refuses chunks")
@@ -78,20 +105,20 @@ def test_it_equals_itself_in_chunks(name: str):
         assert_same(gradients(objective), known)
 
 
-def test_its_state_survives_a_file(name: str):
-    objective, batch = made(name), batch_for(made(name))
+def test_its_state_survives_a_file(name: str, make: Make):
+    objective, batch = make(name), batch_for(make(name))
     objective.after_step(loss_and_backward(objective, batch).reps, batch)
     file = io.BytesIO()
     torch.save(objective.state_dict(), file)
     file.seek(0)
-    other = made(name, seed=1)
+    other = make(name, seed=1)
     assert not torch.equal(trained(other), trained(objective))
     other.load_state_dict(torch.load(file))
     assert torch.equal(trained(other), trained(objective))
 
 
-def test_it_does_not_change_what_it_is_given(name: str):
-    objective = made(name)
+def test_it_does_not_change_what_it_is_given(name: str, make: Make):
+    objective = make(name)
     batch = batch_for(objective)
     before = pickle.dumps({role: list(values) for role, values in batch.columns.items()})
     loss_and_backward(objective, batch)

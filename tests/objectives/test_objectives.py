@@ -18,6 +18,8 @@ def test_a_batch_gives_tokens_of_a_role_and_some_of_its_rows():
     part = batch.of_rows(np.array([2, 0]))
     assert (part.columns["text"], part.columns["score"].tolist(), part.rows.tolist()) == (["def", "ab"], [3.0, 1.0], [9, 7])
     assert part.false_negatives is None
+    assert part.places.tolist() == [2, 0]
+    assert part.of_rows(np.array([1])).places.tolist() == [0]
     assert batch.first == 0
     assert batch.excluded(torch.device("cpu")).all()
 

@@ -41,10 +41,10 @@ def test_a_head_is_drawn_small_and_stands_before_the_cosine():
     torch.manual_seed(0)
     objective = SimCSE(Tiny(dim=200))
     assert isinstance(objective.head, TanhHead)
-    assert objective.head.dense.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert objective.head.dense.bias.abs().max() == 0
+    assert objective.head.linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert objective.head.linear.bias.abs().max() == 0
     vectors = torch.randn(3, 200)
-    expected = np.tanh(vectors.numpy() @ objective.head.dense.weight.detach().numpy().T)
+    expected = np.tanh(vectors.numpy() @ objective.head.linear.weight.detach().numpy().T)
     np.testing.assert_allclose(objective.head(vectors).detach(), expected, atol=1e-6)
 
 

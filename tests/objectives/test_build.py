@@ -1,0 +1,132 @@
+"""Objectives from settings: sums, several lengths of vectors, and what is refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.objectives import Objective
+from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.simcse import SimCSE
+from pipeline.objectives.supervised import Supervised
+from pipeline.settings.training import TrainSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+
+BATCH = batch_of({role: texts(5, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))})
+PLAIN = {"name": "simcse", "options": {"head": "none"}}
+
+
+def built(objective: object, seed: int = 0, **settings: object) -> Objective:
+    torch.manual_seed(seed)
+    return build_objective(TrainSettings(objective=objective, **settings), Tiny(seed=seed)).double()
+
+
+def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
+    torch.manual_seed(7)
+    return loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total
+
+
+def test_a_name_is_an_objective_with_its_defaults():
+    objective = built("supervised")
+    assert isinstance(objective, Supervised)
+    assert (objective.temperature, objective.hard_negative_weight) == (0.05, 1.0)
+    assert built({"name": "simcse", "options": {"temperature": 1}}).temperature == 1.0
+
+
+@pytest.mark.parametrize(("objective", "message"), [
+    ("simcs", r"objective 'simcs'.*did you mean 'simcse'"),
+    ({"name": "simcse", "options": {"temprature": 1}}, r"train.objective\[0\].options of simcse: temprature.*did you mean 'temperature'"),
+    (["supervised", {"name": "simcse", "options": {"temperature": "hot"}}], r"train.objective\[1\].options of simcse: temperature: expected .*number.*'hot'"),
+    ({"name": "simcse", "options": {"temperature": 0}}, r"temperature: expected .*greater than 0"),
+    ({"name": "simcse", "options": {"head": "mlp"}}, r"head: expected .*'none' or 'cls_mlp'"),
+])
+def test_what_an_objective_does_not_take_is_refused_with_its_place(objective: object, message: str):
+    with pytest.raises(ConfigError, match=message):
+        built(objective)
+    with pytest.raises(ConfigError, match=message):
+        roles_of(TrainSettings(objective=objective))
+
+
+def test_roles_are_those_of_all_objectives():
+    assert roles_of(TrainSettings()) == (("text",), (), "shuffled")
+    assert roles_of(TrainSettings(objective=["simcse", "supervised"])) == (("text", "anchor", "positive"), ("negative",), "shuffled")
+
+
+def test_a_sum_costs_the_weighted_sum_of_its_terms_and_has_its_gradient():
+    total = built([{**PLAIN, "weight": 0.5}, {"name": "supervised", "weight": 2}])
+    terms = {"simcse.info_nce": (0.5, SimCSE(total.encoder, head="none")), "supervised.info_nce": (2.0, Supervised(total.encoder))}
+    parts = {name: weight * loss_and_backward(alone, BATCH, scale=weight).loss.total.item() for name, (weight, alone) in terms.items()}
+    expected = gradients(total.encoder)
+    outcome = loss_and_backward(total, BATCH)
+    assert outcome.loss.total.item() == pytest.approx(sum(parts.values()), abs=1e-12)
+    assert {name: value.item() for name, value in outcome.loss.parts.items()} == pytest.approx(parts, abs=1e-12)
+    assert_same(gradients(total.encoder), expected)
+
+
+def test_terms_of_one_name_are_told_apart():
+    assert list(loss_and_backward(built(["simcse", "simcse"]), BATCH).loss.parts) == ["simcse.info_nce", "simcse2.info_nce"]
+
+
+def test_a_sum_holds_its_encoder_once():
+    objective = built(["simcse", "simcse"])
+    names = list(objective.state_dict())
+    assert sum("words" in name for name in names) == 1
+    assert [name for name in names if not name.startswith("encoder.")] == [f"terms.{term}.head.linear.{part}" for term in (0, 1) for part in ("weight", "bias")]
+    assert len(list(objective.parameters())) == len(names)
+    for other in (copy.deepcopy(objective), pickle.loads(pickle.dumps(objective))):
+        assert other.terms[0].encoder is other.encoder
+        assert other.encoder is not objective.encoder
+        assert torch.equal(trained(other), trained(objective))
+
+
+def test_a_sum_goes_through_the_encoder_once():
+    objective, sizes = built(["simcse", "supervised"]), []
+    objective.encoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    trained(objective)
+    assert sizes == [5 * (2 + 3)]
+
+
+@pytest.mark.parametrize("settings", [
+    {"objective": ["simcse", {"name": "supervised", "weight": 0.3}]}, {"objective": PLAIN, "matryoshka": (2, 6)},
+    {"objective": [PLAIN, "supervised"], "matryoshka": (6, 3)},
+])
+def test_sums_and_lengths_equal_themselves_in_chunks_and_from_a_file(settings: dict):
+    objective = built(**settings)
+    expected, known = trained(objective), gradients(objective)
+    for chunk_rows in (1, 3):
+        torch.testing.assert_close(trained(objective, chunk_rows), expected, rtol=0, atol=1e-12)
+        assert_same(gradients(objective), known)
+    other = built(**settings, seed=1)
+    other.load_state_dict(objective.state_dict())
+    assert torch.equal(trained(other), expected)
+
+
+def test_lengths_cost_the_sum_over_the_first_dimensions():
+    objective = built(PLAIN, matryoshka=(2, 5, 6))
+    reps = tuple(view.encode() for view in objective.views(BATCH))
+    alone = SimCSE(objective.encoder, head="none")
+    expected = sum(alone.loss(tuple(rep[:, :dim] for rep in reps), BATCH).total for dim in (2, 5, 6))
+    torch.testing.assert_close(objective.loss(reps, BATCH).total, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [(7,), (2, 2)])
+def test_lengths_that_vectors_lack_or_that_stand_twice_are_refused(dims: tuple[int, ...]):
+    with pytest.raises(ConfigError, match=r"train.matryoshka.*1 to 6"):
+        built(PLAIN, matryoshka=dims)
+
+
+def test_a_head_of_full_width_has_no_lengths():
+    with pytest.raises(ConfigError, match=r"train.matryoshka.*simcse.*head to none"):
+        built("simcse", matryoshka=(2,))
+
+
+def test_the_product_is_that_of_the_first_term():
+    objective = built([{"name": "supervised", "options": {"head": "cls_mlp"}}, "simcse"])
+    product = objective.product()
+    assert (product.encoder, product.head, product.twin) == (objective.encoder, objective.terms[0].head, None)
+    tokens = BATCH.tokens("text")
+    assert torch.equal(product(tokens), product.head(objective.encoder(tokens)))
+    assert built(PLAIN, matryoshka=(2,)).product().head is None
