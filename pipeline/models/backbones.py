@@ -154,6 +154,11 @@ class PackedBackbone(Backbone):
             where = self._segments(request.tokens, order, request.skip)
         return {number: states[number] for number in request.wanted}, where
 
+    @property
+    def words(self) -> Tensor:
+        """(vocabulary, d) rows of the word table, which a language model's decoder shares."""
+        return self._table("word").weight
+
     def _run(self, layer: nn.Module, x: Tensor, blocks: tuple[Block, ...], bias: Tensor | None) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, x, blocks, bias, use_reentrant=False)
@@ -241,6 +246,11 @@ class PaddedBackbone(Backbone):
             states |= dict(enumerate((*hidden.hidden_states[:-1], hidden.last_hidden_state)))
         where = segments(np.arange(len(lengths)) * longest, lengths, request.skip, self._put, tokens.kept)
         return {number: states[number].flatten(0, 1) for number in request.wanted}, where
+
+    @property
+    def words(self) -> Tensor:
+        """(vocabulary, d) rows of the word table."""
+        return self._encoder().get_input_embeddings().weight
 
     def _places(self, request: Request, real: np.ndarray) -> dict[str, Tensor]:
         if request.positions is None:

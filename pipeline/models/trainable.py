@@ -11,7 +11,7 @@ from pipeline.models.heads import DenseModule, TanhHead
 from pipeline.models.pooling import layers_of, pool
 from pipeline.models.tail import MLP_HEADS, load_dense, normalize
 from pipeline.models.weights import Checkpoint, open_checkpoint
-from pipeline.text.tokens import Tokens, load_tokenizer
+from pipeline.text.tokens import Tokens
 
 
 class Normalize(nn.Module):
@@ -47,6 +47,11 @@ class TrainableEncoder(nn.Module):
         for module in self.tail:
             x = module(x)
         return x
+
+    def states(self, tokens: Tokens) -> Tensor:
+        """(tokens, width) last hidden states of all tokens, in their order."""
+        states, where = self.backbone(Request(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers}))
+        return states[self.backbone.layers][where.places]
 
     def checkpoint_layers(self, wanted: bool = True) -> None:
         """Whether layers compute their inner values anew in the backward pass, under equal dropout: a third more work for a fraction of the memory."""
@@ -96,4 +101,4 @@ def _skipped(folder: EncoderFolder) -> int:
     """Leading tokens that are not pooled: those of the prompt, where the folder leaves it out."""
     if folder.include_prompt or not folder.prompt:
         return 0
-    return load_tokenizer(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower, cuts=folder.cuts).prompt_tokens
+    return folder.tokenizer().prompt_tokens
