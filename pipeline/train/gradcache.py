@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Defect
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.text.tokens import Tokens
-from pipeline.train.gather import average_gradients, mean_over_ranks
+from pipeline.train.gather import average_gradients, mean_over_ranks, world_size
+from pipeline.train.generators import Generators
 
 _ROUNDING = 0.02        # half precision, and sums in another order, stay below it; other masks at the usual rates of 0.1 change vectors by tens of per cent
 
@@ -23,21 +24,16 @@ class Outcome:
     """the mean over ranks, the same number on each of them: so all agree on whether it is finite"""
     reps: tuple[Tensor, ...]
     """(n, dim) of each view: this rank's rows"""
+    tokens: int
+    """that all views of all ranks hold"""
 
 
 def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | None = None, scale: float = 1.0) -> Outcome:
     """Add the gradient of `scale` times the loss of the batch to the parameters' `.grad`: of all ranks' rows, the same on each rank.
 
-    A training loop calls, on every rank, with batches of equal size::
-
-        outcome = loss_and_backward(objective, batch, chunk_rows=settings.chunk_rows)
-        optimizer.step()
-        optimizer.zero_grad()
-        objective.after_step(outcome.reps, batch)
-
-    The objective is a plain module, not wrapped for data parallelism: its encoder runs in several passes here, and heads in none of them, which a wrapper's forward
-    does not see. Gradients are averaged over ranks once, after the last chunk. `batch.peers` says whether other ranks' rows are candidates too; where they are not, the
-    gradient is the mean of the ranks' own.
+    Every rank calls it with a batch of equal size. The objective is a plain module, not wrapped for data parallelism: its encoder runs in several passes here, and heads
+    in none of them, which a wrapper's forward does not see. Gradients are averaged over ranks once, after the last chunk. `batch.peers` says whether other ranks' rows
+    are candidates too; where they are not, the gradient is the mean of the ranks' own.
 
     Without `chunk_rows`, or with one chunk, each encoder runs once over all views that can share a pass. With more, each chunk is encoded without a graph, the loss
     gives each vector's gradient, and each chunk is encoded again with the random numbers of the first time, to take its gradient further. Row terms belong to this
@@ -49,7 +45,7 @@ def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | N
     """
     if not len(batch):
         raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
-    views, generators = tuple(objective.views(batch)), _Generators(objective)
+    views, generators = tuple(objective.views(batch)), Generators(objective)
     chunks = _chunks(views, len(batch), chunk_rows)
     for chunk in chunks:
         chunk.encode(generators, graph=len(chunks) == 1)
@@ -60,12 +56,13 @@ def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | N
         torch.autograd.backward(loss.total * scale)
     terms = _through_encoders(objective, batch, chunks, leaves, scale)
     average_gradients(objective.parameters())
-    return Outcome(_averaged(loss.detach() + terms), tuple(leaf.detach() for leaf in leaves))
+    loss, tokens = _averaged(loss.detach() + terms, sum(len(view.tokens.ids) for view in views))
+    return Outcome(loss, tuple(leaf.detach() for leaf in leaves), tokens)
 
 
 def _through_encoders(objective: Objective, batch: Batch, chunks: "list[_Chunk]", leaves: list[Tensor], scale: float) -> Loss:
     """Take the gradient that the leaves hold on to the weights, chunk by chunk, with that of the row terms, which come back."""
-    generators, total = _Generators(objective), Loss.of()
+    generators, total = Generators(objective), Loss.of()
     state = generators.state()
     for chunk in chunks:
         outputs = chunk.encode_again(generators)
@@ -86,10 +83,14 @@ def _backward(outputs: tuple[Tensor, ...], cache: list[Tensor | None], terms: Te
         torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _averaged(loss: Loss) -> Loss:
-    names = list(loss.parts)
-    total, *parts = mean_over_ranks(torch.stack([each.to(loss.total) for each in (loss.total, *loss.parts.values())])).unbind()
-    return Loss(total, dict(zip(names, parts, strict=True)))
+def _averaged(loss: Loss, tokens: int) -> tuple[Loss, int]:
+    """The mean over ranks, and the sum of their tokens, in one message; float64 holds any number of tokens."""
+    if world_size() == 1:
+        return loss, tokens
+    own = torch.stack([each.to(loss.total) for each in (loss.total, *loss.parts.values())]).double()
+    *means, mean = mean_over_ranks(torch.cat([own, own.new_tensor([tokens])])).unbind()
+    total, *parts = (each.to(loss.total) for each in means)
+    return Loss(total, dict(zip(loss.parts, parts, strict=True))), round(float(mean) * world_size())
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ class _Chunk:
         """(rows,) int64."""
         return np.arange(self.rows.start, self.rows.stop)
 
-    def encode(self, generators: "_Generators", *, graph: bool) -> None:
+    def encode(self, generators: Generators, *, graph: bool) -> None:
         """Set `outputs`, (rows, dim) of each view, with a graph or without one."""
         outputs: dict[int, Tensor] = {}
         for each in self.passes:
@@ -132,7 +133,7 @@ class _Chunk:
                 outputs |= zip(each.views, each.encode(), strict=True)
         self.outputs, self._graph = tuple(outputs[view] for view in sorted(outputs)), graph
 
-    def encode_again(self, generators: "_Generators") -> tuple[Tensor, ...]:
+    def encode_again(self, generators: Generators) -> tuple[Tensor, ...]:
         """The same vectors with their graph, by the same random numbers; of views without a gradient, those that are known. Defect where they are others."""
         if self._graph:
             return self.outputs
@@ -195,21 +196,3 @@ def _concatenated(parts: list[Tokens]) -> Tokens:
     everything = all(part.kept is None for part in parts)
     kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
     return Tokens(np.concatenate([part.ids for part in parts]), offsets, np.concatenate([part.truncated for part in parts]), kept)
-
-
-class _Generators:
-    """torch's generators on the CPU and on the devices that a module stands on."""
-
-    def __init__(self, module: nn.Module) -> None:
-        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-        self._devices = sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str)
-
-    def state(self) -> list[Tensor]:
-        """Theirs, the CPU's first."""
-        return [torch.get_rng_state(), *(torch.get_device_module(device).get_rng_state(device) for device in self._devices)]
-
-    def restore(self, state: list[Tensor]) -> None:
-        """Set them to what `state` gave."""
-        torch.set_rng_state(state[0])
-        for device, own in zip(self._devices, state[1:], strict=True):
-            torch.get_device_module(device).set_rng_state(own, device)

@@ -1,0 +1,59 @@
+"""Numbers that are none end a training before they reach its weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import Parameter
+
+from pipeline.errors import DataError
+from pipeline.objectives import Batch, Column, Loss
+from pipeline.train.gather import world_size
+
+
+@dataclass(eq=False)
+class NonFinite(DataError):
+    """A loss or a gradient is not a number, or infinite. The weights are those of the step before."""
+
+    step: int
+    source: str
+    columns: Mapping[str, Column]
+    """role -> texts or numbers of the batch, of all ranks"""
+    rows: np.ndarray
+    """(n,) int64: their numbers in the source"""
+
+
+def non_finite(step: int, batch: Batch, loss: Loss, parameters: Mapping[str, Parameter]) -> NonFinite:
+    """The error to raise, on every rank at once: it gathers the batch."""
+    columns, rows = _gathered(batch)
+    shown = ", ".join(map(str, rows[:5])) + (" ..." if len(rows) > 5 else "")
+    found = f"{_culprit(loss, parameters)}, on rows {shown} of {batch.source or 'the batch'}"
+    remedy = "look at these rows; where they are as they should be, lower the learning rate, or take another precision"
+    return NonFinite(f"step {step}", "a finite loss and gradient", found, remedy, step, batch.source, columns, rows)
+
+
+def _culprit(loss: Loss, parameters: Mapping[str, Parameter]) -> str:
+    parts = [f"{name} {float(part)}" for name, part in loss.parts.items() if not torch.isfinite(part)]
+    if parts or not torch.isfinite(loss.total):
+        return f"loss {float(loss.total)}" + (f" ({', '.join(parts)})" if parts else "")
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return f"a gradient of {name}"
+    return "a gradient whose length overflows"
+
+
+def _gathered(batch: Batch) -> tuple[dict[str, Column], np.ndarray]:
+    """The columns and row numbers of all ranks, in their order."""
+    own = (dict(batch.columns), batch.rows)
+    parts = [own] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(parts, own)
+    return {role: _joined([columns[role] for columns, _ in parts]) for role in own[0]}, np.concatenate([rows for _, rows in parts])
+
+
+def _joined(parts: list[Column]) -> Column:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate([np.asarray(part) for part in parts])
+    return [value for part in parts for value in part]
