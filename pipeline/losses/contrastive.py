@@ -59,21 +59,26 @@ def candidate_logits(queries: Tensor, keys: Tensor, negatives: Tensor | None, te
     return (near if negatives is None else torch.cat([near, cosines(queries, negatives)], dim=1)) / temperature
 
 
-def nt_xent(first: Tensor, second: Tensor, *, temperature: float, excluded: Tensor | None = None) -> Tensor:
+def nt_xent(
+    first: Tensor, second: Tensor, *, temperature: float, among: tuple[Tensor, Tensor] | None = None, start: int = 0, excluded: Tensor | None = None,
+) -> Tensor:
     """Sum of two cross-entropies, of first views picking their second ones and the reverse, each among 2N - 1 candidates: 2 log(2N - 1) when all are alike.
 
-    first, second (N, D): two views of N texts, not necessarily normalized. A view's candidates are all of the other side and the others of its own side.
-    excluded (N, N) bool: true where texts i and j are equal, so that neither view of j is a negative of i. Errors as in info_nce.
+    first, second (n, D): two views of n texts, not necessarily normalized. A view's candidates are all of the other side and the others of its own side.
+    among: first and second views (N, D) of the texts of all ranks, of which these n are those from `start` on; None: these alone. Averaged over ranks, loss and
+    gradient are those of the whole batch. excluded (n, N) bool: true where texts i and j are equal, so that neither view of j is a negative of i. Errors as in info_nce.
     ConSERT (Yan et al. 2021), section 3.2, after NT-Xent (Chen et al. 2020), eq. 1; the directions are added, not averaged.
     """
+    firsts, seconds = (first, second) if among is None else among
     as_many("NT-Xent", len(first), second=second)
-    several("NT-Xent", len(first))
-    itself = torch.eye(len(first), dtype=torch.bool, device=first.device)
-    equal = torch.zeros_like(itself) if excluded is None else excluded
-    shaped("NT-Xent", "excluded", equal, *itself.shape)
+    as_many("NT-Xent", len(firsts), seconds=seconds)
+    several("NT-Xent", len(firsts))
+    equal = torch.zeros(len(first), len(firsts), dtype=torch.bool, device=first.device) if excluded is None else excluded
+    shaped("NT-Xent", "excluded", equal, len(first), len(firsts))
+    itself = torch.arange(len(firsts), device=first.device) == start + torch.arange(len(first), device=first.device)[:, None]
     masked = torch.cat([equal, equal | itself], dim=1)
-    forth = info_nce(first, second, temperature=temperature, negatives=first, excluded=masked)
-    return forth + info_nce(second, first, temperature=temperature, negatives=second, excluded=masked)
+    forth = info_nce(first, seconds, temperature=temperature, negatives=firsts, excluded=masked, first=start)
+    return forth + info_nce(second, firsts, temperature=temperature, negatives=seconds, excluded=masked, first=start)
 
 
 def _from_keys(queries: Tensor, keys: Tensor, temperature: float, excluded: Tensor | None, first: int) -> Tensor:
