@@ -9,6 +9,7 @@ from jobs.plan import plan
 from jobs.preflight import preflight
 from jobs.releases import releases
 from jobs.search import search
+from jobs.train import train
 from jobs.whiten import whiten
 
 app = application(
@@ -17,7 +18,7 @@ app = application(
     "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
     no_args_is_help=True,
 )
-for _command in (plan, preflight, encode, whiten, index, evaluate, nightly, search):
+for _command in (plan, preflight, encode, whiten, index, evaluate, train, nightly, search):
     app.command()(_command)
 app.add_typer(releases, name="releases")
 

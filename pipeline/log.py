@@ -69,10 +69,16 @@ class Stages:
     """The stages of a run, in order, with their times; shows the progress of each while it runs."""
 
     finished: list[Stage] = field(default_factory=list)
+    prefix: str = ""
+    """before every name"""
+
+    def under(self, name: str) -> "Stages":
+        """The same run, whose next stages belong to something larger of that name."""
+        return Stages(self.finished, f"{self.prefix}{name}: ")
 
     @contextlib.contextmanager
     def __call__(self, name: str, total: int | None = None, unit: str = "rows") -> Iterator["Running"]:
-        running = Running(Stage(name, unit), total, _terminal())
+        running = Running(Stage(self.prefix + name, unit), total, _terminal())
         try:
             yield running
         except BaseException:
@@ -99,11 +105,11 @@ class Running:
         """`count` more are done."""
         self.reach(self.stage.done + count)
 
-    def reach(self, done: int) -> None:
-        """`done` are done in all."""
-        self.stage.done = done
+    def reach(self, done: int, note: str = "") -> None:
+        """`done` are done in all. note: a figure worth showing."""
+        self.stage.done, self.stage.note = done, note or self.stage.note
         if self._bar:
-            self._bar.update(self.stage.done)
+            self._bar.update(self.stage.done, note)
         elif time.monotonic() - self._shown >= _EVERY_S:
             self._shown = time.monotonic()
             say(f"{self.stage.name}: {self._facts()}")
@@ -126,7 +132,7 @@ class Running:
         self.stage.seconds = time.monotonic() - self._start
         if self._bar:
             self._bar.close()
-        rate = f", {self.stage.done / max(self.stage.seconds, 1e-9):,.0f} {self.stage.unit}/s" if self.stage.done else ""
+        rate = f", {_rate(self.stage.done / max(self.stage.seconds, 1e-9))} {self.stage.unit}/s" if self.stage.done else ""
         note = f", {self.stage.note}" if self.stage.note else ""
         done = f" {self.stage.done:,} {self.stage.unit} in" if self.stage.done else ""
         say(f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} {duration(self.stage.seconds)}{rate}{note}")
@@ -141,7 +147,7 @@ class Running:
         if self.total:
             left = (self.total - self.stage.done) / max(rate, 1e-9)
             facts = f"{self.stage.done:,} of {self.total:,} {self.stage.unit} ({self.stage.done / self.total:.0%}), about {duration(left)} left"
-        return f"{facts}, {rate:,.0f} {self.stage.unit}/s"
+        return f"{facts}, {_rate(rate)} {self.stage.unit}/s" + (f", {self.stage.note}" if self.stage.note else "")
 
 
 class _TerminalBar:
@@ -155,15 +161,20 @@ class _TerminalBar:
         self._unit, self._start = stage.unit, time.monotonic()
         self._progress.start()
 
-    def update(self, done: int) -> None:
+    def update(self, done: int, note: str = "") -> None:
         rate = done / max(time.monotonic() - self._start, 1e-9)
-        self._progress.update(self._task, completed=done, rate=f"{rate:,.0f}/s")
+        self._progress.update(self._task, completed=done, rate=f"{_rate(rate)}/s {note}".rstrip())
 
     def expect(self, total: int) -> None:
         self._progress.update(self._task, total=total)
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _rate(rate: float) -> str:
+    """Training steps come at less than one a second."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}" if rate < 1 else f"{rate:.1f}"
 
 
 def packages(*names: str) -> dict[str, str]:

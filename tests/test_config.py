@@ -81,7 +81,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
         load_settings(Job, tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.yaml")), ids=lambda file: file.name)
 def test_every_shipped_config_loads(file: Path):
     load_settings(Job, file)
 

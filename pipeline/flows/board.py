@@ -23,6 +23,7 @@ class Board:
     def __init__(self, patience_s: float) -> None:
         self._patience_s, self._life = patience_s, uuid.uuid4().hex
         self._rows: dict[str, dict[int, int]] = {}
+        self._notes: dict[str, str] = {}
         self._begun: dict[str, dict[int, int]] = {}
         self._heard: dict[str, float] = {}
 
@@ -34,6 +35,7 @@ class Board:
 
     def close(self, call: str) -> None:
         self._rows.pop(call, None)
+        self._notes.pop(call, None)
         self._heard.pop(call, None)
         self._begun.pop(call, None)
 
@@ -50,24 +52,27 @@ class Board:
     def end(self, call: str, item: int) -> None:
         self._begun.get(call, {}).pop(item, None)
 
-    def put(self, call: str, item: int, rows: int) -> None:
+    def put(self, call: str, item: int, rows: int, note: str = "") -> None:
         self._rows.setdefault(call, {})[item] = rows
+        self._notes[call] = note
 
     def look(self, call: str) -> "Look":
         """How the call stands. A board that was restarted counts from then, and has another `life`."""
         silent_s = time.monotonic() - self._heard.setdefault(call, time.monotonic())
-        return Look(self._life, sum(self._rows.get(call, {}).values()), silent_s, self._patience_s, dict(self._begun.get(call, {})))
+        return Look(self._life, sum(self._rows.get(call, {}).values()), silent_s, self._patience_s, dict(self._begun.get(call, {})), self._notes.get(call, ""))
 
 
 @dataclass(frozen=True)
 class Look:
-    """rows: done so far; silent_s: since a worker gave a sign of life; begun: how often each item that is not done yet was begun in this life of the board."""
+    """rows: done so far; silent_s: since a worker gave a sign of life; begun: how often each item that is not done yet was begun in this life of the board;
+    note: what was said of it last."""
 
     life: str
     rows: int
     silent_s: float
     patience_s: float
     begun: dict[int, int]
+    note: str = ""
 
 
 def open_board(patience_s: float | None = None) -> Any:
@@ -110,12 +115,12 @@ class Call:
         with contextlib.suppress(ray.exceptions.RayError):
             self.board.end.remote(self.name, item)
 
-    def put(self, item: int, rows: int) -> None:
-        """Waits for nobody; a board that is lost fails no item."""
+    def put(self, item: int, rows: int, note: str = "") -> None:
+        """Waits for nobody; a board that is lost fails no item. note: a figure worth showing."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
-            self.board.put.remote(self.name, item, rows)
+            self.board.put.remote(self.name, item, rows, note)
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
@@ -178,7 +183,7 @@ class Watch:
 
     def _judge(self, look: Look) -> None:
         if self._bar is not None:
-            self._bar.reach(look.rows)
+            self._bar.reach(look.rows, look.note)
         if look.silent_s > look.patience_s:
             self._failure = _nobody(self._wanted, look.patience_s)
         for item, count in look.begun.items():

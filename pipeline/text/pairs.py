@@ -87,7 +87,7 @@ def open_pairs(settings: PairSettings, roles: Sequence[str], optional: Sequence[
 
     DataError for no file, no row, a column that is missing or of another type, a label outside the set, a score outside its range.
     """
-    files = _files(settings.uri)
+    files = files_of(settings.uri)
     schemas = [_schema(file) for file in files]
     there = [role for role in optional if role not in roles and all(settings.columns.get(role, role) in schema.names for schema, _ in schemas)]
     taken = (*roles, *there)
@@ -104,7 +104,8 @@ def open_pairs(settings: PairSettings, roles: Sequence[str], optional: Sequence[
     return pairs
 
 
-def _files(uri: str) -> list[SourceFile]:
+def files_of(uri: str) -> list[SourceFile]:
+    """The Parquet files with training rows at a URI, by name. DataError where there are none."""
     try:
         return list_files(CorpusSettings(uri=uri, format="parquet"))
     except DataError as error:

@@ -1,0 +1,36 @@
+"""Train an encoder on one's own text.
+
+    manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
+    python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
+"""
+
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+
+
+def train(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Train an encoder on one's own text.
+
+    Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on train.workers workers of the cluster. All that comes of
+    it is in one folder below train.root: checkpoints, figures, and in the end the encoder, which `manta encode encoder.path=<that folder>/encoder` takes as it
+    is. The same command goes on where an earlier one was stopped, also with another number of workers; one that is done says so.
+    """
+    run_job(_train, config, overrides, print_config, as_json, verbose)
+
+
+def _train(run: Run) -> Answer:
+    from pipeline.flows.train import train as run_training
+
+    trained = run_training(run.job, run.stages, verbose=run.verbose)
+    result = trained.result
+    facts = {
+        "status": trained.status, "name": trained.run.name, "root": trained.run.store.uri, "encoder": trained.run.encoder, **result.model_dump(mode="json"),
+        "seconds": run.stages.seconds(),
+    }
+    said = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
+    figures = [f"{name}  {value:.4f}" for name, value in result.figures.items()]
+    lines = [f"{trained.run.name} {said}: {result.steps:,} steps", *figures, f"encoder  {trained.run.encoder}"]
+    return Answer(facts, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    standalone(train)

@@ -1,0 +1,75 @@
+"""What a training is going to do, checked before anything starts: its rows in their order, and how many steps it has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import ConfigError
+from pipeline.settings.training import OrderSettings, TrainSettings
+from pipeline.text.batches import Order, Share
+from pipeline.text.mixture import AlternatingOrder, BlendedOrder, parts_of, weights_of
+from pipeline.text.neighbours import NeighbourOrder
+from pipeline.text.order import ShuffledOrder
+from pipeline.text.pairs import Pairs, open_pairs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows of a training in their order, and its steps. Pickles."""
+
+    order: Order
+    steps_per_epoch: int
+    steps: int
+    counts: tuple[Mapping[str, int], ...]
+    """of each source: rows in the files, unlabelled ones left out"""
+
+
+def plan_of(settings: TrainSettings) -> Plan:
+    """ConfigError for an objective, a batch or weights that cannot be; DataError for rows that cannot be trained on: columns, labels and scores are looked at here."""
+    from pipeline.objectives.build import roles_of
+
+    if not settings.data:
+        raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
+    columns, optional, order = roles_of(settings)
+    _check_rows(settings)
+    sources = tuple(open_pairs(source, columns, optional) for source in settings.data)
+    rows = order_of(settings, sources, contiguous=order == "contiguous")
+    return Plan(rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources))
+
+
+def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:
+    """One order of all rows. contiguous: batches are pieces of documents."""
+    kind = NeighbourOrder if contiguous else ShuffledOrder
+    weights = weights_of([source.settings.weight for source in sources])
+    if len(sources) == 1:
+        return kind(sources[0], settings.order)
+    if settings.mixing == "alternate":
+        return AlternatingOrder(tuple(kind(source, settings.order) for source in sources), weights, settings.order.seed)
+    parts = parts_of(settings.order.batch_rows, weights)
+    orders = tuple(kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True))
+    roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
+    return BlendedOrder(orders, roles, tuple(source.counts["rows"] for source in sources), settings.order.seed)
+
+
+def steps_of(settings: TrainSettings, order: Order) -> int:
+    """All steps of the training, at least one."""
+    steps = max(1, round(settings.epochs * order.steps_per_epoch))
+    return min(steps, settings.max_steps or steps)
+
+
+def _with_rows(settings: OrderSettings, rows: int) -> OrderSettings:
+    return settings.model_copy(update={"batch_rows": rows})
+
+
+def _check_rows(settings: TrainSettings) -> None:
+    """ConfigError where the workers cannot share a batch equally, or an objective has too few rows to tell one from another."""
+    from pipeline.objectives import OBJECTIVES
+
+    rows = settings.order.batch_rows
+    first, last = Share(0, settings.workers).bounds(rows)
+    seen = rows if settings.across_ranks else last - first
+    for one in settings.objective:
+        least = OBJECTIVES[one.name].least_rows
+        if seen < least:
+            where = "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers"
+            remedy = "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks")
+            raise ConfigError(where, f"{least} rows or more, since {one.name} compares them", f"{seen}", remedy)

@@ -1,0 +1,38 @@
+"""What a training leaves: an encoder folder in the training's own, and the record that says so."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.flows.training_run import ENCODER, RESULT, ResultRecord, RunFolder
+from pipeline.models.folder import EncoderFolder
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.objectives import Objective
+
+_LAST = ("modules.json", "config.json")         # without them nobody takes a folder for an encoder
+
+
+def publish(run: RunFolder, objective: "Objective", steps: int) -> ResultRecord:
+    """Store the encoder that the objective has trained, then the result of the training."""
+    from pipeline.models.saving import save_folder
+
+    product = objective.product()
+    with run.store.scratch() as scratch:
+        folder = save_folder(product.encoder, product.encoder.folder, scratch / ENCODER, head=product.head)
+        _upload(folder, run.store)
+    result = ResultRecord(name=run.name, digest=run.digest, space_id=folder.space_id, steps=steps)
+    run.store.create(RESULT, result.to_json())
+    return result
+
+
+def _upload(folder: EncoderFolder, store: Store) -> None:
+    """Each file whole, and last the one that readers look for first: nobody opens half of an encoder."""
+    files = [path.relative_to(folder.path) for path in folder.path.rglob("*") if path.is_file()]
+    for file in sorted(files, key=_turn):
+        store.put(folder.path / file, f"{ENCODER}/{file.as_posix()}")
+
+
+def _turn(file: Path) -> tuple[int, str]:
+    name = file.as_posix()
+    return (_LAST.index(name) + 1 if name in _LAST else 0), name
