@@ -1,0 +1,91 @@
+"""Two views of a text find each other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipeline.errors import ConfigError
+from pipeline.objectives.consert import Consert
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+
+Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
+BATCH = batch_of({"text": texts(6)})
+
+
+def nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float, alike: np.ndarray) -> float:
+    """Written out, row by row."""
+    views = F.normalize(torch.cat([first, second]), dim=1).detach().numpy()
+    count, total = len(first), 0.0
+    for row in range(2 * count):
+        partner = (row + count) % (2 * count)
+        candidates = [other for other in range(2 * count) if other != row and (other == partner or not alike[row % count, other % count])]
+        logits = views[candidates] @ views[row] / temperature
+        total += np.log(np.exp(logits).sum()) - views[partner] @ views[row] / temperature
+    return total / count
+
+
+def test_known_loss_of_two_pairs():
+    found = Consert(Tiny(dim=2), temperature=0.5).loss((Z, OTHER), batch_of({"text": ["ab", "cd"]}))
+    assert found.total.item() == pytest.approx(1.273342, abs=1e-6)
+
+
+def test_equal_texts_are_no_negatives_where_it_is_told():
+    objective = Consert(Tiny(), temperature=0.3, views=("none", "feature_cutoff")).double()
+    alike = np.zeros((6, 6), bool)
+    alike[1, 4] = alike[4, 1] = True
+    reps = tuple(view.encode() for view in objective.views(BATCH))
+    assert objective.loss(reps, replace(BATCH, false_negatives=alike)).total.item() == pytest.approx(nt_xent(*reps, 0.3, alike), abs=1e-12)
+    assert objective.loss(reps, BATCH).total.item() == pytest.approx(nt_xent(*reps, 0.3, np.zeros((6, 6), bool)), abs=1e-12)
+
+
+def test_views_are_those_that_are_named():
+    kinds = {name: Consert(Tiny(), views=("none", name)).views(BATCH)[1] for name in ("none", "shuffle", "token_cutoff", "feature_cutoff")}
+    assert {name for name, view in kinds.items() if view.positions is not None} == {"shuffle"}
+    assert {name: view.at_embedding.of for name, view in kinds.items() if view.at_embedding is not None} == {"token_cutoff": "tokens", "feature_cutoff": "features"}
+    assert [kind.at_embedding is None for kind in Consert(Tiny()).views(BATCH)] == [False, True]
+
+
+@pytest.mark.parametrize("views", [("feature_cutoff", "shuffle"), ("token_cutoff", "none"), ("feature_cutoff", "feature_cutoff")])
+def test_chunks_see_the_views_of_the_whole_batch(views: tuple[str, str]):
+    objective, found = Consert(Tiny(dim=12), views=views, token_rate=0.5).double(), []
+    for chunk_rows in (None, 4, 1):
+        torch.manual_seed(3)
+        found.append((loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total, gradients(objective)))
+    for loss, gradient in found[1:]:
+        torch.testing.assert_close(loss, found[0][0], rtol=0, atol=1e-12)
+        assert_same(gradient, found[0][1])
+
+
+@pytest.mark.parametrize("other", ["none", "feature_cutoff"])
+def test_the_adversarial_view_raises_the_loss_more_than_other_steps_of_its_length(other: str):
+    objective = Consert(Tiny(dim=8), views=("adversarial", other), noise=1e-3).double()
+    torch.manual_seed(0)
+    views = objective.views(BATCH)
+    fixed, clean = views[1].encode(), objective.encoder(views[0].tokens)
+    assert all(parameter.grad is None for parameter in objective.parameters())
+    step = views[0].at_embedding.by
+    torch.testing.assert_close(step.norm(dim=1), torch.full((len(step),), 1e-3).double(), rtol=1e-6, atol=0)
+    cost = [objective.loss((rep, fixed), BATCH).total.item() for rep in (clean, views[0].encode())]
+    torch.manual_seed(1)
+    for _ in range(20):
+        random = 1e-3 * F.normalize(torch.randn_like(step), dim=1)
+        moved = objective.encoder(views[0].tokens, at_embedding=lambda x, where, random=random: x + random)
+        assert objective.loss((moved, fixed), BATCH).total.item() < cost[1]
+    assert cost[1] > cost[0]
+
+
+def test_the_adversarial_view_trains_and_refuses_chunks():
+    objective = Consert(Tiny(), views=("shuffle", "adversarial")).double()
+    assert torch.isfinite(loss_and_backward(objective, BATCH).loss.total)
+    assert all(gradient.abs().max() > 0 for gradient in gradients(objective).values())
+    with pytest.raises(ConfigError, match=r"chunk_rows: expected no chunks, since the adversarial view needs the gradient of all rows"):
+        loss_and_backward(objective, BATCH, chunk_rows=2)
+
+
+def test_two_adversarial_views_are_refused():
+    with pytest.raises(ConfigError, match="one adversarial view at most"):
+        Consert(Tiny(), views=("adversarial", "adversarial"))

@@ -1,0 +1,52 @@
+"""A sentence finds itself with its tokens at other places."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.objectives.pser import Pser
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
+PAIR = batch_of({"text": ["ab", "cd"]})
+
+
+def test_known_divergence_of_similarities():
+    found = Pser(Tiny(dim=2), temperature=0.5, alpha=5.0, kl_on="similarity").loss((Z, OTHER), PAIR)
+    assert found.parts["divergence"].item() == pytest.approx(5 * 0.191919, abs=1e-5)
+    assert found.parts["info_nce"].item() == pytest.approx(0.330085, abs=1e-6)
+    assert found.total.item() == pytest.approx(0.330085 + 5 * 0.191919, abs=1e-5)
+
+
+def test_known_divergence_of_embeddings():
+    first, second = torch.tensor([[0.2, -0.4, 1.0]] * 2).double(), torch.tensor([[0.0, 0.1, 0.8]] * 2).double()
+    found = Pser(Tiny(dim=3), alpha=0.5).loss((first, second), PAIR)
+    assert found.parts["divergence"].item() == pytest.approx(0.5 * 0.038426, abs=1e-6)
+
+
+def test_the_second_view_has_the_first_ones_tokens_at_other_places():
+    batch = batch_of({"text": ["abcdefghijklmnop", "qrs"]})
+    first, second = Pser(Tiny()).views(batch)
+    assert np.array_equal(first.tokens.ids, second.tokens.ids)
+    assert first.positions is None
+    assert sorted(second.positions[:16]) == list(range(16))
+    assert second.positions[:16].tolist() != list(range(16))
+    kept = Pser(Tiny(), keep_special=True).views(batch)[1].positions
+    assert (kept[0], kept[15], kept[16], kept[18]) == (0, 15, 0, 2)
+
+
+def test_both_readings_train_and_cost_what_they_did_in_chunks():
+    batch = batch_of({"text": texts(6)})
+    for kl_on in ("embedding", "similarity"):
+        found = []
+        for chunk_rows in (None, 2):
+            torch.manual_seed(0)
+            found.append(loss_and_backward(Pser(Tiny(), kl_on=kl_on).double(), batch, chunk_rows=chunk_rows).loss.total)
+        torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+def test_one_row_is_an_error():
+    with pytest.raises(ConfigError, match="at least two rows"):
+        Pser(Tiny()).loss((Z[:1], OTHER[:1]), batch_of({"text": ["a"]}))
