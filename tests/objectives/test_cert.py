@@ -1,0 +1,123 @@
+"""Queries pick keys of a slowly following encoder, among a queue of earlier ones."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipeline.errors import ConfigError
+from pipeline.objectives import Batch
+from pipeline.objectives.cert import Cert
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, batch_of, gradients, texts
+
+QUERIES, KEYS = torch.tensor([[1.0, 1], [0, 3]]).double(), torch.tensor([[1.0, 0], [1, 2]]).double()
+QUEUE = F.normalize(torch.tensor([[0.0, 1], [1, -1], [-1, 0], [2, 1], [1, 3]]).double(), dim=1)
+
+
+def pairs(seed: int, rows: int = 2) -> Batch:
+    return batch_of({"anchor": texts(rows, 2 * seed), "positive": texts(rows, 2 * seed + 1)})
+
+
+def made(**options: object) -> Cert:
+    torch.manual_seed(0)
+    objective = Cert(Tiny(dropout=0.1), **options).double()
+    with torch.no_grad():                                   # a new head is so small that all keys are near to each other
+        for module in (objective.head, objective.slow_head):
+            for parameter in module.parameters():
+                parameter.mul_(20)
+    return objective
+
+
+def stepped(objective: Cert, batch: Batch, chunk_rows: int | None = None) -> torch.Tensor:
+    """A step of gradient descent; its loss."""
+    outcome = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    gradients(objective)
+    objective.after_step(outcome.reps, batch)
+    return outcome.loss.total
+
+
+@pytest.mark.parametrize(("temperature", "loss"), [(0.5, 1.530068), (0.07, 2.956268)])
+def test_known_loss_of_two_queries(temperature: float, loss: float):
+    objective = Cert(Tiny(dim=2), temperature=temperature, queue=5, width=2).double()
+    objective.head = objective.slow_head = torch.nn.Identity()
+    objective.queue.copy_(QUEUE)
+    assert objective.loss((QUERIES, KEYS), pairs(0)).total.item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_published_size_of_the_queue():
+    assert Cert(Tiny()).queue.shape == (96_606, 128)
+    torch.testing.assert_close(Cert(Tiny()).queue[:100].norm(dim=1), torch.ones(100))
+
+
+def test_the_queue_wraps_and_holds_the_keys_of_earlier_steps():
+    objective, held = made(queue=5, width=3), {}
+    for step, (expected, pointer) in enumerate([([0, 1], 2), ([0, 1, 2, 3], 4), ([5, 1, 2, 3, 4], 1), ([5, 6, 7, 3, 4], 3)]):
+        outcome = loss_and_backward(objective, pairs(step))
+        keys = F.normalize(objective.slow_head(outcome.reps[1]), dim=1)
+        held |= {2 * step + row: keys[row] for row in range(2)}
+        before = objective.queue.clone()
+        objective.after_step(outcome.reps, pairs(step))
+        for place, number in enumerate(expected):
+            assert torch.equal(objective.queue[place], held[number])
+        assert torch.equal(objective.queue[len(expected) :], before[len(expected) :])
+        assert int(objective.pointer) == pointer
+
+
+def test_the_copies_follow_the_trained_weights_before_the_next_keys():
+    objective = made(queue=6, width=3, momentum=0.9)
+    slow, fast = copy.deepcopy(objective.slow_encoder.words), objective.encoder.words
+    for step in range(4):
+        stepped(objective, pairs(step))
+        slow = 0.9 * slow + 0.1 * fast
+        torch.testing.assert_close(objective.slow_encoder.words, slow, rtol=0, atol=1e-12)
+    assert (objective.slow_encoder.words - fast).abs().max() > 1e-4
+    assert (objective.slow_head.out.weight - objective.head.out.weight).abs().max() > 1e-4
+
+
+def test_known_movement_of_the_copies():
+    objective = Cert(Tiny(), queue=4).double()
+    with torch.no_grad():
+        objective.slow_encoder.words.fill_(1.0)
+        objective.encoder.words.fill_(2.0)
+    for steps, expected in ((1, 1.001), (999, 1.632305)):
+        for _ in range(steps):
+            objective._follow(objective.slow_encoder, objective.encoder)
+        assert objective.slow_encoder.words[0, 0].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_copies_have_no_gradient():
+    objective = made(queue=4)
+    loss_and_backward(objective, pairs(0))
+    trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
+    assert trained == set(gradients(objective)) == {name for name, _ in objective.named_parameters() if not name.startswith("slow_")}
+
+
+def test_chunks_make_the_same_queue_and_losses():
+    runs = []
+    for chunk_rows in (None, 1):
+        objective = made(queue=7, width=4)
+        objective.encoder.dropout.p = objective.slow_encoder.dropout.p = 0.0
+        losses = torch.stack([stepped(objective, pairs(step, 3), chunk_rows) for step in range(4)])
+        runs.append((losses, objective.queue, objective.pointer))
+    for whole, chunked in zip(*runs, strict=True):
+        torch.testing.assert_close(whole, chunked, rtol=0, atol=1e-12)
+
+
+def test_one_text_with_two_dropout_masks_is_a_pair_too():
+    objective = Cert(Tiny(dropout=0.2), queue=4, pairs=False).double()
+    assert objective.columns == ("text",)
+    assert Cert.roles({"pairs": False}) == (("text",), ())
+    assert Cert.roles({}) == (("anchor", "positive"), ())
+    query, key = loss_and_backward(objective, batch_of({"text": texts(3)})).reps
+    assert not torch.isclose(query, key).all(dim=1).any()
+
+
+def test_more_keys_than_places_are_an_error_before_the_step():
+    with pytest.raises(ConfigError, match="room for the 5 keys of a batch, found 4 places"):
+        loss_and_backward(Cert(Tiny(), queue=4).double(), pairs(0, 5))

@@ -1,0 +1,73 @@
+"""Sentences pick their neighbours."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import DataError
+from pipeline.objectives import Batch, Column
+from pipeline.objectives.quickthoughts import QuickThoughts
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+F, G = torch.tensor([[1.0, 0], [0, 1], [1, 1]]).double(), torch.tensor([[1.0, 1], [1, 0], [0, 2]]).double()
+
+
+def piece(rows: int, documents: Column | None = None) -> Batch:
+    return batch_of({"text": texts(rows), "document": ["a"] * rows if documents is None else documents, "position": np.arange(rows)})
+
+
+@pytest.mark.parametrize(("diag", "loss"), [("zero", 0.955552), ("mask", 0.813262)])
+def test_known_loss_of_three_sentences(diag: str, loss: float):
+    assert QuickThoughts(Tiny(dim=2), diag=diag).loss((F, G), piece(3)).total.item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_neighbours_are_of_one_document():
+    torch.manual_seed(0)
+    f, g = torch.randn(2, 6, 4).double()
+    objective = QuickThoughts(Tiny(dim=4))
+    scores = (f @ g.T).numpy()
+    np.fill_diagonal(scores, -np.inf)
+    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    one, two = [logs[0, 1], (logs[1, 0] + logs[1, 2]) / 2, logs[2, 1]], [logs[4, 5], logs[5, 4]]
+    for documents in (["a", "a", "a", None, "b", "b"], ["a", "a", "a", "c", "b", "b"]):
+        assert objective.loss((f, g), piece(6, documents)).total.item() == pytest.approx(-np.mean(one + two), abs=1e-12)
+    expected = objective.loss((f, g), piece(6, np.array([4, 4, 4, 5, 5, 5]))).total
+    assert torch.equal(objective.loss((f, g), piece(6, np.array([-1, -1, -1, 9, 9, 9]))).total, expected)
+    with pytest.raises(DataError, match="neighbours of one document"):
+        objective.loss((f, g), piece(6, [None] * 6))
+
+
+def test_equal_sentences_are_no_candidates_where_it_is_told():
+    alike = np.zeros((3, 3), bool)
+    alike[0, 2] = alike[2, 0] = True
+    loss = QuickThoughts(Tiny(dim=2)).loss((F, G), replace(piece(3), false_negatives=alike)).total.item()
+    assert loss == pytest.approx(0.813262 / 3, abs=1e-6)                    # the outer sentences have their neighbour alone to pick
+
+
+def test_a_wider_context_has_more_neighbours():
+    f, g = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).double()
+    scores = (f @ g.T).numpy()
+    np.fill_diagonal(scores, -np.inf)
+    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    expected = -np.mean([np.mean([logs[i, j] for j in range(5) if 0 < abs(i - j) <= 2]) for i in range(5)])
+    assert QuickThoughts(Tiny(dim=4), context=2).loss((f, g), piece(5)).total.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_two_encoders_are_trained_apart_and_stand_side_by_side_in_the_product():
+    objective = QuickThoughts(Tiny()).double()
+    loss_and_backward(objective, piece(6))
+    assert not torch.allclose(objective.encoder.words.grad, objective.twin.words.grad)
+    assert objective.product().twin is objective.twin
+    assert objective.product().dim == 2 * objective.dim
+    alone = QuickThoughts(Tiny(), inference="first").product()
+    assert (alone.twin, alone.dim) == (None, 6)
+
+
+def test_one_encoder_may_be_both():
+    objective = QuickThoughts(Tiny(), separate=False).double()
+    first, second = loss_and_backward(objective, piece(4)).reps
+    assert torch.equal(first, second)
+    assert objective.product().twin is None
