@@ -11,7 +11,7 @@ from pipeline.settings import EncoderSettings
 
 OF_WORDS = ("mean", "max", "sqrt_len", "weighted_mean", "static", "table")      # word vectors have one layer, and no token that stands for the text
 _WEIGHED = ("mean", "sqrt_len", "static", "table")
-_OF_ONE_TOKEN = ("cls", "cls_mlp", "last")
+_OF_ONE_TOKEN = ("cls", "cls_mlp", "last", "mask")
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from pipeline.models.inside import Inside
 from pipeline.models.packed import PackedModel
 from pipeline.models.padded import PaddedModel
 from pipeline.models.pooling import Segments, layers_of, pool
-from pipeline.models.tail import load_mlp, load_tail
+from pipeline.models.tail import load_mlp, load_tail, through
 from pipeline.models.weights import open_checkpoint
-from pipeline.models.words import load_words
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.budget import distinct
-from pipeline.text.tokens import Tokenizer, Tokens, load_tokenizer
+from pipeline.text.tokens import Tokenizer, Tokens
 
 _FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
 _SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
@@ -87,8 +86,7 @@ class Encoder:
         self._window_rows = encode.window_rows
         if device.kind == "cpu":
             torch.set_num_threads(encode.threads)
-        load_own = load_words if folder.family == "words" else load_tokenizer
-        self._tokenizer = load_own(folder.path / folder.transformer, folder.max_length, prompt=folder.prompt, lower=folder.lower, cuts=folder.cuts)
+        self._tokenizer = folder.tokenizer()
         self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
         self._kept = load_filter(folder, self._tokenizer)
         self._tail = load_tail(folder, self.arithmetic.place)
@@ -119,7 +117,7 @@ class Encoder:
 
     def inside(self) -> Inside:
         """Its hidden states, layer by layer, and its tokens."""
-        return Inside(self._model, self._tokenizer, self.folder, self.max_tokens)
+        return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
     def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
         """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows."""
@@ -196,9 +194,7 @@ class Encoder:
         self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
         pooled = [self._pooled(name, states, where) for name in self.folder.pooling]
         x = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
-        for module in self._tail:
-            x = module(x)
-        return x
+        return through(self._tail, x, tokens.lengths[rows])
 
     def _pooled(self, name: str, states: dict[int, Tensor], where: Segments) -> Tensor:
         pooled = pool(name, states, self._model.layers, where)

@@ -14,12 +14,15 @@ from pipeline.log import say
 from pipeline.models.averages import Averages, averages_of
 from pipeline.models.frequencies import FREQUENCIES
 from pipeline.models.locate import locate
-from pipeline.models.words import WORDS
+from pipeline.models.words import WORDS, load_words
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
-from pipeline.text.tokens import Side
+from pipeline.text.templates import in_template
+from pipeline.text.tokens import Side, Tokenizer, load_tokenizer
 
-POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table")
+POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask")
+DENOISE, ENDS_SENTENCES = "manta.Denoise", "ensure_final_punctuation"        # names of ours in a folder's files
+MASKED = ("mask",)              # the state of one token: it stands by itself
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
 SENTENCE_TRANSFORMERS_MODES = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
@@ -50,6 +53,26 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class Denoise:
+    """Takes off what a template without any text gives at its mask, by the text's length; both go through a layer first, where there is one. weights: path in the folder.
+
+    PromptBERT (Jiang et al. 2022), section 4.3. A module of our own: sentence-transformers has no vectors that depend on lengths.
+    """
+
+    weights: str
+    width: int
+    activation: str | None
+    """of the layer; None: there is none"""
+    epsilon: float
+    """of the layer's normalisation"""
+    shortest: int
+    """tokens of an empty text in its template"""
+
+
+Module = Dense | Denoise | str
+
+
+@dataclass(frozen=True)
 class EncoderFolder:
     """A resolved encoder: what its folder says, with the overrides of the settings applied."""
 
@@ -61,8 +84,8 @@ class EncoderFolder:
     pooling: tuple[str, ...]
     """names of POOLINGS; several are concatenated"""
     include_prompt: bool
-    tail: tuple[Dense | str, ...]
-    """what follows the pooling, in order: Dense layers and "normalize" """
+    tail: tuple[Module, ...]
+    """what follows the pooling, in order: Dense layers, "normalize" and what is taken off a template's vectors"""
     prompt: str
     query_prompt: str
     lower: bool
@@ -75,7 +98,18 @@ class EncoderFolder:
     """relative path -> sha256 of everything that loading needs: a copy of these files is the same encoder"""
     config: Mapping[str, Any] = field(repr=False)
     averages: Averages = field(default_factory=Averages)
+    template: str | None = None
+    """what texts are put into, where the tokenizer of the folder does not do so by itself"""
+    ends_sentences: bool = False
+    """whether a text without a final sign gets a full stop"""
     space_id: str = ""
+
+    def tokenizer(self) -> Tokenizer:
+        """Texts of the corpus to what the model reads. ModelError where it cannot be loaded, or has no mask token for its template."""
+        place, load = self.path / self.transformer, load_words if self.family == "words" else load_tokenizer
+        plain = replace(load(place, self.max_length, prompt=self.prompt, lower=self.lower, cuts=self.cuts), ends_sentences=self.ends_sentences)
+        masked = self.pooling == MASKED
+        return in_template(plain, place, self.template, masked=masked) if masked or self.template is not None else plain
 
     @property
     def normalize(self) -> bool:
@@ -104,11 +138,12 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     prompt, query_prompt = _prompts(prompts, settings, path)
     folder = EncoderFolder(
         path=path, transformer=transformer, config=config, family=_family(config), tail=tail, prompt=prompt, query_prompt=query_prompt,
-        pooling=_checked_pooling(settings.pooling) if settings.pooling else pooling, include_prompt=include_prompt or settings.pooling is not None,
+        pooling=_checked_pooling(settings, pooling), include_prompt=include_prompt or settings.pooling is not None or settings.template is not None,
         max_length=_max_length(path / transformer, config, own, settings.max_length), lower=bool(own.get("do_lower_case")),
-        cuts=_cuts(path / transformer),
+        cuts=_cuts(path / transformer), template=settings.template, ends_sentences=settings.ensure_final_punctuation or bool(own.get(ENDS_SENTENCES)),
         dim=0, weights=_weights(path, transformer), files={},
     )
+    _check_template(folder, settings)
     averages = averages_of(settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words")
     return _identified(replace(folder, averages=averages), modules)
 
@@ -140,7 +175,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
         raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
     for kind, _ in entries:
-        if kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers."):
+        if kind != DENOISE and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
             raise ModelError(str(file), f"modules among {', '.join(sorted(known))}", f"the module {kind}", "use an encoder made of these modules")
     kinds = [(kind.rpartition(".")[2], folder) for kind, folder in entries]
     if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]):
@@ -174,17 +209,34 @@ def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...
     return pooling, bool(config.get("include_prompt", True))
 
 
-def _checked_pooling(names: str) -> tuple[str, ...]:
-    """`mean`, or several concatenated: `mean+max`."""
-    pooling = tuple(name.strip() for name in names.split("+"))
+def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[str, ...]:
+    """`mean`, or several concatenated: `mean+max`. A template's mask where the settings say nothing else, else the folder's own."""
+    if settings.pooling is None:
+        return MASKED if settings.template is not None else own
+    pooling = tuple(name.strip() for name in settings.pooling.split("+"))
     for name in pooling:
         if name not in POOLINGS:
             raise ModelError("encoder.pooling", f"one of {', '.join(POOLINGS)}", repr(name), "choose one; a + between two concatenates them")
     return pooling
 
 
-def _tail(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Dense | str]:
-    tail: list[Dense | str] = [_dense(path, folder) if kind == "Dense" else "normalize" for kind, folder in modules[2:]]
+def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
+    """Templates are for models with a mask token, whose state stands by itself; what is taken off such vectors belongs to no other ones."""
+    pooling = "+".join(folder.pooling)
+    if "mask" in folder.pooling and folder.pooling != MASKED:
+        raise ModelError("encoder.pooling", "mask by itself", pooling, "choose mask, or poolings without it")
+    if folder.template is not None and folder.family == "words":
+        raise ModelError("encoder.template", "a model with a mask token", f"word vectors at {settings.path}", "set it to null")
+    if folder.template is not None and settings.exclude:
+        found = ", ".join(settings.exclude)
+        raise ModelError("encoder.exclude", "nothing beside encoder.template, whose tokens would be left out of texts too", found, "use one of both")
+    if folder.pooling != MASKED and any(isinstance(module, Denoise) for module in folder.tail):
+        raise ModelError("encoder.pooling", "mask, whose vectors the folder's Denoise module is made for", pooling, "set it to null")
+
+
+def _tail(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
+    read = {"Dense": _dense, "Denoise": _denoise}
+    tail: list[Module] = [read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]]
     if normalize is False:
         tail = [module for module in tail if module != "normalize"]
     if normalize and tail[-1:] != ["normalize"]:
@@ -206,6 +258,15 @@ def _dense(path: Path, folder: str) -> Dense:
                      str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2], bool(config.get("use_residual", False)))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(str(file), "in_features and out_features", f"{type(error).__name__}: {error}", "restore the file") from None
+
+
+def _denoise(path: Path, folder: str) -> Denoise:
+    file = path / folder / "config.json"
+    config = read_json(file, required=True)
+    try:
+        return Denoise(f"{folder}/model.safetensors", int(config["width"]), config["activation"], float(config["epsilon"]), int(config["shortest"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(str(file), "width, activation, epsilon and shortest", f"{type(error).__name__}: {error}", "restore the file") from None
 
 
 def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:
@@ -293,16 +354,17 @@ def _joined(folder: str, name: str) -> str:
 
 def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
     """The folder with files, dimension and space_id filled in."""
-    dense = [module for module in folder.tail if isinstance(module, Dense)]
+    layers = [module for module in folder.tail if not isinstance(module, str)]
     states = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0)
     width = sum(int(folder.config.get("embedding_size") or states) if name == "table" else states for name in folder.pooling)
     if width == 0:
         where = str(folder.beside_config("config.json"))
         raise ModelError(where, "the width of the token states as hidden_size, dim or d_model", "none of them", "use an encoder of texts")
-    for layer in dense:
-        if layer.in_features != width:
-            raise ModelError(str(folder.file(layer.weights)), f"in_features {width}, as the module before gives", str(layer.in_features), "restore the folder")
-        width = layer.out_features
+    for layer in layers:
+        taken, given = (layer.in_features, layer.out_features) if isinstance(layer, Dense) else (layer.width, layer.width)
+        if taken != width:
+            raise ModelError(str(folder.file(layer.weights)), f"in_features {width}, as the module before gives", str(taken), "restore the folder")
+        width = given
     whole = replace(folder, files={name: digest_of_file(folder.file(name)) for name in _needed(folder, modules)}, dim=width)
     return replace(whole, space_id=_space_id(whole))
 
@@ -311,9 +373,9 @@ def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
     """Relative paths of what loading this folder needs, here and in sentence-transformers."""
     beside = [_joined(folder.transformer, name) for name in ("config.json", *_TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)]
     configs = ["modules.json", "config_sentence_transformers.json", *(_joined(sub, "config.json") for _, sub in modules[1:])]
-    dense = [module.weights for module in folder.tail if isinstance(module, Dense)]
+    layers = [module.weights for module in folder.tail if not isinstance(module, str)]
     counts = [FREQUENCIES] if folder.averages.counts else []
-    return sorted(name for name in {*beside, *configs, *dense, *folder.weights, *counts} if folder.file(name).is_file())
+    return sorted(name for name in {*beside, *configs, *layers, *folder.weights, *counts} if folder.file(name).is_file())
 
 
 def _space_id(folder: EncoderFolder) -> str:
@@ -323,11 +385,19 @@ def _space_id(folder: EncoderFolder) -> str:
     tokenizer = [_joined(folder.transformer, name) for name in _TOKENIZER_FILES]
     present = [name for name in tokenizer if name in folder.files]
     tokenizer = present[:1] if present[:1] == tokenizer[:1] else present
-    tail = [module if isinstance(module, str) else [folder.files[module.weights], module.activation, module.residual] for module in folder.tail]
+    tail = [module if isinstance(module, str) else [folder.files[module.weights], *_form(module)] for module in folder.tail]
+    template = {"template": folder.template} if folder.template is not None else {}
+    ends = {"ends_sentences": True} if folder.ends_sentences else {}
     return digest_of({
         "weights": [folder.files[name] for name in folder.weights],
         "config": {key: value for key, value in folder.config.items() if key not in _NOT_ARITHMETIC},
         "tokenizer": [folder.files[name] for name in tokenizer],
         "pooling": [*folder.pooling, folder.include_prompt], "tail": tail, "prompt": folder.prompt, "lower": folder.lower,
         "max_length": folder.max_length, "truncation": folder.cuts, "normalizer": NORMALIZER_VERSION, "dim": folder.dim, **folder.averages.identity(folder.files),
+        **template, **ends,
     })
+
+
+def _form(module: Dense | Denoise) -> list[Any]:
+    """What its weights do not tell."""
+    return [module.activation, module.residual] if isinstance(module, Dense) else [module.activation, module.epsilon, module.shortest]

@@ -57,10 +57,13 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
     """
     chosen = [states[number] for number in _numbers(name, layers)]
     if name in ("cls", "cls_mlp"):
-        return _wide(chosen[0][where.firsts])
+        return wide(chosen[0][where.firsts])
     if name == "last":
-        return _wide(chosen[0][where.lasts])
-    tokens = _mean([_wide(state[where.places]) for state in chosen])
+        return wide(chosen[0][where.lasts])
+    if name == "mask":                                  # the one token of each text that is kept
+        assert len(where.places) == len(where.firsts), "texts without a template"
+        return wide(chosen[0][where.places])
+    tokens = _mean([wide(state[where.places]) for state in chosen])
     if name == "max":
         return torch.segment_reduce(tokens, "max", lengths=where.counts, axis=0, unsafe=True)
     if name == "weighted_mean":                         # Muennighoff 2022: later tokens weigh more; a prompt left out still counts as positions
@@ -74,7 +77,7 @@ def _numbers(name: str, layers: int) -> list[int]:
     return [TABLE_STATE] if name == "table" else [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """float32, or float64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
 

@@ -1,14 +1,15 @@
-"""What follows the pooling: Dense layers and normalisation, in float32."""
+"""What follows the pooling: Dense layers, normalisation, and what is taken off a template's vectors, in float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.models.folder import Dense, EncoderFolder
+from pipeline.models.folder import Denoise, Dense, EncoderFolder
 from pipeline.models.weights import Checkpoint, open_weights
 
 _ROWS = 64      # a linear layer gives equal bits for equal rows while it sees one shape: always so many rows, filled with zeros
@@ -41,9 +42,35 @@ class DenseLayer:
         return y + (x if self.projection is None else F.linear(x, self.projection))
 
 
-def load_tail(folder: EncoderFolder, device: torch.device) -> list[Callable[[Tensor], Tensor]]:
-    """The modules after the pooling, ready to be called in order."""
-    return [load_dense(folder, module, device) if isinstance(module, Dense) else normalize for module in folder.tail]
+class ByLength:
+    """A module that takes how many tokens each text has, (n,) int64, beside the vectors."""
+
+
+@dataclass(frozen=True)
+class DenoiseLayer(ByLength):
+    """`layer(x)` less the row of the table for each text's length: what its template gives without it."""
+
+    layer: Callable[[Tensor], Tensor]
+    table: Tensor
+    """(lengths, d)"""
+    shortest: int
+    """tokens that the first row is for"""
+
+    def __call__(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(n, d) for (n, d)."""
+        return self.layer(x) - self.table[lengths - self.shortest]
+
+
+def load_tail(folder: EncoderFolder, device: torch.device) -> list[Callable[..., Tensor]]:
+    """The modules after the pooling, ready for `through`."""
+    return [normalize if isinstance(module, str) else _loaded(folder, module, device) for module in folder.tail]
+
+
+def through(tail: Iterable[Callable[..., Tensor]], x: Tensor, lengths: np.ndarray) -> Tensor:
+    """The vectors (n, d) of texts of so many tokens behind all modules of the tail."""
+    for module in tail:
+        x = module(x, torch.from_numpy(lengths).to(x.device)) if isinstance(module, ByLength) else module(x)
+    return x
 
 
 def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseLayer:
@@ -59,6 +86,25 @@ def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseL
 def normalize(x: Tensor) -> Tensor:
     """Rows of length one; a zero row stays zero."""
     return F.normalize(x, dim=-1)
+
+
+def _loaded(folder: EncoderFolder, module: Dense | Denoise, device: torch.device) -> Callable[..., Tensor]:
+    return load_dense(folder, module, device) if isinstance(module, Dense) else load_denoise(folder, module, device)
+
+
+def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -> DenoiseLayer:
+    """A Denoise module of the folder. ModelError for texts longer than its table is for."""
+    weights, width = open_weights(folder.file(module.weights)), module.width
+    table = weights.raw("table").to(device, torch.float32)
+    if folder.max_length - module.shortest >= len(table):
+        longest = module.shortest + len(table) - 1
+        raise ModelError("encoder.max_length", f"at most the {longest} tokens that the folder's Denoise module is made for", str(folder.max_length), "lower it")
+    if module.activation is None:
+        return DenoiseLayer(lambda x: x, table, module.shortest)
+    weight, bias = weights.linear("dense", width, width)
+    scale, shift = (weights.tensor(f"norm.{part}", (width,)).to(device) for part in ("weight", "bias"))
+    dense = DenseLayer(weight.to(device), None if bias is None else bias.to(device), ACTIVATIONS[module.activation], False, None)
+    return DenoiseLayer(lambda x: F.layer_norm(dense(x), (width,), scale, shift, module.epsilon), table, module.shortest)
 
 
 def load_dense(folder: EncoderFolder, module: Dense, device: torch.device) -> DenseLayer:

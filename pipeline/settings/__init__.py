@@ -42,8 +42,13 @@ class EncoderSettings(Settings):
     """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed; or a file of word
     vectors in word2vec's or GloVe's form, text or binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
     pooling: str | None = None
-    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean or last; mean+max concatenates two. static averages the
-    embedding layer's output, table the rows of its word table alone"""
+    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, last or mask; mean+max concatenates two. static averages
+    the embedding layer's output, table the rows of its word table alone; mask is the state of a template's mask token"""
+    template: str | None = None
+    """what every text is put into, such as This sentence : "[X]" means [MASK]. : [X] is the text, cut before to the tokens that are left of max_length, [MASK] the
+    tokenizer's mask token, whose state is the vector unless `pooling` says otherwise (Jiang et al. 2022, PromptBERT)"""
+    ensure_final_punctuation: bool = False
+    """whether a text that ends in none of . ? " ' gets a full stop"""
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
@@ -62,6 +67,14 @@ class EncoderSettings(Settings):
     release's copy has, keeps to that"""
     sif: Annotated[float, Field(gt=0)] | None = None
     """weigh a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual); null: all alike. Needs word vectors and `frequencies`"""
+
+    @field_validator("template")
+    @classmethod
+    def _one_text_and_one_mask(cls, value: str | None) -> str | None:
+        for part in ("[X]", "[MASK]"):
+            if value is not None and value.count(part) != 1:
+                raise ValueError(f"a template has {part} once, {value!r} has it {value.count(part)} times")
+        return value
 
 
 class EncodeSettings(Settings):

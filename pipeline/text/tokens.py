@@ -21,6 +21,7 @@ _BATCH_CHARACTERS = 1 << 20     # its encodings take about 100 bytes a token unt
 _CHARACTERS_PER_TOKEN = 8       # first guess of how many characters hold enough tokens; English has 4 to 5
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")        # behind plain ASCII: no combining mark or joined character reaches over it
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
+_FINAL = (".", "?", '"', "'")
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Strip", "Nmt", "Precompiled", "Prepend"}
 
@@ -36,7 +37,9 @@ class Tokens:
     truncated: np.ndarray
     """(n,) bool: the text had more tokens than max_length and lost its end, or its beginning"""
     kept: np.ndarray | None = None
-    """(tokens,) bool: those that an average takes in; None: all"""
+    """(tokens,) bool: those that an average takes in, or the one that stands for the text; None: all"""
+    around: np.ndarray | None = None
+    """(tokens,) bool: those of a template, special tokens included, and not of the text; None where there is no template"""
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -51,7 +54,19 @@ class Tokens:
         lengths = self.lengths[rows]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return Tokens(self.ids[places], offsets, self.truncated[rows], None if self.kept is None else self.kept[places])
+        kept, around = (None if each is None else each[places] for each in (self.kept, self.around))
+        return Tokens(self.ids[places], offsets, self.truncated[rows], kept, around)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Tokens"]) -> "Tokens":
+        """The texts of all parts, one part after the other; either all of them have a template or none."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        everything = all(part.kept is None for part in parts)
+        kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
+        around = [part.around for part in parts if part.around is not None]
+        ids, truncated = np.concatenate([part.ids for part in parts]), np.concatenate([part.truncated for part in parts])
+        return cls(ids, offsets, truncated, kept, np.concatenate(around) if around else None)
 
 
 class IdSource(Protocol):
@@ -76,6 +91,10 @@ class Tokenizer:
     """where a text loses the tokens that do not fit, its prompt's included"""
     vocabulary: Callable[[], Mapping[str, int]] = dict
     """ids of all tokens"""
+    mask: int | None = None
+    """place in every row of the one mask token that stands for the text, from the row's first token or, below 0, from its end; None: all tokens do"""
+    ends_sentences: bool = False
+    """whether a text that ends in none of . ? " ' gets a full stop"""
 
     @property
     def room(self) -> int:
@@ -90,7 +109,7 @@ class Tokenizer:
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokens of every text, in order."""
         rows: list[list[int]] = []
-        for batch in _batches([self.prompt + text for text in texts]):
+        for batch in _batches([self.prompt + text for text in (map(_ended, texts) if self.ends_sentences else texts)]):
             rows += self._contents(batch)
         truncated = np.fromiter((len(row) > self.room for row in rows), dtype=bool, count=len(rows))
         ends = len(self.prefix) + len(self.suffix) + np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
@@ -98,7 +117,9 @@ class Tokenizer:
         ids = np.empty(offsets[-1], np.int32)
         for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             ids[start:end] = [*self.prefix, *(row[: self.room] if self.cuts == "end" else row[-self.room :]), *self.suffix]
-        return Tokens(ids, offsets, truncated)
+        if self.mask is None:
+            return Tokens(ids, offsets, truncated)
+        return Tokens(ids, offsets, truncated, *framed(offsets, len(self.prefix), len(self.suffix), self.mask))
 
     def _contents(self, texts: list[str]) -> list[list[int]]:
         """At least room + 1 ids of a text that has so many, from the side that is kept, without its special tokens."""
@@ -117,6 +138,14 @@ class Tokenizer:
         """The text up to the first seam at `characters` or later; the whole text where there is none."""
         seam = self.seam.search(text, characters) if self.seam and len(text) > characters else None
         return text[: seam.start()] if seam else text
+
+
+def framed(offsets: np.ndarray, before: int, behind: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, around), each (tokens,) bool, of rows with `before` tokens before the text and `behind` behind it: the one token at `mask` of a row, and all of those."""
+    lengths = np.diff(offsets)
+    inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    left = np.repeat(lengths, lengths) - inside         # tokens from this one to the row's end
+    return inside == mask if mask >= 0 else left == -mask, (inside < before) | (left <= behind)
 
 
 def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end") -> Tokenizer:
@@ -231,6 +260,11 @@ def _splits_at_space(step: dict[str, Any]) -> bool:
     if step["type"] == "Metaspace":
         return bool(step.get("split", True))
     return step["type"] in _SPLITS_AT_SPACE
+
+
+def _ended(text: str) -> str:
+    """As the evaluation of PromptBERT (Jiang et al. 2022) does it; an empty text stays empty."""
+    return text if not text.strip() or text.rstrip().endswith(_FINAL) else f"{text.rstrip()}."
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:
