@@ -4,15 +4,15 @@ import copy
 import inspect
 import io
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.models.folder import open_folder
 from pipeline.models.trainable import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.settings import EncoderSettings
@@ -33,17 +33,16 @@ pytestmark = pytest.mark.parametrize("name", OBJECTIVES.names())
 def make(tmp_path_factory) -> Make:
     """Objectives with their defaults, in float64, around a tiny encoder; around one from a folder where they read it. Options without a default are another folder."""
     top = tmp_path_factory.mktemp("encoders")
-    own, other = (folder_of_language_model(top / str(seed), seed) for seed in range(2))
+    folders = [folder_of_language_model(top / str(seed), seed) for seed in range(3)]
+    for folder in folders[1:]:
+        shutil.copy(folders[0] / "tokenizer.json", folder)          # its training breaks ties by chance
 
     def made(name: str, seed: int = 0) -> Objective:
         torch.manual_seed(seed)
         kind = OBJECTIVES[name]
-        encoder = load_trainable(opened(own, seed), dropout=0.0) if kind.reads_folder else Tiny(seed=seed)
-        options = {each.name: str(other) for each in inspect.signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY and each.default is each.empty}
+        encoder = load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0) if kind.reads_folder else Tiny(seed=seed)
+        options = {each.name: str(folders[2]) for each in inspect.signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY and each.default is each.empty}
         return kind(encoder, **options).double()
-
-    def opened(folder: Path, seed: int) -> EncoderFolder:
-        return open_folder(EncoderSettings(path=str(folder if seed == 0 else folder_of_language_model(top / f"seed{seed}", seed))))
 
     return made
 

@@ -1,0 +1,47 @@
+"""Pairs of sentences classified by their two vectors, as entailment, neutral or contradiction (Reimers & Gurevych 2019, section 3; Conneau et al. 2017, section 3)."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pipeline.losses import FEATURES, SBERT, Feature, classification, pair_features
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+
+
+@OBJECTIVES.register("classification")
+class Classification(Objective):
+    """Cross-entropy of a classifier over features of both vectors, one beside the other: u, v, |u - v|, u * v, those that are named. It belongs to the training alone.
+
+    By default that of SBERT: one linear layer over (u, v, |u - v|). InferSent's has all four features and one `hidden` layer of 512, linear as in the published program,
+    or with tanh where `nonlinear`. `bias`: of all its layers; some programs have none, and nothing depends on it.
+    """
+
+    columns = ("premise", "hypothesis", "label")
+    least_rows = 1
+
+    def __init__(
+        self, encoder: nn.Module, *, classes: Annotated[int, Field(ge=2)] = 3, features: tuple[Feature, ...] = SBERT,
+        hidden: Annotated[int, Field(ge=1)] | None = None, nonlinear: bool = False, bias: bool = True,
+    ) -> None:
+        super().__init__(encoder)
+        self.features = features
+        width = sum(name in features for name in FEATURES) * self.dim
+        self.classifier = _classifier(width, classes, hidden, nonlinear, bias)
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        return [View(self.encoder, batch.tokens(role)) for role in self.columns[:2]]
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        premises, hypotheses = reps
+        logits = self.classifier(pair_features(premises, hypotheses, self.features))
+        return Loss.of(cross_entropy=classification(logits, torch.as_tensor(batch.column("label"), device=logits.device)))
+
+
+def _classifier(width: int, classes: int, hidden: int | None, nonlinear: bool, bias: bool) -> nn.Module:
+    if hidden is None:
+        return nn.Linear(width, classes, bias)
+    between = [nn.Tanh()] if nonlinear else []
+    return nn.Sequential(nn.Linear(width, hidden, bias), *between, nn.Linear(hidden, classes, bias))

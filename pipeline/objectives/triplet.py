@@ -1,0 +1,27 @@
+"""Triplets (Reimers & Gurevych 2019, section 3): an anchor is nearer to its positive than to its negative, by a margin."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from pipeline.losses import triplet
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+
+
+@OBJECTIVES.register("triplet")
+class Triplet(Objective):
+    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean and not squared. Every row has a negative; other rows' texts are none."""
+
+    columns = ("anchor", "positive", "negative")
+    least_rows = 1
+    truncates = True
+
+    def __init__(self, encoder: nn.Module, *, margin: Positive = 1.0) -> None:
+        super().__init__(encoder)
+        self.margin = margin
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        return [View(self.encoder, batch.tokens(role)) for role in self.columns]
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        return Loss.of(triplet=triplet(*reps, margin=self.margin))
