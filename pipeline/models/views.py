@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
@@ -110,7 +111,7 @@ class Probe:
         """A step of length epsilon of each token, in the direction in which the loss rises most."""
         (gradient,) = torch.autograd.grad(loss, self.leaf)
         rows = gradient[self.where.places]
-        return Shift(epsilon * rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + _LEAST_NORM))
+        return Shift(epsilon * F.normalize(rows, dim=1, eps=_LEAST_NORM))
 
 
 @dataclass(frozen=True, eq=False)

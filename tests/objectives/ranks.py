@@ -1,0 +1,72 @@
+"""What each of two processes does in the tests of objectives that compare rows of all ranks; it saves what it found."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.objectives import ALONE, Batch, Objective, Peers
+from pipeline.objectives.cert import Cert
+from pipeline.objectives.consert import Consert
+from pipeline.objectives.contrastive_tension import ContrastiveTension
+from pipeline.objectives.pser import Pser
+from pipeline.objectives.quickthoughts import QuickThoughts
+from pipeline.train.gather import Ranks
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.tiny import Tiny, batch_of, gradients, texts
+
+ROWS, STEPS, WORLD = 6, 3, 2
+CASES: dict[str, Callable[[], Objective]] = {
+    "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
+    "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
+    "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),             # texts of three tokens: so nothing is left to draw
+    "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
+    "tension": lambda: ContrastiveTension(Tiny(seed=1), negatives=3),
+    "tension sum": lambda: ContrastiveTension(Tiny(seed=1), reduction="sum"),
+    "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
+    "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
+}
+ALIKE = ("consert", "consert adversarial", "pser", "tension", "quickthoughts")          # also with texts that are told to be equal
+
+
+def batch(rank: int, world: int, step: int, peers: Peers = ALONE, alike: bool = False) -> Batch:
+    """The rank's part of the rows of a step. Sentences 1 to 4 are of one document, across the border of the ranks."""
+    columns = {role: [text[:3] for text in texts(ROWS, 3 * step + place)] for place, role in enumerate(("text", "anchor", "positive"))}
+    own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
+    mask = np.zeros((ROWS, ROWS), bool)
+    mask[[1, 5, 2, 3], [5, 1, 3, 2]] = True
+    whole = batch_of({**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers)
+    return replace(whole.of_rows(own), false_negatives=mask[own] if alike else None)
+
+
+def trained(name: str, alike: bool, batches: Callable[[int], Batch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Losses of some steps of gradient descent, and the state after them."""
+    torch.manual_seed(5)
+    objective, losses = CASES[name]().double(), []
+    for step in range(STEPS):
+        rows = batches(step)
+        outcome = loss_and_backward(objective, rows)
+        with torch.no_grad():
+            for parameter in objective.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.05 * parameter.grad
+        gradients(objective)
+        objective.after_step(outcome.reps, rows)
+        losses.append(outcome.loss.total)
+    return torch.stack(losses), dict(objective.state_dict())
+
+
+def cases() -> list[tuple[str, bool]]:
+    return [(name, alike) for name in CASES for alike in (False, True) if not alike or name in ALIKE]
+
+
+def work(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=WORLD)
+    found = {case: trained(*case, lambda step, case=case: batch(rank, WORLD, step, Ranks(), case[1])) for case in cases()}
+    torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

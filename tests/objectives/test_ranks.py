@@ -1,0 +1,28 @@
+"""Objectives that compare rows: two ranks go the way of one process with the whole batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from tests.objectives.ranks import WORLD, batch, cases, trained, work
+from tests.objectives.tiny import assert_same
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """Of each rank."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(work, (folder,), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize(("name", "alike"), cases())
+def test_two_ranks_have_the_losses_and_the_state_of_one(found: list[dict[Any, Any]], name: str, alike: bool):
+    losses, state = trained(name, alike, lambda step: batch(0, 1, step, alike=alike))
+    for each in found:
+        own_losses, own_state = each[name, alike]
+        torch.testing.assert_close(own_losses, losses, rtol=0, atol=1e-11)
+        assert_same(own_state, state, tolerance=1e-11)
