@@ -1,0 +1,230 @@
+"""What every objective makes of an encoder: STS before and after, from the packaged all-MiniLM-L6-v2 and from a small BERT with random weights.
+
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start minilm --steps 200 --root /tmp/objectives
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start small --steps 1000 --only supervised simcse --seeds 0 1 2
+
+One process and one thread a training, without Ray; each is a folder below --root, so that a second run takes over what the first one finished. STS-B dev keeps the best
+weights; the figures of the other sets are of these. Figures are Spearman x100 of the cosine over all pairs of a set.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from pipeline.config import validated
+from pipeline.evaluate.similarity import paired
+from pipeline.flows.training_plan import plan_of
+from pipeline.flows.training_rank import TrainRank
+from pipeline.flows.training_run import ResultRecord, RunRecord, open_run
+from pipeline.models.encoder import load_encoder
+from pipeline.models.folder import open_folder
+from pipeline.objectives import Batch, Loss, Objective
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.settings.training import PairSettings
+from pipeline.stats.correlation import spearman
+from pipeline.store.store import open_store
+from pipeline.text.batches import Share
+from pipeline.text.pairs import open_pairs
+from pipeline.text.triples import write_triples
+from tests.benchmarks.machine import machine, print_table
+
+SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
+RATES = {"minilm": 2e-5, "small": 5e-4}
+SMALL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512, "max_position_embeddings": 128}
+NO_NEGATIVE = {"columns": {"negative": "none"}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training. rate: of the learning rate that all have; chunked: rows of a part with negatives of its own only, the wrong way to accumulate."""
+
+    data: str
+    objective: Any
+    train: Mapping[str, Any] = field(default_factory=dict)
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+    rate: float = 1.0
+    chunked: int | None = None
+
+
+TEXTS = {"template": 'This sentence : "[X]" means [MASK].', "pooling": "mask"}
+CASES: dict[str, Case] = {
+    "simcse": Case("wikipedia", "simcse"),
+    "simcse, no dropout": Case("wikipedia", "simcse", {"dropout": 0.0}),
+    "simcse, one mask": Case("wikipedia", {"name": "simcse", "options": {"masks": "shared"}}),
+    "simcse on captions": Case("sentences of captions", "simcse"),
+    "pser, embedding": Case("wikipedia", "pser"),
+    "pser, similarity": Case("wikipedia", {"name": "pser", "options": {"kl_on": "similarity"}}),
+    "consert": Case("wikipedia", "consert", {"dropout": 0.0}),
+    "contrastive tension": Case("wikipedia", "contrastive_tension", {"dropout": 0.0, "optimizer": {"name": "rmsprop"}}, {"normalize": False}, rate=0.5),
+    "cert": Case("wikipedia", {"name": "cert", "options": {"queue": 4096}}),
+    "quickthoughts": Case("documents", {"name": "quickthoughts", "options": {"inference": "first"}}, encoder={"normalize": False}),
+    "prompt, unsupervised": Case("wikipedia", "prompt", encoder=TEXTS),
+    "nli classification": Case("snli", "classification"),
+    "regression": Case("stsb-train", "regression"),
+    "triplet": Case("triples", "triplet", encoder={"normalize": False}),
+    "supervised, hard negatives": Case("triples", "supervised"),
+    "supervised, no negatives": Case("triples", "supervised", {"data": NO_NEGATIVE}),
+    "supervised on captions": Case("captions", "supervised"),
+    "supervised on captions, GradCache": Case("captions", "supervised", {"chunk_rows": 8}),
+    "supervised on captions, naive accumulation": Case("captions", "supervised", chunked=8),
+    "supervised + masked words": Case("triples", ["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}]),
+    "supervised, Matryoshka": Case("triples", "supervised", {"matryoshka": [32, 64, 128]}),
+    "joint nli + consert": Case("snli", ["classification", {"name": "consert", "weight": 0.15, "options": {"role": "premise"}}]),
+}
+
+
+class Accumulated(Objective):
+    """Parts of a batch one after the other, each with its own candidates alone: what accumulation of gradients does to a contrastive loss."""
+
+    def __init__(self, inner: Objective, rows: int) -> None:
+        super().__init__(inner.encoder)
+        self.inner, self.rows = inner, rows
+        self.product = inner.product                # type: ignore[method-assign]
+        self.views = inner.views                    # type: ignore[method-assign]
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        places = np.array_split(np.arange(len(batch)), max(1, len(batch) // self.rows))
+        parts = [self.inner.loss(tuple(rep[torch.from_numpy(part)] for rep in reps), batch.of_rows(part)) for part in places]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total * (1 / len(parts))
+
+
+@dataclass(frozen=True)
+class Chunked(TrainRank):
+    """A training with its loss taken apart."""
+
+    rows: int = 8
+
+    def _objective(self) -> Objective:
+        return Accumulated(super()._objective(), self.rows)
+
+
+def small_bert(folder: Path) -> Path:
+    """MiniLM's tokenizer before a small BERT with mean pooling; its weights are drawn when a training begins."""
+    if not folder.exists():
+        from sentence_transformers import SentenceTransformer, models
+        from transformers import AutoTokenizer, BertConfig, BertModel
+
+        packaged = open_folder(EncoderSettings()).path
+        torch.manual_seed(0)
+        made = folder.with_suffix(".hf")
+        BertModel(BertConfig(**SMALL), add_pooling_layer=False).save_pretrained(made)
+        AutoTokenizer.from_pretrained(packaged).save_pretrained(made)
+        transformer = models.Transformer(str(made), max_seq_length=64)
+        SentenceTransformer(modules=[transformer, models.Pooling(SMALL["hidden_size"], "mean")], device="cpu").save(str(folder))
+    return folder
+
+
+def prepared(root: Path) -> dict[str, Any]:
+    """Training rows by name, in files below `root`."""
+    data = Path(os.environ["MANTA_EVAL_DATA"])
+    root.mkdir(parents=True, exist_ok=True)
+    if not (root / "triples.parquet").exists():
+        captions = pq.read_table(data / "captions" / "flickr30k_captions.parquet", filters=[("split", "=", "train")])
+        texts, number = np.array(captions["text"].to_pylist(), object), np.array([int(each[-1]) for each in captions["caption_id"].to_pylist()])
+        pq.write_table(pa.table({"text": texts}), root / "sentences.parquet", row_group_size=8_192)
+        couples = pa.table({"anchor": np.concatenate([texts[number == 1], texts[number == 3]]), "positive": np.concatenate([texts[number == 2], texts[number == 4]])})
+        pq.write_table(couples, root / "captions.parquet", row_group_size=8_192)
+        write_triples(open_pairs(PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")), open_store(root), "triples.parquet")
+    return {
+        "wikipedia": {"uri": str(data / "wiki" / "sentences.parquet")}, "sentences of captions": {"uri": str(root / "sentences.parquet")},
+        "captions": {"uri": str(root / "captions.parquet")}, "triples": {"uri": str(root / "triples.parquet")}, "snli": {"uri": str(data / "nli" / "snli.parquet")},
+        "stsb-train": {"uri": str(data / "sts" / "STSB-train.parquet")},
+        "documents": {"uri": str(data / "running" / "documents.parquet"), "columns": {"document": "doc_id"}},
+    }
+
+
+def job_of(case: Case, start: str, given: argparse.Namespace, data: Mapping[str, Any], seed: int) -> Job:
+    """The settings of one training."""
+    train = {
+        "root": str(given.root / start), "epochs": 1_000.0, "max_steps": given.steps, "seed": seed, "order": {"seed": seed, "batch_rows": given.rows},
+        "schedule": {"warmup": 0.1}, "fresh": start == "small", "checkpoint": {"steps": given.steps, "minutes": None},
+        "dev": {"uri": str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"), "steps": given.dev_steps}, "objective": case.objective,
+        **case.train, "data": {**data[case.data], **case.train.get("data", {})},
+        "optimizer": {"learning_rate": RATES[start] * case.rate, **case.train.get("optimizer", {})},
+    }
+    path = {"minilm": "all-MiniLM-L6-v2", "small": str(small_bert(given.root / "small-bert"))}[start]
+    return validated(Job, {"encoder": {"path": path, "max_length": 64, **case.encoder}, "train": train}, "case")
+
+
+def trained(case: Case, job: Job) -> tuple[ResultRecord, str, float]:
+    """The result, the encoder's folder, and seconds that it took; those of an earlier run are not known any more."""
+    run = open_run(job.train, open_folder(job.encoder))
+    if case.chunked is not None:
+        run = type(run)(f"{run.name}-naive", open_store(f"{run.store.uri}-naive"), run.definition)
+    started = time.perf_counter()
+    if run.result() is None:
+        plan = plan_of(job.train)
+        counts = tuple(dict(each) for each in plan.counts)
+        run.begin(RunRecord(name=run.name, digest=run.digest, definition=run.definition, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps))
+        rank = TrainRank(run, job.encoder, job.train, plan) if case.chunked is None else Chunked(run, job.encoder, job.train, plan, rows=case.chunked)
+        rank(Share(), "cpu", lambda *_: None)
+    result = run.result()
+    assert result is not None
+    return result, str(Path(run.encoder.removeprefix("file://"))), time.perf_counter() - started
+
+
+class Sets:
+    """The STS sets, each sentence once."""
+
+    def __init__(self) -> None:
+        folder = Path(os.environ["MANTA_EVAL_DATA"]) / "sts"
+        self.tables = {name: pq.read_table(folder / f"{name}.parquet") for name in SETS}
+        every = [text for table in self.tables.values() for column in ("sentence1", "sentence2") for text in table[column].to_pylist()]
+        self.places = {text: place for place, text in enumerate(dict.fromkeys(every))}
+
+    def scores(self, encoder: EncoderSettings) -> list[float]:
+        """Spearman x100 of each set."""
+        vectors = load_encoder(encoder, EncodeSettings()).encode(list(self.places))
+        found = []
+        for table in self.tables.values():
+            left, right = (vectors[[self.places[text] for text in table[column].to_pylist()]] for column in ("sentence1", "sentence2"))
+            found.append(100 * spearman(paired("cosine", left, right), table["score"].to_numpy()))
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--start", choices=tuple(RATES), default="minilm")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--dev-steps", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="+", default=list(CASES), help="names of cases")
+    parser.add_argument("--root", type=Path, required=True)
+    given = parser.parse_args()
+    if "MANTA_EVAL_DATA" not in os.environ:
+        sys.exit("set MANTA_EVAL_DATA to the folder of evaluation data")
+    torch.set_num_threads(1)
+    sets, data, cell = Sets(), prepared(given.root), lambda value: f"{value:.2f}"
+    lines = []
+    for name in given.only:
+        for seed in given.seeds:
+            case = CASES[name]
+            job = job_of(case, given.start, given, data, seed)
+            result, folder, took = trained(case, job)
+            dev = [cell(result.figures[figure]) if figure in result.figures else "" for figure in ("dev_before", "dev_best", "dev_last")]
+            scores = map(cell, sets.scores(EncoderSettings(path=folder)))
+            lines.append([name, case.data, f"{seed}", f"{result.steps}", *dev, f"{result.best_step}", *scores, f"{took:.0f}"])
+            print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
+    if given.start == "minilm":
+        lines.append(["(before)", "", "", "0", "", "", "", "", *map(cell, sets.scores(EncoderSettings())), ""])
+    header = ("objective", "data", "seed", "steps", "dev before", "dev best", "dev last", "best step", *SETS, "s")
+    print_table(f"From {given.start}, batches of {given.rows}; {machine()}", lines, header)
+
+
+if __name__ == "__main__":
+    main()
