@@ -1,0 +1,143 @@
+"""Whether an encoder gets better while it is trained: the figure of `manta evaluate` on a development set, and what follows from it."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.evaluate.similarity import paired
+from pipeline.evaluate.sts import StsTask, correlation
+from pipeline.models.filters import load_filter
+from pipeline.objectives import Product
+from pipeline.settings import EvaluateSettings, TaskSettings
+from pipeline.settings.training import DevSettings
+from pipeline.stats.correlation import spearman
+from pipeline.store.store import store_of
+from pipeline.text.budget import distinct, plan_buffers
+from pipeline.text.tokens import Tokens
+from pipeline.train.gather import Ranks, world_size
+
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}        # of one forward pass, as in encoding
+
+
+@dataclass(frozen=True, eq=False)
+class Dev:
+    """Sentence pairs with people's scores, read once. Pickles."""
+
+    where: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    gold: np.ndarray
+    """(n,) on any scale: ranks alone count"""
+
+    @classmethod
+    def open(cls, settings: DevSettings) -> "Dev":
+        """The pairs of a file that have a score; a missing text is one blank.
+
+        ConfigError where none is named, or a role is unknown; DataError for a file that is missing or no Parquet, a missing column, texts or scores of another type, and
+        scores of which there are fewer than two, or that are all alike.
+        """
+        if settings.uri is None:
+            raise ConfigError("train.dev.uri", "an STS file", "none", "name one")
+        store, path = store_of(settings.uri)
+        source = TaskSettings(kind="sts", uri=settings.uri, columns=settings.columns, options={"low": -math.inf, "high": math.inf})
+        task = StsTask.of(source, store, path, EvaluateSettings())
+        pairs = task.pairs()
+        return cls(task.file.where, tuple(pairs.left), tuple(pairs.right), pairs.gold)
+
+    def score(self, product: Product) -> float:
+        """Spearman x100 of the pairs' cosines with their scores, over all pairs; 0 where all cosines are alike. The same on every rank; each has to call it.
+
+        The modules are in eval() meanwhile, and draw no random numbers. DataError, on every rank, for vectors that are not finite.
+        """
+        with evaluating(product):
+            vectors = self._vectors(product)
+        if not (finite := np.isfinite(vectors).all(axis=1)).all():
+            found = f"values that are none in {np.count_nonzero(~finite):,} of {len(finite):,}, first for {self._sentences[0][int(np.argmin(finite))][:80]!r}"
+            raise DataError(self.where, "finite vectors", found, "the weights have diverged: lower the learning rate, or take another precision")
+        left, right = np.split(vectors[self._sentences[1]], 2)
+        return 100 * correlation(spearman, paired("cosine", left, right), self.gold)
+
+    @cached_property
+    def _sentences(self) -> tuple[list[str], np.ndarray]:
+        """Distinct ones, and each side's place among them."""
+        return distinct([*self.left, *self.right])
+
+    def _vectors(self, product: Product) -> np.ndarray:
+        """(distinct sentences, dim) float32: ranks take turns at buffers that do not depend on how many ranks there are.
+
+        All run as many passes, the last one over again where they do not come out even: weights that are sharded are gathered for each.
+        """
+        tokens, device = _tokenized(product, self._sentences[0]), next(product.encoder.parameters()).device
+        buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS.get(device.type, 1_024), product.encoder.folder.max_length))
+        vectors = torch.zeros(len(tokens), product.dim, device=device)
+        for turn in range(0, len(buffers), world_size()):
+            place = turn + Ranks().rank
+            made = product(tokens.of_rows(buffers[min(place, len(buffers) - 1)])).float()
+            if place < len(buffers):
+                vectors[torch.from_numpy(buffers[place]).to(device)] = made
+        if world_size() > 1:
+            dist.all_reduce(vectors)                    # each row is zero on all ranks but one
+        return vectors.cpu().numpy()
+
+
+@contextmanager
+def evaluating(product: Product) -> Iterator[None]:
+    """The product's modules in eval() and without gradients; afterwards each of their parts is in the mode that it was in."""
+    modes = [(module, module.training) for whole in _modules(product) for module in whole.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best figure so far. A value: `told` gives the next one.
+
+    patience: measurements in a row that may be no better before `ended` says so; None: any number. An equal figure is no better.
+    """
+
+    patience: int | None = None
+    figure: float | None = None
+    step: int | None = None
+    since: int = 0
+    """measurements after it"""
+
+    def told(self, step: int, figure: float) -> "Best":
+        """With the figure after that step."""
+        if self.figure is None or figure > self.figure:
+            return replace(self, figure=figure, step=step, since=0)
+        return replace(self, since=self.since + 1)
+
+    @property
+    def ended(self) -> bool:
+        return self.patience is not None and self.since >= self.patience
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, of which `Best(**state)` is equal."""
+        return asdict(self)
+
+
+def _tokenized(product: Product, sentences: list[str]) -> Tokens:
+    """As `manta encode` does it."""
+    folder = product.encoder.folder
+    tokenizer = folder.tokenizer()
+    tokens, kept = tokenizer(sentences), load_filter(folder, tokenizer)
+    return tokens if kept is None else replace(tokens, kept=kept[tokens.ids])
+
+
+def _modules(product: Product) -> Iterable[nn.Module]:
+    return [module for module in (product.encoder, product.twin, product.head) if module is not None]
