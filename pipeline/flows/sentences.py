@@ -57,9 +57,9 @@ class Sentences:
         return Sentences(self.texts.filter(new), self.keys.filter(new))
 
 
-def cleaned(sentences: Iterable[str]) -> pa.Array:
+def cleaned(sentences: Iterable[str] | pa.Array) -> pa.Array:
     """What the tokenizer gets: as in a corpus, but for a text of nothing but white space, which is one blank."""
-    texts = normalize(list(sentences))
+    texts = normalize(sentences if isinstance(sentences, pa.Array) else list(sentences))
     return pc.if_else(pc.equal(pc.utf8_length(texts), 0), pa.scalar(BLANK, pa.large_string()), texts)
 
 

@@ -170,9 +170,9 @@ class MineSettings(Settings):
     enabled: bool = False
     """mine before the first step; rows then have a negative"""
     neighbours: Annotated[int, Field(ge=1)] = 50
-    """nearest positives looked at for each anchor"""
+    """nearest positives looked at for each anchor, those known to be right not counted"""
     skip: Annotated[int, Field(ge=0)] = 0
-    """nearest ones that are passed over: the likeliest to be positives too"""
+    """nearest ones of these that are passed over: the likeliest to be positives too"""
     margin: float | None = 0.05
     """a negative's cosine with the anchor stays at least so far below the positive's; null: any"""
     most: Annotated[float, Field(gt=-1, le=1)] | None = None
@@ -181,6 +181,12 @@ class MineSettings(Settings):
     """rows made of one pair, each with another negative"""
     pick: Literal["first", "random"] = "first"
     """of those that are left: the nearest, or drawn by the seed"""
+
+    @model_validator(mode="after")
+    def _some_are_looked_at(self) -> Self:
+        if self.skip >= self.neighbours:
+            raise ValueError(f"skip to be below neighbours: {self.skip} of {self.neighbours} passed over leaves none")
+        return self
 
 
 class WatchSettings(Settings):

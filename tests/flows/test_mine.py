@@ -1,0 +1,164 @@
+"""Hard negatives of training pairs, against a brute-force search over all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import load_settings
+from pipeline.errors import ConfigError, DataError
+from pipeline.flows import mining
+from pipeline.flows.cluster import Cluster, connect
+from pipeline.flows.mine import _units, mine
+from pipeline.flows.mining import Relate
+from pipeline.flows.process import OneProcess, standing_by
+from pipeline.log import Stages
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import Job
+from pipeline.settings.training import PairSettings
+from pipeline.store.dead import Dead
+from pipeline.store.store import open_store
+from pipeline.text.pairs import open_pairs
+from tests.flows.conftest import sentences
+
+PAIRS = 180
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[OneProcess]:
+    """One child for all tests."""
+    with standing_by(True) as child:
+        assert child is not None
+        yield child
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
+    """Two files of pairs: anchors that stand in several, positives that do, positives that are anchors too, and white space around texts."""
+    texts, random = sentences(150), np.random.default_rng(0)
+    rows = [(texts[left], texts[right]) for left, right in random.integers(0, len(texts), (PAIRS, 2))]
+    rows[7] = (rows[3][0], f"  {rows[3][1]} ")
+    folder = tmp_path_factory.mktemp("pairs")
+    for number, part in enumerate(np.array_split(np.arange(PAIRS), 2)):
+        table = pa.table({"question": [rows[row][0] for row in part], "positive": [rows[row][1] for row in part]})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=40)
+    return folder, rows
+
+
+def job_of(encoder: Path, *overrides: str) -> Job:
+    fixed = (f"encoder.path={encoder}", "encode.unit_rows=50", "index.queries=40", "train.objective=supervised", "train.mine.neighbours=60", "train.mine.margin=-0.005")
+    return load_settings(Job, None, (*fixed, *overrides))
+
+
+def source_of(folder: Path) -> PairSettings:
+    return PairSettings(uri=str(folder), columns={"anchor": "question"}, weight=3)
+
+
+def mined(job: Job, folder: Path, root: Path, process: OneProcess) -> tuple[PairSettings, list[tuple[str, str, str]]]:
+    """What comes back, and the rows of its files."""
+    with connect(job.cluster, Stages(), process=process) as cluster:
+        found, = mine(job, (source_of(folder),), open_store(root), cluster, Stages())
+    return found, rows_of(found)
+
+
+def rows_of(found: PairSettings) -> list[tuple[str, str, str]]:
+    table = pa.concat_tables([pq.read_table(file) for file in sorted(Path(found.uri).glob("*.parquet"))])
+    return list(zip(*(table[name].to_pylist() for name in ("anchor", "positive", "negative")), strict=True))
+
+
+def expected(job: Job, rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Every pair against all distinct positives; the first few that the rules leave."""
+    settings, encoder = job.train.mine, load_encoder(job.encoder, job.encode)
+    rows = [(anchor.strip(), positive.strip()) for anchor, positive in rows]
+    candidates = list(dict.fromkeys(positive for _, positive in rows))
+    texts = sorted({text for row in rows for text in row})
+    vectors = dict(zip(texts, encoder.encode(texts), strict=True))
+    matrix = np.stack([vectors[text] / np.linalg.norm(vectors[text]) for text in candidates])
+    made = []
+    for anchor, positive in rows:
+        cosines = matrix @ (vectors[anchor] / np.linalg.norm(vectors[anchor]))
+        right = {anchor, *(other for same, other in rows if same == anchor)}
+        ranked = [place for place in np.argsort(-cosines, kind="stable") if candidates[place] not in right][settings.skip : settings.neighbours]
+        most = cosines[candidates.index(positive)] - settings.margin if settings.margin is not None else 1.0
+        left = [place for place in ranked if cosines[place] <= min(most, settings.most or 1.0)]
+        made += [(anchor, positive, candidates[place]) for place in left[: settings.negatives]]
+    return made
+
+
+@pytest.mark.parametrize("overrides", [
+    (), ("train.mine.negatives=3", "train.mine.skip=2", "encode.unit_rows=64"),
+    ("train.mine.margin=null", "train.mine.most=0.99", "index.kind=ivf_flat", "index.nprobe=500"),
+])
+def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+    folder, rows = pairs
+    job = job_of(encoder, *overrides)
+    found, got = mined(job, folder, tmp_path, process)
+    assert got == expected(job, rows)
+    assert found.weight == 3
+    assert len(got) > 20
+
+
+def test_random_ones_depend_on_the_seed_alone(pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+    folder, _ = pairs
+    options = ("train.mine.pick=random", "train.mine.margin=null")
+    first = mined(job_of(encoder, *options), folder, tmp_path / "one", process)[1]
+    assert mined(job_of(encoder, *options, "encode.unit_rows=64", "index.shards=2"), folder, tmp_path / "two", process)[1] == first
+    assert mined(job_of(encoder, *options, "train.seed=1"), folder, tmp_path / "one", process)[1] != first
+
+
+def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+    folder, _ = pairs
+    job = job_of(encoder)
+    found, got = mined(job, folder, tmp_path, process)
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    again, _ = mined(job, folder, tmp_path, process)
+    assert again == found
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()} == before
+
+    place, lost = Path(found.uri).parent, Path(found.uri) / "part-00002.parquet"
+    bytes_before = lost.read_bytes()
+    lost.unlink()
+    (place / "part-00001.json").unlink()
+    (place / "mined.json").unlink()
+    assert mined(job, folder, tmp_path, process)[1] == got
+    assert lost.read_bytes() == bytes_before
+    made = {file for file in (tmp_path / "mined").rglob("*/*") if file.is_file() and file.stat().st_mtime_ns != before.get(file)}
+    assert {file.name for file in made} == {"part-00001.json", "part-00001.parquet", "part-00002.parquet", "mined.json"}
+
+
+def test_pairs_are_compared_a_share_of_the_keys_at_a_time(pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, rows = pairs
+    store, opened = open_store(tmp_path), open_pairs(source_of(folder), ("anchor", "positive"))
+    units = [(anchors, positives.model_copy(update={"ordinal": number})) for number, (anchors, positives) in enumerate(_units(opened, 50, store))]
+    found = []
+    for lines in (1 << 22, 50):
+        monkeypatch.setattr(mining, "_LINES", lines)
+        related = Relate(store).start()(units)
+        known = pq.read_table(tmp_path / related.known.path).to_pydict()
+        found.append((related.repeats, set(zip(known["anchor"], known["address"], strict=True)), len(known["anchor"])))
+    assert found[0] == found[1]
+    stripped = [(anchor, positive.strip()) for anchor, positive in rows]
+    firsts = list(dict.fromkeys(positive for _, positive in stripped))
+    assert len(Dead.load(store, found[0][0])) == PAIRS - len(firsts)
+    assert found[0][2] == len({*stripped, *((anchor, anchor) for anchor, _ in rows if anchor in firsts)})
+
+
+def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+    folder, _ = pairs
+    with pytest.raises(DataError, match=rf"none of {PAIRS}.*lower train\.mine\.margin"):
+        mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path, process)
+    with pytest.raises(ConfigError, match=r"train\.fresh"):
+        mined(job_of(encoder, "train.fresh=true"), folder, tmp_path, process)
+    with pytest.raises(ConfigError, match="an objective that reads anchor, positive and negative, found simcse: text"):
+        mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path, process)
+
+
+def test_a_cluster_finds_the_same(pairs, encoder: Path, tmp_path: Path, process: OneProcess, cluster: Cluster):
+    folder, _ = pairs
+    job = job_of(encoder)
+    alone = mined(job, folder, tmp_path / "alone", process)[1]
+    found, = mine(job, (source_of(folder),), open_store(tmp_path / "cluster"), cluster, Stages())
+    assert rows_of(found) == alone
