@@ -1,5 +1,6 @@
 """Forward passes that can be trained, under the checkpoint's own parameter names: packed where the family is known, else padded through transformers."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,10 +67,14 @@ def rates_of(folder: EncoderFolder, dropout: float | None) -> Rates:
 
 
 class Layer(nn.Module):
-    """One post-norm Transformer layer (Vaswani et al. 2017); its parts stand under the family's names and may be exchanged for adapted ones."""
+    """One post-norm Transformer layer (Vaswani et al. 2017); its parts stand under the family's names and may be exchanged for adapted ones.
+
+    compiled: whether what lies between its matrix products is one kernel each; the products have kernels of their own.
+    """
 
     def __init__(self, shape: Shape, names: Names, rates: Rates) -> None:
         super().__init__()
+        self.compiled = False
         self._heads, self._names, self._rates, self._activation = shape.heads, names, rates, ACTIVATIONS[shape.activation]
         width, inner = shape.width, shape.inner
         for name in (names.query, names.key, names.value, names.output):
@@ -84,15 +89,29 @@ class Layer(nn.Module):
         names, rates = self._names, self._rates
         query, key, value = (self._part(name)(x) for name in (names.query, names.key, names.value))
         mixed = attend_blocks((query, key, value), blocks, self._heads, rates.attention if self.training else 0.0, bias)
-        x = self._part(names.output_norm)(x + self._dropped(self._part(names.output)(mixed), rates.output))
-        inner = self._activation(self._part(names.up)(x))
-        return self._part(names.down_norm)(x + self._dropped(self._part(names.down)(inner), rates.feed_forward))
+        x = self._added(x, self._part(names.output)(mixed), names.output_norm, rates.output)
+        inner = self._maybe_compiled(self._activation)(self._part(names.up)(x))
+        return self._added(x, self._part(names.down)(inner), names.down_norm, rates.feed_forward)
 
-    def _part(self, name: str) -> nn.Module:
+    def _part(self, name: str) -> Any:
         return self.get_submodule(name)
 
-    def _dropped(self, x: Tensor, rate: float) -> Tensor:
-        return F.dropout(x, rate, self.training)
+    def _added(self, x: Tensor, update: Tensor, name: str, rate: float) -> Tensor:
+        norm = self._part(name)
+        return self._maybe_compiled(_norm_of_sum)(x, update, norm.weight, norm.bias, norm.eps, rate if self.training else 0.0)
+
+    def _maybe_compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return _compiled(function) if self.compiled else function
+
+
+def _norm_of_sum(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, rate: float) -> Tensor:
+    return F.layer_norm(x + F.dropout(update, rate, rate > 0), weight.shape, weight, bias, epsilon)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """For any number of tokens: one kernel for all layers."""
+    return torch.compile(function, dynamic=True)
 
 
 class Backbone(nn.Module):
@@ -158,6 +177,11 @@ class PackedBackbone(Backbone):
     def words(self) -> Tensor:
         """(vocabulary, d) rows of the word table, which a language model's decoder shares."""
         return self._table("word").weight
+
+    def compile_layers(self) -> None:
+        for module in self.modules():
+            if isinstance(module, Layer):
+                module.compiled = True
 
     def _run(self, layer: nn.Module, x: Tensor, blocks: tuple[Block, ...], bias: Tensor | None) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():

@@ -1,0 +1,104 @@
+"""Batches that are made ahead are those that would be made when they are due."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.text.batches import GlobalBatch, Share, share_of
+from pipeline.text.tokens import Tokens
+from pipeline.train.batches import batches
+from tests.objectives.tiny import texts, tokenize
+
+
+@dataclass
+class Counting:
+    """An order of six rows a batch, without end; a bad one at step `bad`."""
+
+    bad: int = -1
+    batch_rows: int = 6
+    steps_per_epoch: int = 10
+    opened: int = 0
+
+    def batches(self, start: int) -> Iterator[GlobalBatch]:
+        for step in range(start, 1_000):
+            if step == self.bad:
+                raise DataError("rows", "numbers", "letters", "mend them")
+            self.opened += 1
+            anchors, positives = (pa.array(texts(6, 2 * step + second), pa.large_string()) for second in (0, 1))
+            columns = {"anchor": anchors, "positive": positives, "score": np.arange(6.0), "row": np.arange(6 * step, 6 * step + 6)}
+            yield GlobalBatch("there", pa.table(columns), exchanged=step, mask=True)
+
+
+class Counted:
+    """A tokenizer that tells which texts it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, texts: Sequence[str]) -> Tokens:
+        self.seen += texts
+        return tokenize(texts)
+
+
+def assert_equal(found: Tokens, expected: Tokens) -> None:
+    for name in ("ids", "offsets", "truncated"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
+    made, rows = batches(Counting(), tokenize, start=3, share=Share(rank, 2)), share_of(Counting(), 3, Share(rank, 2))
+    for _ in range(4):
+        batch, expected = next(made), next(rows)
+        assert batch.columns.keys() == expected.columns.keys()
+        for role in ("anchor", "positive"):
+            assert batch.column(role) == expected.columns[role]
+            assert_equal(batch.tokens(role), tokenize(expected.columns[role]))
+        np.testing.assert_array_equal(batch.rows, expected.rows)
+        np.testing.assert_array_equal(batch.false_negatives, expected.false_negatives)
+        assert (batch.source, batch.counts) == ("there", expected.counts)
+    made.close()
+
+
+def test_texts_are_tokenized_once_whatever_an_objective_asks_for():
+    tokenizer = Counted()
+    made = batches(Counting(), tokenizer)
+    batch = next(made)
+    made.close()
+    before, own = len(tokenizer.seen), batch.column("anchor")
+    assert_equal(batch.of_rows(np.array([4, 1])).tokens("anchor"), tokenize([own[4], own[1]]))
+    assert_equal(replace(batch, columns={"text": [*own[:2], *batch.column("positive")[:4]]}).tokens("text"), tokenize([*own[:2], *batch.column("positive")[:4]]))
+    assert len(tokenizer.seen) == before
+    assert_equal(replace(batch, columns={"text": [f"about {text}" for text in own]}).tokens("text"), tokenize([f"about {text}" for text in own]))
+    assert tokenizer.seen[before:] == [f"about {text}" for text in own]
+
+
+def test_an_error_is_raised_where_its_batch_is_due():
+    made = batches(Counting(bad=2), tokenize)
+    assert [next(made).rows[0], next(made).rows[0]] == [0, 6]
+    with pytest.raises(DataError, match="mend them"):
+        next(made)
+
+
+def test_few_batches_wait_and_closing_ends_the_thread():
+    order, before = Counting(), threading.active_count()
+    made = batches(order, tokenize)
+    next(made)
+    deadline = time.monotonic() + 5
+    while order.opened < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert order.opened <= 4                            # the one that was taken, two that wait, one in hand
+    made.close()
+    assert threading.active_count() == before
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_at_once():
+    with pytest.raises(ConfigError, match="share equally"):
+        batches(Counting(), tokenize, share=Share(0, 4))
