@@ -1,0 +1,38 @@
+"""R-Drop (Liang et al. 2021): two passes of one pair of sentences, under dropout masks of their own, are to say the same of its class."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pipeline.losses import SBERT, Feature, classification, pair_features, symmetric_divergence
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
+from pipeline.objectives.classification import Classification
+
+
+@OBJECTIVES.register("r_drop")
+class RDrop(Classification):
+    """Cross-entropies of both passes, added, and alpha times half the sum of the divergences of their class distributions from each other (equation 4).
+
+    The classifier and its options are those of `classification`. The paper's alpha is 5 for translation and 0.1 to 1 for GLUE; its published program averages the
+    cross-entropies, by which its alpha is half of this one. It needs an encoder with dropout.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, *, alpha: Positive = 1.0, classes: Annotated[int, Field(ge=2)] = 3, features: tuple[Feature, ...] = SBERT,
+        hidden: Annotated[int, Field(ge=1)] | None = None, nonlinear: bool = False, bias: bool = True,
+    ) -> None:
+        super().__init__(encoder, classes=classes, features=features, hidden=hidden, nonlinear=nonlinear, bias=bias)
+        self.alpha = alpha
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        return 2 * tuple(super().views(batch))
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        first, second = (self.classifier(pair_features(premises, hypotheses, self.features)) for premises, hypotheses in (reps[:2], reps[2:]))
+        labels = torch.as_tensor(batch.column("label"), device=first.device)
+        return Loss.of(
+            cross_entropy=classification(first, labels) + classification(second, labels), divergence=self.alpha * symmetric_divergence(first, second),
+        )
