@@ -213,6 +213,8 @@ class Objective(nn.Module):
     """rows that have to be compared with each other, those of all peers together, for the loss to mean anything"""
     truncates: bool = False
     """whether its loss may be taken of the vectors' first dimensions: no layer or queue of the vectors' width is in between"""
+    positives: bool = False
+    """whether row i of its first view and row i of its second mean the same, and other rows of them do not"""
     reads_folder: ClassVar[bool] = False
     """whether it needs an encoder with a folder: its tokenizer, or weights that are not the encoder's"""
 

@@ -28,6 +28,7 @@ class Consert(Objective):
     """
 
     columns = ("text",)
+    positives = True
     truncates = True
 
     def __init__(

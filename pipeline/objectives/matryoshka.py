@@ -21,6 +21,7 @@ class Matryoshka(Objective):
             raise ConfigError("train.matryoshka", f"different numbers from 1 to {self.dim}, the vectors' dimension", f"{list(dims)}", "correct the list")
         self.objective, self.dims = without_encoder(objective), tuple(dims)
         self.columns, self.optional, self.least_rows = objective.columns, objective.optional, objective.least_rows
+        self.positives = objective.positives
 
     def views(self, batch: Batch) -> Sequence[View]:
         return self.objective.views(batch)

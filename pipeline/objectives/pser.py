@@ -20,6 +20,7 @@ class Pser(Objective):
     """
 
     columns = ("text",)
+    positives = True
     truncates = True
 
     def __init__(

@@ -18,6 +18,7 @@ class SimCSE(Objective):
     """
 
     columns = ("text",)
+    positives = True
 
     def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "cls_mlp") -> None:
         super().__init__(encoder)

@@ -21,6 +21,7 @@ class Supervised(Objective):
 
     columns = ("anchor", "positive")
     optional = ("negative",)
+    positives = True
 
     def __init__(
         self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "none", keep_head: bool = True, hard_negative_weight: Positive = 1.0,

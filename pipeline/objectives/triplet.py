@@ -13,6 +13,7 @@ class Triplet(Objective):
     """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean and not squared. Every row has a negative; other rows' texts are none."""
 
     columns = ("anchor", "positive", "negative")
+    positives = True
     least_rows = 1
     truncates = True
 

@@ -27,6 +27,7 @@ class Sum(Objective):
         self.terms = nn.ModuleList(without_encoder(term.objective) for term in terms)
         self.columns = tuple(dict.fromkeys(role for each in self._objectives() for role in each.columns))
         self.optional = tuple(dict.fromkeys(role for each in self._objectives() for role in each.optional if role not in self.columns))
+        self.positives = next(self._objectives()).positives
         self.least_rows = max(each.least_rows for each in self._objectives())
         self._sizes: list[int] = []                     # views of each term in this step
 
