@@ -1,0 +1,95 @@
+"""As another encoder has it."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+
+from pipeline.errors import ConfigError
+from pipeline.models.encoder import load_encoder
+from pipeline.objectives import Objective
+from pipeline.objectives.build import build_objective, roles_of
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import save_folder
+from tests.objectives.tiny import Tiny, batch_of, gradients, texts
+
+BATCH = batch_of({"text": texts(5), "sentence1": texts(5, 1), "sentence2": texts(5, 2)})
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> str:
+    return str(save_folder(tmp_path_factory.mktemp("encoders") / "teacher", "bert"))
+
+
+def known(teacher: str, role: str) -> np.ndarray:
+    return load_encoder(EncoderSettings(path=teacher), EncodeSettings()).encode(list(BATCH.column(role)))
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def built(teacher: str, dim: int = 6, **options) -> Objective:
+    return build_objective(TrainSettings(objective={"name": "distillation", "options": {"teacher": teacher, **options}}), Tiny(dim))
+
+
+@pytest.mark.parametrize("roles", [("text",), ("sentence1", "sentence2")])
+def test_similarities_cost_their_divergence_from_the_teachers(teacher, roles):
+    objective = built(teacher, temperature=0.1, roles=list(roles))
+    own = np.concatenate([objective.encoder(BATCH.tokens(role)).detach().numpy() for role in roles])
+    q, p = (log_softmax((unit(each) @ unit(each).T)[~np.eye(len(own), dtype=bool)].reshape(len(own), -1) / 0.1, axis=1)
+            for each in (own, np.concatenate([known(teacher, role) for role in roles])))
+    expected = (np.exp(p) * (p - q)).sum(axis=1).mean()
+    assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_vectors_cost_their_mean_squared_difference(teacher):
+    objective = built(teacher, dim=48, match="embedding")
+    expected = np.mean((objective.encoder(BATCH.tokens("text")).detach().numpy() - known(teacher, "text")) ** 2)
+    assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_vectors_of_another_dimension_are_refused_and_a_teacher_is_needed(teacher):
+    with pytest.raises(ConfigError, match=r"the encoder's dimension.*48 of .*for an encoder of 6.*similarity"):
+        built(teacher, match="embedding")
+    with pytest.raises(ConfigError, match=r"train.objective\[0\].options of distillation: teacher"):
+        roles_of(TrainSettings(objective="distillation"))
+    assert roles_of(TrainSettings(objective={"name": "distillation", "options": {"teacher": "x", "roles": ["anchor"]}}))[0] == ("anchor",)
+
+
+def test_the_teacher_is_neither_trained_nor_saved_nor_moved(teacher):
+    objective = built(teacher)
+    before = {name: value.clone() for name, value in objective._teacher.state_dict().items()}
+    loss_and_backward(objective.train(), BATCH)
+    assert not objective._teacher.training
+    assert set(gradients(objective)) == {f"encoder.{name}" for name, _ in objective.encoder.named_parameters()} == set(objective.state_dict())
+    assert all(torch.equal(value.float(), before[name]) for name, value in objective._teacher.state_dict().items())
+    assert all(parameter.grad is None for parameter in objective._teacher.parameters())
+
+
+def test_it_copies_after_a_step_too(teacher):
+    objective = built(teacher)
+    expected = loss_and_backward(objective, BATCH).loss.total
+    for other in (copy.deepcopy(objective), pickle.loads(pickle.dumps(objective))):
+        assert torch.equal(loss_and_backward(other, BATCH).loss.total, expected)
+
+
+def test_a_shorter_student_learns_from_the_whole_teacher(teacher):
+    torch.manual_seed(0)
+    settings = TrainSettings(objective={"name": "distillation", "options": {"teacher": teacher}}, matryoshka=(2, 6))
+    both = loss_and_backward(build_objective(settings, Tiny()), BATCH).loss.total
+    alone = built(teacher)
+    reps = tuple(view.encode() for view in alone.views(BATCH))
+    expected = sum(alone.loss((reps[0][:, :dim], reps[1]), BATCH).total for dim in (2, 6))
+    torch.testing.assert_close(both, expected, rtol=0, atol=1e-12)
+
+
+def test_a_student_that_says_the_same_costs_nothing(teacher):
+    objective = built(teacher)
+    vectors = torch.from_numpy(known(teacher, "text")).double()
+    assert objective.loss((3 * vectors, vectors), BATCH).total.item() == pytest.approx(0, abs=1e-12)

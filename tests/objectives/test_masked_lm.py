@@ -1,0 +1,104 @@
+"""The words behind masks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from pipeline.errors import ConfigError
+from pipeline.models.folder import open_folder
+from pipeline.models.trainable import load_trainable
+from pipeline.objectives import Batch
+from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.masked_lm import MaskedLM
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import folder_of_language_model, save_folder
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return folder_of_language_model(tmp_path_factory.mktemp("encoders") / "bert")
+
+
+def opened(folder, dropout: float | None = 0.0, **settings):
+    return load_trainable(open_folder(EncoderSettings(path=str(folder), **settings)), dropout=dropout)
+
+
+def batch_for(objective: MaskedLM, rows: int, role: str = "text") -> Batch:
+    return replace(batch_of({role: [f"a man reads {text} on the grass" for text in texts(rows)]}), tokenize=objective.encoder.folder.tokenizer())
+
+
+def test_it_is_the_mean_over_masked_words_of_the_padded_model(folder):
+    torch.manual_seed(0)
+    objective = MaskedLM(opened(folder))
+    batch = batch_for(objective, 8)
+    found = loss_and_backward(objective, batch).loss
+    masked, words = objective._masked, objective._plain.ids
+    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    rows = [torch.from_numpy(row).long() for row in np.split(masked.ids, masked.offsets[1:-1])]
+    logits = torch.cat([model(input_ids=row[None]).logits[0] for row in rows]).detach()
+    expected = torch.nn.functional.cross_entropy(logits[masked.kept], torch.from_numpy(words[masked.kept]).long())
+    assert found.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert list(found.parts) == ["masked_lm"]
+
+
+def test_special_tokens_are_never_masked_and_others_as_often_as_is_said(folder):
+    torch.manual_seed(0)
+    objective = MaskedLM(opened(folder))
+    objective.views(batch_for(objective, 600))
+    masked, words = objective._masked, objective._plain.ids
+    special = np.isin(words, (1, 2))
+    assert not masked.kept[special].any()
+    assert (masked.ids == words)[~masked.kept].all()
+    assert masked.kept[~special].mean() == pytest.approx(0.15, abs=0.01)
+    assert (masked.ids == 4)[masked.kept].mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_masks_are_new_in_every_step_and_come_from_torchs_generator(folder):
+    objective = MaskedLM(opened(folder))
+    batch, drawn = batch_for(objective, 20), []
+    for seed in (0, None, 0):
+        if seed is not None:
+            torch.manual_seed(seed)
+        objective.views(batch)
+        drawn.append(objective._masked.ids.tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_a_template_is_never_masked(folder):
+    torch.manual_seed(0)
+    objective = MaskedLM(opened(folder, template='The text "[X]" means [MASK].'), rate=1.0)
+    objective.views(batch_for(objective, 5))
+    assert (objective._masked.kept != objective._plain.around).all()
+
+
+def test_beside_another_objective_it_reads_that_ones_texts(folder):
+    settings = TrainSettings(objective=["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}], matryoshka=(8, 48))
+    assert roles_of(settings) == (("anchor", "positive"), ("negative",), "shuffled")
+    objective = build_objective(settings, opened(folder))
+    batch = batch_for(objective, 4, "anchor")
+    batch = replace(batch, columns={**batch.columns, "positive": texts(4)})
+    whole, chunked = (loss_and_backward(objective, batch, chunk_rows=rows).loss for rows in (None, 3) if torch.manual_seed(0))
+    assert set(whole.parts) == {"supervised.info_nce", "masked_lm.masked_lm"}
+    for name, part in whole.parts.items():
+        assert chunked.parts[name].item() == pytest.approx(part.item(), rel=1e-5)
+    assert objective.product().head is None
+
+
+def test_one_row_with_nothing_masked_costs_nothing(folder):
+    objective = MaskedLM(opened(folder), rate=1e-9)
+    outcome = loss_and_backward(objective, batch_for(objective, 1))
+    assert outcome.loss.total.item() == 0
+
+
+def test_an_encoder_without_a_head_of_its_own_is_told_of(folder, tmp_path):
+    objective = MaskedLM(opened(save_folder(tmp_path / "bert", "bert")))
+    assert "no head" in objective.doubts()[0]
+    assert not MaskedLM(opened(folder)).doubts()
+    with pytest.raises(ConfigError, match="role"):
+        build_objective(TrainSettings(objective={"name": "masked_lm", "options": {"role": "score"}}), Tiny())
