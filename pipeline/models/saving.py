@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models.adapters import merged
 from pipeline.models.backbones import PaddedBackbone
 from pipeline.models.folder import POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
 from pipeline.models.heads import DenseModule
@@ -30,8 +31,10 @@ def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | s
 
     folder: where the encoder came from, which gives config, tokenizer, prompts and limits. head: an objective's head that inference keeps, as a Dense module at the
     end; without one no trace of it is left. A cls_mlp layer becomes a Dense module where nothing is concatenated with it. A pooling that sentence-transformers has
-    no name for is written under ours, which that library refuses instead of computing something else. ModelError where `path` exists.
+    no name for is written under ours, which that library refuses instead of computing something else. Adapters are added into the weights. ModelError where `path`
+    exists.
     """
+    encoder = merged(encoder)
     place = Path(path).absolute()
     if place.exists():
         raise ModelError(str(place), "a path that is free", "something is there", "name another path, or remove it")
