@@ -1,0 +1,26 @@
+"""Every example of a training is one that would start."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import load_settings
+from pipeline.objectives.build import roles_of
+from pipeline.settings import Job
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = sorted((ROOT / "jobs" / "configs" / "train").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_loads_and_its_objectives_take_their_options(file: Path):
+    job = load_settings(Job, file)
+    columns, _, _ = roles_of(job.train)
+    assert columns
+    assert job.train.data
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_names_the_command_that_runs_it(file: Path):
+    comment = [line.removeprefix("#").strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert any(line.startswith(f"manta train --config {file.relative_to(ROOT)} ") for line in comment)
