@@ -6,7 +6,7 @@ from typing import Literal
 from pipeline.flows.cluster import connect
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.training_group import group_of
-from pipeline.flows.training_plan import Plan, plan_of
+from pipeline.flows.training_plan import Plan, open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
 from pipeline.flows.training_run import CHECKPOINTS, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.log import Stages, say
@@ -35,14 +35,14 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
     if (result := run.result()) is not None:
         return Trained("unchanged", run, result)
     with stages("data") as reading:
-        plan = plan_of(job.train)
+        plan, dev = plan_of(job.train), open_dev(job.train.dev)
         reading.add(sum(counts["rows"] for counts in plan.counts))
     _begin(run, plan)
     with connect(job.cluster, stages, verbose=verbose) as cluster:
         group = group_of(job.train, job.cluster)
         group.check(cluster)
         begun = _begun(run, plan)
-        work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, begun)
+        work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
         with stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
             bar.reach(plan.steps - begun)

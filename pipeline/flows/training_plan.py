@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
-from pipeline.settings.training import OrderSettings, TrainSettings
+from pipeline.settings.training import DevSettings, OrderSettings, TrainSettings
 from pipeline.text.batches import Order, Share
 from pipeline.text.mixture import AlternatingOrder, BlendedOrder, parts_of, weights_of
 from pipeline.text.neighbours import NeighbourOrder
 from pipeline.text.order import ShuffledOrder
 from pipeline.text.pairs import Pairs, open_pairs
+
+if TYPE_CHECKING:
+    from pipeline.train.dev import Dev
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,13 @@ def plan_of(settings: TrainSettings) -> Plan:
     sources = tuple(open_pairs(source, columns, optional) for source in settings.data)
     rows = order_of(settings, sources, contiguous=order == "contiguous")
     return Plan(rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources))
+
+
+def open_dev(settings: DevSettings) -> "Dev | None":
+    """What the encoder is measured on between the steps; None for nothing. DataError for a file that cannot be used."""
+    from pipeline.train.dev import Dev
+
+    return None if settings.uri is None else Dev.open(settings)
 
 
 def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:

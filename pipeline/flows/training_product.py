@@ -9,19 +9,24 @@ from pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from pipeline.objectives import Objective
+    from pipeline.train.dev import Best
 
 _LAST = ("modules.json", "config.json")         # without them nobody takes a folder for an encoder
 
 
-def publish(run: RunFolder, objective: "Objective", steps: int) -> ResultRecord:
-    """Store the encoder that the objective has trained, then the result of the training."""
+def publish(run: RunFolder, objective: "Objective", steps: int, best: "Best") -> ResultRecord:
+    """Store the encoder that the objective has trained, then the result of the training.
+
+    steps: that were made; best: on dev, without a figure where nothing was measured.
+    """
     from pipeline.models.saving import save_folder
 
     product = objective.product()
     with run.store.scratch() as scratch:
         folder = save_folder(product.encoder, product.encoder.folder, scratch / ENCODER, head=product.head)
         _upload(folder, run.store)
-    result = ResultRecord(name=run.name, digest=run.digest, space_id=folder.space_id, steps=steps)
+    figures = {} if best.figure is None else {"dev": best.figure}
+    result = ResultRecord(name=run.name, digest=run.digest, space_id=folder.space_id, steps=steps, best_step=best.step, figures=figures)
     run.store.create(RESULT, result.to_json())
     return result
 

@@ -1,0 +1,91 @@
+"""A training on its way, as every rank has it: its steps, the figures on dev between them, the checkpoints that it goes on from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.objectives import Batch, Objective
+from pipeline.settings.training import TrainSettings
+from pipeline.train.checkpoint import Checkpoints
+from pipeline.train.dev import Best, Dev
+from pipeline.train.loop import Step, Training, fit
+
+_BEST = "best"          # in a checkpoint, beside the state of the training
+
+
+class Course:
+    """Goes on from the last checkpoint there is. Every rank has to do the same with it, at the same step."""
+
+    def __init__(self, training: Training, checkpoints: Checkpoints, dev: Dev | None, *, steps: int) -> None:
+        self.training, self._checkpoints, self._dev, self._steps = training, checkpoints, dev, steps
+        self.best = Best(self._settings.dev.patience)
+        self._saved = -1
+        if (last := checkpoints.last()) is not None:
+            self._go_on_from(last.load())
+
+    @property
+    def _settings(self) -> TrainSettings:
+        return self.training.settings
+
+    @property
+    def number(self) -> int:
+        """Of the last step."""
+        return self.training.number
+
+    @property
+    def ended(self) -> bool:
+        """Whether no step is left: all are made, or dev or the learning rate ended the training."""
+        return self.number >= self._steps or self.training.ended or self.best.ended
+
+    def steps(self, batches: Iterator[Batch]) -> Iterator[tuple[Step, float | None]]:
+        """Each step that is left, with the figure on dev after it where it was measured; then everything is in a checkpoint."""
+        while not self.ended:
+            for step in fit(self.training, batches, until=self.number + 1):
+                yield step, self._told() if self._measures() else None
+                self._keep()
+        self._save(self._figure_here())
+
+    def begin(self) -> float | None:
+        """The figure before the first step; None where it has been taken, or there is no dev. Comes before `steps`."""
+        if self.number or self._dev is None or self.best.step is not None:
+            return None
+        figure = self._told()
+        self._keep()
+        return figure
+
+    def product(self) -> Objective:
+        """The objective with the weights that are to be the product: the best ones on dev, or the last ones. Every rank has to call it."""
+        if self._chooses and (best := self._checkpoints.best()) is not None:
+            self.training.objective.load_state_dict(best.load()["objective"])
+        return self.training.objective
+
+    @property
+    def _chooses(self) -> bool:
+        return self._dev is not None and self._settings.dev.keep == "best"
+
+    def _measures(self) -> bool:
+        return self._dev is not None and (self.number % self._settings.dev.steps == 0 or self.number == self._steps or self.training.ended)
+
+    def _told(self) -> float:
+        assert self._dev is not None
+        figure = self._dev.score(self.training.objective.product())
+        self.training.told(figure)
+        self.best = self.best.told(self.number, figure)
+        return figure
+
+    def _figure_here(self) -> float | None:
+        """The figure on dev, where these weights have the best one so far."""
+        return self.best.figure if self.best.step == self.number else None
+
+    def _keep(self) -> None:
+        better = self._chooses and self._figure_here() is not None
+        if better or (self.number and self._checkpoints.due(self.number)):
+            self._save(self._figure_here())
+
+    def _save(self, figure: float | None) -> None:
+        if self._saved != self.number:
+            self._checkpoints.save(self.number, {**self.training.state(), _BEST: self.best.state()}, figure)
+            self._saved = self.number
+
+    def _go_on_from(self, state: Mapping[str, Any]) -> None:
+        self.training.restore(state)
+        self.best, self._saved = Best(**state[_BEST]), self.number

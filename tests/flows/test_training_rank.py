@@ -1,0 +1,143 @@
+"""What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+from pipeline.errors import DataError
+from pipeline.flows.training_plan import open_dev, plan_of
+from pipeline.flows.training_rank import TrainRank
+from pipeline.flows.training_run import open_run
+from pipeline.models.encoder import load_encoder
+from pipeline.models.folder import open_folder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.text.batches import Share
+from tests.flows.conftest import sentences
+from tests.flows.training import training_job, weights, write_sts
+
+
+class Stop(Exception):
+    """Ends a training in its middle."""
+
+
+def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
+    job = training_job(folder, encoder, *overrides)
+    return TrainRank(open_run(job.train, open_folder(job.encoder)), job.encoder, job.train, plan_of(job.train), open_dev(job.train.dev))
+
+
+def until(step: int) -> Callable[[int, str], None]:
+    def tell(done: int, note: str) -> None:
+        if done == step:
+            raise Stop
+
+    return tell
+
+
+def train(rank: TrainRank, stop: int = -1) -> None:
+    rank(Share(), "cpu", until(stop))
+
+
+def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder)
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    trained = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
+    assert (result.steps, result.space_id) == (12, trained.space_id)
+    assert trained.space_id != open_folder(EncoderSettings(path=str(encoder))).space_id
+    texts = sentences(20, seed=3)
+    np.testing.assert_allclose(trained.encode(texts), SentenceTransformer(rank.run.encoder, device="cpu").encode(texts), atol=1e-5)
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, encoder: Path):
+    whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
+    train(whole)
+    for stop in (3, 6, 11):                             # before the first checkpoint, and between two of them
+        with pytest.raises(Stop):
+            train(parts, stop)
+    train(parts)
+    expected, found = weights(Path(whole.run.encoder)), weights(Path(parts.run.encoder))
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+def dev_of(folder: Path, *more: str) -> tuple[str, ...]:
+    return f"train.dev.uri={write_sts(folder / 'sts.parquet')}", "train.dev.steps=3", *more
+
+
+def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_stopped(tmp_path: Path, encoder: Path):
+    whole, parts = (rank_of(tmp_path, encoder, *dev_of(tmp_path, f"train.name={name}")) for name in ("whole", "parts"))
+    train(whole)
+    for stop in (2, 5, 9, 11):
+        with pytest.raises(Stop):
+            train(parts, stop)
+    train(parts)
+    expected, found = whole.run.result(), parts.run.result()
+    assert expected is not None
+    assert found is not None
+    assert (found.best_step, found.figures, found.space_id) == (expected.best_step, expected.figures, expected.space_id)
+    assert whole.dev is not None
+    product = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
+    left, right = product.encode(whole.dev.left), product.encode(whole.dev.right)
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.figures["dev"], abs=0.01)
+
+
+def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_with(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30", "train.dev.patience=2"))
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    assert (result.best_step, result.steps) == (0, 6), "two measurements later it gave up"
+    before, after = weights(encoder), weights(Path(rank.run.encoder))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_the_last_weights_are_the_product_where_that_is_wanted(tmp_path: Path, encoder: Path):
+    kept, plain = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last")), rank_of(tmp_path, encoder, "train.name=plain")
+    train(kept)
+    train(plain)
+    expected, found = weights(Path(plain.run.encoder)), weights(Path(kept.run.encoder))
+    assert all(np.array_equal(expected[name], found[name]) for name in expected), "measuring changes nothing"
+
+
+@pytest.mark.parametrize("scheme", ["file", "s3"])
+def test_a_training_lives_at_any_uri(tmp_path: Path, encoder: Path, s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    root = (tmp_path / "there").as_uri() if scheme == "file" else f"{s3}/{tmp_path.name}"
+    rank = rank_of(tmp_path, encoder, f"train.root={root}", "train.max_steps=5")
+    with pytest.raises(Stop):
+        train(rank, 4)
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    assert open_folder(EncoderSettings(path=rank.run.encoder)).space_id == result.space_id
+    assert {entry.path.partition("/")[0] for entry in rank.run.store.list()} >= {"checkpoints", "encoder", "result.json"}
+
+
+def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder, "train.optimizer={name: sgd, learning_rate: 1.0e+38, clip: null}")
+    with pytest.raises(DataError, match=r"step \d.*finite.*the batch is in .*refused/step-\d+.parquet") as caught:
+        train(rank)
+    assert type(caught.value) is DataError, "it travels, and the batch does not"
+    (refused,) = Path(rank.run.store.uri).glob("refused/*.parquet")
+    kept = pq.read_table(refused)
+    step = int(refused.stem.removeprefix("step-"))
+    batch = next(rank.plan.order.batches(step - 1)).table
+    assert kept["row"].to_pylist() == batch["row"].to_pylist()
+    assert kept["text"].to_pylist() == batch["text"].to_pylist()
+    assert rank.run.result() is None
+
+
+def test_other_workers_meet_the_same_rows(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder, "train.dropout=0", "train.max_steps=8")
+    with pytest.raises(Stop):
+        train(rank, 6)
+    more = replace(rank, settings=rank.settings.model_copy(update={"workers": 2}))
+    assert more.run.digest == open_run(more.settings, open_folder(more.encoder)).digest
+    train(more)

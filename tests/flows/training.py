@@ -1,0 +1,48 @@
+"""Training rows, and jobs that are over in seconds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file
+
+from pipeline.config import load_settings
+from pipeline.settings import Job
+from tests.flows.conftest import sentences
+
+
+def write_sentences(file: Path, count: int = 96, seed: int = 0) -> Path:
+    """Rows with a column `text`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": sentences(count, seed)}), file, row_group_size=40)
+    return file
+
+
+def write_sts(file: Path, count: int = 24, seed: int = 1) -> Path:
+    """Pairs of sentences, scored by how many words they share."""
+    left, right = sentences(count, seed), sentences(count, seed + 1)
+    scores = [5 * len(set(a.split()) & set(b.split())) / len({*a.split(), *b.split()}) for a, b in zip(left, right, strict=True)]
+    pq.write_table(pa.table({"sentence1": left, "sentence2": right, "score": scores}), file)
+    return file
+
+
+def training_arguments(folder: Path, encoder: Path) -> list[str]:
+    """A training of 12 steps over 96 sentences, as command line overrides."""
+    return [
+        f"encoder.path={encoder}", f"train.data={folder / 'sentences.parquet'}", f"train.root={folder / 'trainings'}", "train.name=run", "train.order.batch_rows=8",
+        "train.order.window_rows=32", "train.checkpoint={steps: 4, minutes: null}", "train.optimizer.learning_rate=0.001", "train.watch={steps: 1, trackers: []}",
+    ]
+
+
+def training_job(folder: Path, encoder: Path, *overrides: str) -> Job:
+    if not (folder / "sentences.parquet").exists():
+        write_sentences(folder / "sentences.parquet")
+    return load_settings(Job, None, (*training_arguments(folder, encoder), *overrides))
+
+
+def weights(folder: Path) -> Mapping[str, np.ndarray]:
+    """Those of an encoder folder, by name."""
+    found: dict[str, np.ndarray] = load_file(folder / "model.safetensors")
+    return found
