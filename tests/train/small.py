@@ -1,0 +1,71 @@
+"""Trainings small enough to run many of them."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.losses import info_nce
+from pipeline.objectives import ALONE, Batch, Loss, Objective, Peers, View
+from pipeline.objectives.simcse import SimCSE
+from pipeline.objectives.supervised import Supervised
+from pipeline.settings.training import TrainSettings
+from pipeline.train.loop import Step, Training
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+ROWS, STEPS = 6, 6      # of every batch of all ranks; of a training
+
+
+class Queue(Objective):
+    """Earlier keys, made by a slowly following copy of the encoder, are candidates too."""
+
+    columns = ("anchor", "positive")
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__(encoder)
+        self.follower = copy.deepcopy(encoder).requires_grad_(False)
+        self.register_buffer("keys", torch.randn(2 * ROWS, self.dim, dtype=torch.float64))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        return View(self.encoder, batch.tokens("anchor")), View(self.follower, batch.tokens("positive"), grad=False)
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        queries, keys = reps
+        return Loss.of(info_nce=info_nce(queries, torch.cat([batch.peers.gather(keys), self.keys]), temperature=0.5, first=batch.first))
+
+    def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
+        keys, place = batch.peers.gather(reps[1]), int(self.filled) % len(self.keys)
+        self.keys[place : place + len(keys)] = keys
+        self.filled += len(keys)
+        for own, other in zip(self.follower.parameters(), self.encoder.parameters(), strict=True):
+            own.data.lerp_(other.data, 0.3)
+
+
+def objective(name: str, dropout: float = 0.2, seed: int = 5) -> Objective:
+    torch.manual_seed(seed)
+    tiny = Tiny(dropout=dropout, seed=seed)
+    if name == "queue":
+        return Queue(tiny)
+    made = SimCSE(tiny, temperature=0.3) if name == "simcse" else Supervised(tiny, temperature=0.3, head="cls_mlp")
+    return made.double()
+
+
+def training(settings: TrainSettings, name: str = "supervised", **changes: float) -> Training:
+    return Training(objective(name, **changes), settings, steps=STEPS, steps_per_epoch=3)
+
+
+def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = ALONE) -> Iterator[Batch]:
+    """This rank's part of the batch of step `start` and of all later ones."""
+    own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
+    for step in count(start):
+        columns = {role: texts(ROWS, 10 * step + place) for place, role in enumerate(("anchor", "positive", "negative", "text"))}
+        yield batch_of(columns, peers).of_rows(own)
+
+
+def figures(steps: Sequence[Step]) -> list[tuple[float, ...]]:
+    """All that a step tells in numbers, but for the time."""
+    return [(step.number, float(step.loss.total), step.gradient_norm, step.learning_rate, step.rows, step.tokens) for step in steps]

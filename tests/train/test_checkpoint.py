@@ -1,0 +1,127 @@
+"""Checkpoints are whole or not there; the last ones and the best ones stay."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.settings.training import CheckpointSettings
+from pipeline.store.store import Store, open_store
+from pipeline.train.checkpoint import Checkpoints
+
+TOP = "run/checkpoints"
+
+
+def state(step: int) -> dict[str, Any]:
+    weights = {"a": torch.arange(5.0) + step, "h": torch.ones(3, dtype=torch.bfloat16)}
+    return {"step": step, "weights": weights, "random": [[torch.get_rng_state()]], "lr": 0.1, "none": None}
+
+
+def saved(store: Store, steps: dict[int, float | None], **settings: Any) -> Checkpoints:
+    checkpoints = Checkpoints(store, TOP, CheckpointSettings(**settings))
+    for step, figure in steps.items():
+        checkpoints.save(step, state(step), figure)
+    checkpoints.close()
+    return Checkpoints(store, TOP, CheckpointSettings(**settings))
+
+
+def steps_in(store: Store) -> list[tuple[int, str]]:
+    return [(int(Path(entry.path).name.split("-")[1]), Path(entry.path).suffix) for entry in store.list(TOP)]
+
+
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path):
+    last = saved(open_store(tmp_path), {7: 81.5}).last()
+    assert (last.step, last.figure) == (7, 81.5)
+    found = last.load()
+    assert torch.equal(found["weights"]["a"], torch.arange(5.0) + 7)
+    assert found["weights"]["h"].dtype == torch.bfloat16
+    assert torch.equal(found["random"][0][0], torch.get_rng_state())
+    assert (found["lr"], found["none"]) == (0.1, None)
+
+
+def test_there_is_none_before_the_first(tmp_path: Path):
+    checkpoints = Checkpoints(open_store(tmp_path), TOP, CheckpointSettings())
+    assert checkpoints.last() is None
+    assert checkpoints.best() is None
+
+
+def test_the_last_ones_and_the_best_ones_stay(tmp_path: Path):
+    store = open_store(tmp_path)
+    checkpoints = saved(store, {1: 80.0, 2: 90.0, 3: 85.0, 4: 90.0, 5: None, 6: 70.0}, keep=2, keep_best=1)
+    assert steps_in(store) == [(2, ".json"), (2, ".pt"), (5, ".json"), (5, ".pt"), (6, ".json"), (6, ".pt")]
+    assert checkpoints.last().step == 6
+    assert checkpoints.best().step == 2                 # the first of equal ones
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])
+def test_a_damaged_one_is_passed_over_and_that_is_said(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    store = open_store(tmp_path)
+    checkpoints = saved(store, {1: 1.0, 2: 2.0})
+    place = next((tmp_path / TOP).glob("step-00000002-*.json" if damage == "record" else "step-00000002-*.pt"))
+    content = place.read_bytes()
+    if damage == "gone":
+        place.unlink()
+    else:
+        place.write_bytes(content[:-40] if damage == "cut" else content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    assert checkpoints.last().step == checkpoints.best().step == 1
+    assert "passed over" in capsys.readouterr().err
+    again = saved(store, {2: 2.0}, keep=1)              # the training has come there again
+    assert again.last().step == 2
+    assert again.last().load()["step"] == 2
+
+
+def test_a_file_without_a_record_does_not_exist_and_is_deleted_when_nobody_can_be_writing_it(tmp_path: Path):
+    store = open_store(tmp_path)
+    for step, age_s in ((9, 0), (8, 7_200)):
+        store.write(f"{TOP}/step-0000000{step}-0123456789ab.pt", b"the beginning of a checkpoint")
+        os.utime(tmp_path / TOP / f"step-0000000{step}-0123456789ab.pt", times=2 * (time.time() - age_s,))
+    checkpoints = saved(store, {1: None})
+    assert checkpoints.last().step == 1
+    assert [step for step, _ in steps_in(store)] == [1, 1, 9]
+
+
+def test_another_way_to_a_step_takes_the_place_of_the_first(tmp_path: Path):
+    store = open_store(tmp_path)
+    saved(store, {4: None})
+    checkpoints = Checkpoints(store, TOP, CheckpointSettings())
+    checkpoints.save(4, state(4) | {"ranks": 2})
+    assert checkpoints.last().load()["ranks"] == 2
+    assert len(store.list(TOP)) == 2
+    checkpoints.close()
+
+
+def test_what_the_writer_meets_is_raised_by_the_next_save_or_at_the_end(tmp_path: Path):
+    (tmp_path / "file").write_text("no folder")
+    for then in ("save", "close"):
+        checkpoints = Checkpoints(open_store(tmp_path / "file"), TOP, CheckpointSettings())
+        checkpoints.save(1, state(1))
+        with pytest.raises((ConfigError, OSError)):
+            checkpoints.save(2, state(2)) if then == "save" else checkpoints.close()
+
+
+def test_a_checkpoint_is_due_by_steps_and_by_minutes(tmp_path: Path):
+    store = open_store(tmp_path)
+    by_steps = Checkpoints(store, TOP, CheckpointSettings(steps=4, minutes=None))
+    assert [step for step in range(1, 10) if by_steps.due(step)] == [4, 8]
+    by_time = Checkpoints(store, TOP, CheckpointSettings(steps=None, minutes=0.05 / 60))
+    assert not by_time.due(1)
+    time.sleep(0.06)
+    assert by_time.due(2)
+    by_time.save(2, state(2))
+    assert not by_time.due(3)
+    by_time.close()
+
+
+def test_it_is_written_while_the_training_goes_on(tmp_path: Path):
+    store = open_store(tmp_path)
+    checkpoints = Checkpoints(store, TOP, CheckpointSettings())
+    began = time.perf_counter()
+    checkpoints.save(1, {"weights": torch.zeros(30_000_000)})
+    returned = time.perf_counter() - began
+    checkpoints.close()
+    assert returned < (time.perf_counter() - began) / 3
+    assert checkpoints.last().step == 1

@@ -1,0 +1,185 @@
+"""A training's steps: what each does, that it stops before a wrong one, and that it goes on as if it had never stopped."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.objectives import Batch, Loss
+from pipeline.objectives.supervised import Supervised
+from pipeline.settings.training import CheckpointSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from pipeline.store.store import open_store
+from pipeline.train.checkpoint import Checkpoints
+from pipeline.train.finite import NonFinite
+from pipeline.train.gradcache import loss_and_backward
+from pipeline.train.loop import Training, fit
+from tests.objectives.tiny import Tiny, batch_of, texts
+from tests.train.small import ROWS, STEPS, figures, objective, rows_of, training
+
+SGD = OptimizerSettings(name="sgd", learning_rate=0.1, clip=None)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def test_a_step_moves_the_weights_by_the_rate_times_the_gradient_and_tells_of_it():
+    made = training(TrainSettings(optimizer=SGD), dropout=0.0)
+    before, batch = {name: value.clone() for name, value in made.parameters.items()}, next(rows_of())
+    twin = objective("supervised", dropout=0.0)
+    outcome = loss_and_backward(twin, batch)
+    [step] = fit(made, rows_of(), until=1)
+    norm = math.sqrt(sum(float((value.grad**2).sum()) for value in twin.parameters()))
+    assert (step.number, step.rows, step.learning_rate) == (1, ROWS, 0.1)
+    assert float(step.loss.total) == float(outcome.loss.total)
+    assert step.gradient_norm == pytest.approx(norm, rel=1e-6)
+    assert step.tokens == sum(len(batch.tokens(role).ids) for role in ("anchor", "positive", "negative"))
+    for name, value in made.parameters.items():
+        torch.testing.assert_close(value.detach(), before[name].detach() - 0.1 * twin.get_parameter(name).grad, rtol=0, atol=1e-12)
+    assert all(value.grad is None for value in made.parameters.values())
+    assert not any(rep.requires_grad for rep in (*step.reps, step.loss.total))
+    for rep, expected in zip(step.reps, outcome.reps, strict=True):
+        torch.testing.assert_close(rep, expected)
+
+
+def test_a_long_gradient_is_clipped_and_told_as_it_was():
+    settings = TrainSettings(optimizer=OptimizerSettings(name="sgd", learning_rate=1.0, clip=1e-3), schedule=ScheduleSettings(name="constant"))
+    made = training(settings, dropout=0.0)
+    before = [value.detach().clone() for value in made.parameters.values()]
+    [step] = fit(made, rows_of(), until=1)
+    moved = math.sqrt(sum(float(((value.detach() - old) ** 2).sum()) for value, old in zip(made.parameters.values(), before, strict=True)))
+    assert step.gradient_norm > 0.01
+    assert moved == pytest.approx(1e-3, rel=1e-5)
+
+
+def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
+    settings = TrainSettings(optimizer=SGD, schedule=ScheduleSettings(name="plateau", decay=0.1, drop=0.1, least=5e-3))
+    made, batches = training(settings), rows_of()
+    steps = list(fit(made, batches, until=2))
+    made.told(60.0)
+    steps += fit(made, batches, until=4)                # an epoch is 3 steps
+    made.told(59.0)
+    assert [step.learning_rate for step in steps] == pytest.approx([0.1, 0.1, 0.1, 0.01])
+    assert made.ended
+    assert list(fit(made, batches, until=STEPS)) == []
+
+
+CASES = {
+    "adamw": OptimizerSettings(learning_rate=0.01, weight_decay=0.1), "momentum": OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9),
+    "rmsprop": OptimizerSettings(name="rmsprop", learning_rate=0.01, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", ["supervised", "simcse", "queue"])
+@pytest.mark.parametrize("chunk_rows", [None, 4])
+@pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
+def test_a_training_goes_on_from_a_checkpoint_to_the_last_digit(name: str, chunk_rows: int | None, optimizer: OptimizerSettings, tmp_path: Path):
+    settings = TrainSettings(optimizer=optimizer, chunk_rows=chunk_rows, schedule=ScheduleSettings(name="cosine", warmup=2))
+    undisturbed = training(settings, name)
+    expected = figures(list(fit(undisturbed, rows_of(), until=STEPS)))
+    drawn = torch.rand(3)
+    killed = training(settings, name)
+    with Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()) as checkpoints:
+        for step in islice(fit(killed, rows_of(), until=STEPS), 4):
+            if step.number == 3:
+                checkpoints.save(3, killed.state())         # step 4 is lost
+    resumed = training(settings, name, seed=6)              # of other weights
+    last = Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()).last()
+    resumed.restore(last.load())
+    assert figures(list(fit(resumed, rows_of(3), until=STEPS))) == expected[3:]
+    for key, value in undisturbed.objective.state_dict().items():
+        assert torch.equal(resumed.objective.state_dict()[key], value), key
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_state_does_not_change_with_the_training_nor_the_training_with_it():
+    made = training(TrainSettings(optimizer=CASES["adamw"]))
+    list(fit(made, rows_of(), until=2))
+    state = made.state()
+    first = figures(list(fit(made, rows_of(2), until=4)))
+    for _ in range(2):
+        again = training(TrainSettings(optimizer=CASES["adamw"]))
+        again.restore(state)
+        assert figures(list(fit(again, rows_of(2), until=4))) == first
+
+
+def test_another_number_of_ranks_draws_new_numbers_known_by_seed_and_step():
+    made = training(TrainSettings())
+    list(fit(made, rows_of(), until=2))
+    state = made.state()
+    of_two = state | {"random": [state["random"][0], state["random"][0]]}
+    draws = []
+    for _ in range(2):
+        again = training(TrainSettings())
+        again.restore(of_two)
+        assert again.number == 2
+        draws.append(torch.rand(4))
+    made.restore(state)
+    assert torch.equal(*draws)
+    assert not torch.equal(torch.rand(4), draws[0])
+
+
+class Broken(Supervised):
+    """Its loss, or the gradient of one layer, is no number in every third batch."""
+
+    def __init__(self, where: str) -> None:
+        torch.manual_seed(0)
+        super().__init__(Tiny(), temperature=0.3, head="none")
+        self.where, self.calls = where, 0
+        if where == "gradient":
+            self.encoder.layer.register_hook(lambda gradient: gradient * (math.nan if self.calls == 3 else 1))
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        self.calls += 1
+        value = super().loss(reps, batch)
+        return value + Loss.of(broken=reps[0].sum() * math.inf) if self.where == "loss" and self.calls == 3 else value
+
+
+@pytest.mark.parametrize(("where", "culprit"), [("loss", r"loss (-?inf|nan) \(broken (-?inf|nan)\)"), ("gradient", "a gradient of encoder.layer")])
+@pytest.mark.parametrize("chunk_rows", [None, 2])
+def test_what_is_not_finite_stops_before_the_weights_move(where: str, culprit: str, chunk_rows: int | None):
+    made = Training(Broken(where), TrainSettings(optimizer=SGD, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3)
+    steps = fit(made, rows_of(), until=STEPS)
+    assert [next(steps).number, next(steps).number] == [1, 2]
+    before = {name: value.clone() for name, value in made.objective.state_dict().items()}
+    with pytest.raises(NonFinite, match=culprit) as caught:
+        next(steps)
+    error, batch = caught.value, next(rows_of(2))
+    assert (error.step, error.exit_code) == (3, DataError.exit_code)
+    assert error.columns == batch.columns
+    np.testing.assert_array_equal(error.rows, batch.rows)
+    assert f"on rows {', '.join(map(str, batch.rows[:5]))}" in str(error)
+    assert made.number == 2
+    assert all(torch.equal(before[name], value) for name, value in made.objective.state_dict().items())
+
+
+def test_batches_that_end_are_an_error():
+    made = training(TrainSettings())
+    with pytest.raises(DataError, match="batch for step 3"):
+        list(fit(made, islice(rows_of(), 2), until=STEPS))
+
+
+def test_waiting_is_told():
+    made = training(TrainSettings())
+
+    def slow() -> Iterator[Batch]:
+        for batch in rows_of():
+            time.sleep(0.05)
+            yield batch
+
+    for step in fit(made, slow(), until=2):
+        assert 0.05 <= step.waited_s < step.seconds
+
+
+def test_what_a_source_counts_is_told():
+    batch = replace(batch_of({"anchor": texts(4, 1), "positive": texts(4, 2)}), counts={"repeated": 3})
+    assert training(TrainSettings()).step(batch).counts == {"repeated": 3}

@@ -1,0 +1,189 @@
+"""Half precision, layers computed anew and compiled layers change how long a step takes, and not what it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+from pipeline.models.folder import open_folder
+from pipeline.models.trainable import load_trainable
+from pipeline.objectives import Batch, Loss
+from pipeline.objectives.simcse import SimCSE
+from pipeline.objectives.supervised import Supervised
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import OptimizerSettings, ScheduleSettings, TrainSettings
+from pipeline.text.tokens import load_tokenizer
+from pipeline.train.finite import NonFinite
+from pipeline.train.gradcache import loss_and_backward
+from pipeline.train.loop import Training, fit
+from pipeline.train.precision import LossScale, prepare
+from tests.models.folders import LONG, save_folder
+from tests.objectives.tiny import Tiny, gradients
+from tests.train.small import STEPS, rows_of
+
+PLAIN = {"optimizer": OptimizerSettings(name="sgd", learning_rate=0.01, clip=None), "schedule": ScheduleSettings(name="constant")}
+
+
+@pytest.fixture(scope="module", params=["bert", "mpnet"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("encoder"), request.param)
+
+
+def batch_for(folder: Path, rows: int = 20) -> Batch:
+    """Texts of 1 to 29 words."""
+    rng, words = np.random.default_rng(0), LONG.split()[:16]
+    drawn = [" ".join(rng.choice(words, rng.integers(1, 30))) for _ in range(rows)]
+    return Batch({"text": drawn}, np.arange(rows), load_tokenizer(folder, 64))
+
+
+def step(folder: Path, dropout: float, chunk_rows: int | None = None, **settings: Any) -> tuple[Loss, dict[str, Tensor], tuple[Tensor, ...]]:
+    """Loss, gradients and vectors of an untrained step."""
+    torch.manual_seed(0)
+    objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=dropout), temperature=0.2)
+    prepare(objective, TrainSettings(**settings))
+    torch.manual_seed(1)
+    outcome = loss_and_backward(objective, batch_for(folder), chunk_rows=chunk_rows)
+    return outcome.loss, gradients(objective), outcome.reps
+
+
+def cosine(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    a, b = (torch.cat([each[name].flatten() for name in expected]) for each in (found, expected))
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+
+def test_in_bfloat16_vectors_and_gradients_stay_float32_and_near(folder: Path):
+    loss, expected, vectors = step(folder, 0.0)
+    half_loss, found, half_vectors = step(folder, 0.0, precision="bfloat16")
+    assert {value.dtype for value in (*found.values(), *half_vectors, half_loss.total)} == {torch.float32}
+    apart = float((half_vectors[0] - vectors[0]).norm() / vectors[0].norm())
+    assert 1e-5 < apart < 0.02                          # it is half precision
+    assert float(half_loss.total) == pytest.approx(float(loss.total), rel=0.01)
+    assert cosine(found, expected) > 0.99
+
+
+def test_in_bfloat16_chunks_and_layers_computed_anew_leave_the_gradient(folder: Path):
+    """With dropout on: masks are the same, and what is rounded is the same."""
+    _, expected, _ = step(folder, 0.1, precision="bfloat16")
+    _, again, _ = step(folder, 0.1, precision="bfloat16", checkpoint_layers=True)
+    assert cosine(again, expected) > 0.9999
+    _, without, _ = step(folder, 0.0, precision="bfloat16")
+    _, chunked, _ = step(folder, 0.0, chunk_rows=7, precision="bfloat16")
+    assert cosine(chunked, without) > 0.999
+
+
+def test_layers_computed_anew_leave_the_gradient_under_dropout(folder: Path):
+    _, expected, _ = step(folder, 0.1)
+    _, found, _ = step(folder, 0.1, checkpoint_layers=True)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5)
+
+
+def test_compiled_layers_leave_the_gradient(tmp_path: Path):
+    folder = save_folder(tmp_path, "bert")
+    try:
+        _, found, _ = step(folder, 0.0, compile=True)
+    except ConfigError:
+        pytest.skip("no C++ compiler")
+    _, expected, _ = step(folder, 0.0)
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5 * max(1.0, scale))
+
+
+def test_compiling_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", (None, str(tmp_path / "none")))
+    objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(save_folder(tmp_path, "bert"))))))
+    with pytest.raises(ConfigError, match=r"train.compile.*compiler"):
+        prepare(objective, TrainSettings(compile=True))
+
+
+class _HalfBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.half().to(gradient.dtype)
+
+
+class HalfEncoder(Tiny):
+    """Its gradient passes through float16: too large a one becomes infinite, too small a one zero."""
+
+    def forward(self, *tokens: Any, **options: Any) -> Tensor:
+        return _HalfBackward.apply(super().forward(*tokens, **options))
+
+
+class Weighted(Supervised):
+    """Its loss has a weight, which moves its gradients through float16's range."""
+
+    weight = 1.0
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        return super().loss(reps, batch) * self.weight
+
+
+def weighted(weight: float, encoder: type[Tiny] = HalfEncoder, precision: str = "float16", chunk_rows: int | None = None) -> Training:
+    torch.manual_seed(0)
+    objective = Weighted(encoder(dropout=0.2), temperature=0.3, head="none")
+    objective.weight = weight
+    return Training(objective, TrainSettings(**PLAIN, precision=precision, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 4])
+def test_an_overflow_lowers_the_scale_and_the_step_is_taken_with_the_same_masks(chunk_rows: int | None):
+    known = [step.gradient_norm for step in fit(weighted(2_000.0, Tiny, "float32", chunk_rows), rows_of(), until=1)]
+    half = weighted(2_000.0, chunk_rows=chunk_rows)
+    steps = list(fit(half, rows_of(), until=3))
+    assert [steps[0].gradient_norm] == pytest.approx(known, rel=0.01)
+    assert steps[0].counts["overflows"] >= 1
+    assert half.loss_scale.value == 2 ** (16 - sum(step.counts["overflows"] for step in steps))
+    assert all(value.grad is None for value in half.parameters.values())
+
+
+def test_gradients_too_small_for_float16_survive_by_the_scale():
+    weight = 1e-7
+    known = next(iter(fit(weighted(weight, Tiny, "float32"), rows_of(), until=1))).gradient_norm
+    assert next(iter(fit(weighted(weight), rows_of(), until=1))).gradient_norm == pytest.approx(known, rel=0.01)
+    lost = next(iter(fit(weighted(weight, precision="float32"), rows_of(), until=1))).gradient_norm
+    assert lost != pytest.approx(known, rel=0.1)
+
+
+def test_what_no_scale_makes_finite_is_an_error():
+    half = weighted(1e9)
+    with pytest.raises(NonFinite, match="a gradient of encoder"):
+        next(iter(fit(half, rows_of(), until=1)))
+    assert half.loss_scale.value == 1.0
+
+
+def test_the_scale_doubles_after_many_good_steps_and_goes_on_from_its_state():
+    scale = LossScale("float16")
+    for _ in range(1_999):
+        scale.passed()
+    again = LossScale("float16")
+    again.restore(scale.state())
+    again.passed()
+    assert (scale.value, again.value) == (2.0**16, 2.0**17)
+    assert again.lowered()
+    assert again.value == 2.0**16
+    assert not LossScale("bfloat16").lowered()
+
+
+def test_steps_in_half_precision_lower_the_loss(folder: Path):
+    def same(batch: Batch) -> Iterator[Batch]:
+        while True:
+            yield batch
+
+    torch.manual_seed(0)
+    objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=0.1), temperature=0.2)
+    settings = TrainSettings(optimizer=OptimizerSettings(learning_rate=1e-3), precision="bfloat16")
+    steps = list(fit(Training(objective, settings, steps=8, steps_per_epoch=8), same(batch_for(folder)), until=8))
+    assert float(steps[-1].loss.total) < 0.9 * float(steps[0].loss.total)
