@@ -1,11 +1,14 @@
 """Unsupervised SimCSE (Gao et al. 2021, section 3): a sentence finds itself among others, seen through another dropout mask."""
 
 from collections.abc import Sequence
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
 from pipeline.models.heads import HeadName, head_of
+from pipeline.models.trainable import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 
@@ -28,6 +31,15 @@ class SimCSE(Objective):
 
     def views(self, batch: Batch) -> Sequence[View]:
         return 2 * (View(self.encoder, batch.tokens("text")),)
+
+    def doubts(self) -> list[str]:
+        """Whether both copies are one vector: tried on a text."""
+        encoder = cast(TrainableEncoder, self.encoder)
+        tokens, was = encoder.folder.tokenizer()(["a"]), encoder.training
+        with torch.random.fork_rng(), torch.no_grad():
+            first, second = (encoder.train()(tokens) for _ in range(2))
+        encoder.train(was)
+        return ["simcse: the encoder has no dropout, so that both views of a text are one vector, and training fails; set train.dropout"] if first.equal(second) else []
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = map(self.head, reps)

@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
+from pipeline.models.folder import open_folder
 from pipeline.models.heads import TanhHead
+from pipeline.models.trainable import load_trainable
 from pipeline.objectives.simcse import SimCSE
+from pipeline.settings import EncoderSettings
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import save_folder
 from tests.objectives.tiny import Tiny, batch_of, texts
 
 Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
@@ -58,6 +62,15 @@ def test_a_text_that_stands_twice_is_no_negative_where_it_is_told():
     expected = np.mean(np.log(np.exp(kept).sum(axis=1)) - np.diag(cosines))
     assert objective.loss(reps, replace(batch, false_negatives=alike)).total.item() == pytest.approx(expected, abs=1e-12)
     assert objective.loss(reps, batch).total.item() > expected + 0.1
+
+
+def test_an_encoder_without_dropout_is_told_of(tmp_path):
+    folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path / "bert", "bert"))))
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert "no dropout" in SimCSE(load_trainable(folder, dropout=0.0), head="none").doubts()[0]
+    assert not SimCSE(load_trainable(folder), head="none").doubts()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_one_row_is_an_error():
