@@ -1,0 +1,88 @@
+"""What each of two processes does in the tests of training together; it saves what it found."""
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.objectives import Batch, Loss
+from pipeline.objectives.supervised import Supervised
+from pipeline.settings.training import CheckpointSettings, OptimizerSettings, TrainSettings
+from pipeline.store.store import open_store
+from pipeline.train.checkpoint import Checkpoints
+from pipeline.train.finite import NonFinite
+from pipeline.train.gather import Ranks
+from pipeline.train.loop import Training, fit
+from tests.objectives.tiny import Tiny
+from tests.train.small import STEPS, figures, rows_of, training
+
+CASES = {"supervised": None, "queue": 2}            # objective -> chunk_rows
+KILLED = 4                                          # steps that were made; the last checkpoint is one before
+
+
+class Broken(Supervised):
+    """Infinite on the second rank."""
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        return super().loss(reps, batch) + Loss.of(bad=reps[0].sum() * (math.inf if Ranks().rank else 0))
+
+
+def settings_of(chunk_rows: int | None) -> TrainSettings:
+    return TrainSettings(optimizer=OptimizerSettings(learning_rate=0.01), chunk_rows=chunk_rows)
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
+    found: dict[str, Any] = {}
+    for name, chunk_rows in CASES.items():
+        found[name] = trainings(name, settings_of(chunk_rows), rank, world, folder / name)
+        found[f"{name} without dropout"] = figures(list(fit(training(settings_of(chunk_rows), name, dropout=0.0), rows_of(0, rank, world, Ranks()), until=STEPS)))
+    found["error"] = error(rank, world)
+    found["due"] = due(rank, folder)
+    torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Steps of an undisturbed training, of one that was killed, and of one that goes on from its checkpoint; and its weights."""
+
+    def rows(start: int) -> Any:
+        return rows_of(start, rank, world, Ranks())
+
+    undisturbed = figures(list(fit(training(settings, name), rows(0), until=STEPS)))
+    killed, checkpoints = training(settings, name), Checkpoints(open_store(folder), "checkpoints", CheckpointSettings())
+    states = []
+    for step in islice(fit(killed, rows(0), until=STEPS), KILLED):
+        if step.number == KILLED - 1:
+            states.append(killed.state())
+            checkpoints.save(step.number, states[0])
+    checkpoints.close()
+    dist.barrier()
+    resumed = training(settings, name, seed=7)
+    last = Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()).last()
+    resumed.restore(last.load())
+    again = figures(list(fit(resumed, rows(KILLED - 1), until=STEPS)))
+    return {"undisturbed": undisturbed, "again": again, "empty": states[0] == {}, "draw": torch.rand(2), "weights": resumed.objective.state_dict()}
+
+
+def error(rank: int, world: int) -> dict[str, Any]:
+    """What each rank is told where one rank's loss is infinite."""
+    made = Training(Broken(Tiny(seed=1), head="none"), settings_of(None), steps=STEPS, steps_per_epoch=3)
+    try:
+        list(fit(made, rows_of(0, rank, world, Ranks()), until=1))
+    except NonFinite as caught:
+        return {"step": caught.step, "rows": caught.rows, "anchor": caught.columns["anchor"], "text": str(caught), "number": made.number}
+    return {}
+
+
+def due(rank: int, folder: Path) -> list[bool]:
+    """Whether checkpoints are due by a clock that only the first rank has."""
+    minutes = 1e-9 if rank == 0 else 1e9
+    checkpoints = Checkpoints(open_store(folder), "none", CheckpointSettings(steps=None, minutes=minutes))
+    return [checkpoints.due(step) for step in (1, 2)]

@@ -1,0 +1,75 @@
+"""Two processes train as one: they move alike, stop alike, and go on from a checkpoint to the last digit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+
+from pipeline.settings.training import CheckpointSettings
+from pipeline.store.store import open_store
+from pipeline.train.checkpoint import Checkpoints
+from pipeline.train.loop import fit
+from tests.train.ranks_of_loop import CASES, KILLED, settings_of, work
+from tests.train.small import STEPS, figures, rows_of, training
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(work, (2, place), nprocs=2)
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """Of each rank."""
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_go_on_from_a_checkpoint_to_the_last_digit(found: list[dict[str, Any]], name: str):
+    for each in found:
+        assert each[name]["again"] == each[name]["undisturbed"][KILLED - 1 :]
+        assert each[name]["undisturbed"] == found[0][name]["undisturbed"]
+    assert [each[name]["empty"] for each in found] == [False, True]
+    assert not torch.equal(*(each[name]["draw"] for each in found))     # each rank its own masks
+    for key, value in found[0][name]["weights"].items():
+        assert torch.equal(found[1][name]["weights"][key], value), key
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_goes_on_where_two_were_with_their_data(folder: Path, found: list[dict[str, Any]], name: str):
+    """Its masks are others, so its losses are near and not equal; its weights, optimizer and rows are the same."""
+    checkpoint = Checkpoints(open_store(folder / name), "checkpoints", CheckpointSettings()).last()
+    made = training(settings_of(CASES[name]), name)
+    made.restore(checkpoint.load())
+    assert made.number == KILLED - 1
+    steps = figures(list(fit(made, rows_of(KILLED - 1), until=STEPS)))
+    for own, theirs in zip(steps, found[0][name]["undisturbed"][KILLED - 1 :], strict=True):
+        assert (own[0], *own[3:]) == (theirs[0], *theirs[3:])
+        assert own[1] == pytest.approx(theirs[1], rel=0.8)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_dropout_two_ranks_are_one_process(found: list[dict[str, Any]], name: str):
+    expected = figures(list(fit(training(settings_of(CASES[name]), name, dropout=0.0), rows_of(), until=STEPS)))
+    for each in found:
+        np.testing.assert_allclose(each[f"{name} without dropout"], expected, rtol=1e-6)
+
+
+def test_all_ranks_stop_where_one_rank_s_loss_is_infinite_and_have_the_whole_batch(found: list[dict[str, Any]]):
+    batch = next(rows_of())
+    for each in found:
+        error = each["error"]
+        assert (error["step"], error["number"], error["text"]) == (1, 0, found[0]["error"]["text"])
+        assert "loss" in error["text"]
+        assert "bad" in error["text"]
+        assert error["anchor"] == batch.column("anchor")
+        np.testing.assert_array_equal(error["rows"], batch.rows)
+
+
+def test_the_first_rank_s_clock_counts(found: list[dict[str, Any]]):
+    assert [each["due"] for each in found] == 2 * [[True, True]]
