@@ -87,8 +87,12 @@ class Encoder:
         if device.kind == "cpu":
             torch.set_num_threads(encode.threads)
         self._tokenizer = folder.tokenizer()
-        self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
+        self._parts = [Encoder(part, encode, device) for part in folder.parts]
+        self._model: Model
+        self._model, self._mlp = (self._parts[0]._model, None) if self._parts else _load(folder, self.arithmetic, self._tokenizer)
         self._kept = load_filter(folder, self._tokenizer)
+        for part in self._parts:
+            part.counters = self.counters
         self._tail = load_tail(folder, self.arithmetic.place)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
@@ -116,7 +120,10 @@ class Encoder:
         return self._tokenizer(texts).lengths
 
     def inside(self) -> Inside:
-        """Its hidden states, layer by layer, and its tokens."""
+        """Its hidden states, layer by layer, and its tokens. ModelError where it is several encoders."""
+        if self._parts:
+            remedy = f"name one of its parts: {self.folder.parts[0].path}"
+            raise ModelError(str(self.folder.path), "one encoder, to look into its layers", f"{len(self._parts)} side by side", remedy)
         return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
     def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
@@ -189,12 +196,19 @@ class Encoder:
 
     def _forward(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
         """(len(rows), dim) float32 on the device."""
+        if self._parts:
+            x = torch.cat([part._forward(tokens, rows, max_tokens, skip) for part in self._parts], dim=-1)
+        else:
+            x = self._states_pooled(tokens, rows, max_tokens, skip)
+        return through(self._tail, x, tokens.lengths[rows])
+
+    def _states_pooled(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
+        """What goes into the modules behind the pooling."""
         wanted = layers_of(self.folder.pooling, self._model.layers)
         states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
         self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
         pooled = [self._pooled(name, states, where) for name in self.folder.pooling]
-        x = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
-        return through(self._tail, x, tokens.lengths[rows])
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
 
     def _pooled(self, name: str, states: dict[int, Tensor], where: Segments) -> Tensor:
         pooled = pool(name, states, self._model.layers, where)

@@ -23,6 +23,7 @@ from pipeline.text.tokens import Side, Tokenizer, load_tokenizer
 POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask")
 DENOISE, ENDS_SENTENCES = "manta.Denoise", "ensure_final_punctuation"        # names of ours in a folder's files
 MASKED = ("mask",)              # the state of one token: it stands by itself
+JOINED = "manta-joined"         # the model_type of a folder with several encoders in it
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
 SENTENCE_TRANSFORMERS_MODES = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
@@ -102,6 +103,8 @@ class EncoderFolder:
     """what texts are put into, where the tokenizer of the folder does not do so by itself"""
     ends_sentences: bool = False
     """whether a text without a final sign gets a full stop"""
+    parts: tuple["EncoderFolder", ...] = ()
+    """encoders whose vectors stand side by side, where there are several; what is said here of the way to a vector is then said of each"""
     space_id: str = ""
 
     def tokenizer(self) -> Tokenizer:
@@ -128,6 +131,10 @@ class EncoderFolder:
 def open_folder(settings: EncoderSettings) -> EncoderFolder:
     """The encoder that `settings` mean; ModelError names file, expected and found where it cannot be used."""
     path = locate(settings.path)
+    if read_json(path / "config.json").get("model_type") == JOINED:
+        from pipeline.models.joined import open_joined  # which opens each part by this function
+
+        return open_joined(path, settings)
     modules = _modules(path)
     transformer = modules[0][1] if modules else ""
     config = read_json(path / transformer / "config.json", required=True)

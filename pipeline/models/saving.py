@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipeline.models.adapters import merged
 from pipeline.models.backbones import PaddedBackbone
 from pipeline.models.folder import POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
 from pipeline.models.heads import DenseModule
+from pipeline.models.joined import PARTS, described
 from pipeline.models.trainable import TrainableEncoder, head_name
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings
@@ -34,7 +35,27 @@ def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | s
     no name for is written under ours, which that library refuses instead of computing something else. Adapters are added into the weights. ModelError where `path`
     exists.
     """
-    encoder = merged(encoder)
+    whole = merged(encoder)
+    return _published(path, lambda written: _write(whole, folder, written, head))
+
+
+def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> EncoderFolder:
+    """The new folder at `path` of two encoders whose vectors stand side by side, each in a folder of its own, made as `save_folder` does from where it came.
+
+    Every job opens it as one encoder; other libraries refuse the whole, and load either part. ModelError where `path` exists, and for encoders that read texts
+    differently.
+    """
+
+    def write(written: Path) -> None:
+        for name, encoder in zip(PARTS, encoders, strict=True):
+            save_folder(encoder, encoder.folder, written / name)
+        _write_json(written / "config.json", described())
+
+    return _published(path, write)
+
+
+def _published(path: Path | str, write: Callable[[Path], None]) -> EncoderFolder:
+    """The folder at `path` that `write` fills, as opened from there; whole or not there at all."""
     place = Path(path).absolute()
     if place.exists():
         raise ModelError(str(place), "a path that is free", "something is there", "name another path, or remove it")
@@ -42,7 +63,7 @@ def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | s
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
         written = Path(scratch) / place.name
         written.mkdir()
-        _write(encoder, folder, written, head)
+        write(written)
         for file in written.rglob("*.safetensors"):
             file.chmod((written / "config.json").stat().st_mode)        # safetensors writes for the owner alone; a server may be somebody else
         open_folder(EncoderSettings(path=str(written)))     # what cannot be loaded is not published

@@ -66,6 +66,8 @@ def load_trainable(folder: EncoderFolder, *, dropout: float | None = None, devic
 
     A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError for word vectors, and where the folder cannot be used.
     """
+    if folder.parts:
+        raise ModelError(str(folder.path), "one encoder to train", f"{len(folder.parts)} side by side", f"name one of its parts: {folder.parts[0].path}")
     if folder.family == "words":
         raise ModelError(str(folder.path), "a Transformer to train", "word vectors", "name another encoder.path")
     weights = open_checkpoint(folder)
