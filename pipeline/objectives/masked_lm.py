@@ -42,7 +42,7 @@ class MaskedLM(Objective):
         self._ends, self._vocabulary = (len(tokenizer.prefix), len(tokenizer.suffix)), len(tokenizer.vocabulary())
         self._mask_id = _mask_id(trained, tokenizer.vocabulary())
         self._masked = self._plain = Tokens(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool))
-        self._words = 0.0                               # masked ones of a rank, on average
+        self._words, self._at = 0.0, dict[int, int]()   # masked ones of a rank, on average; where a row of the batch stands in these
 
     @classmethod
     def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -54,6 +54,7 @@ class MaskedLM(Objective):
         drawn = np.random.default_rng(int(torch.randint(_SEEDS, ()).item()))
         around = framed(plain.offsets, *self._ends, 0)[1] if plain.around is None else plain.around         # special tokens, and those of a template
         ids, chosen = mask_words(plain.ids, ~around, mask_id=self._mask_id, words=self._vocabulary, rng=drawn, rate=self.rate)
+        self._at = {place: row for row, place in enumerate(_places(batch))}
         self._plain, self._masked = plain, Tokens(ids, plain.offsets, plain.truncated, kept=chosen)
         return ()
 
@@ -64,7 +65,7 @@ class MaskedLM(Objective):
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        rows = np.arange(len(batch)) if batch.places is None else batch.places
+        rows = np.array([self._at[place] for place in _places(batch)])
         masked, words = self._masked.of_rows(rows), self._plain.of_rows(rows).ids
         encoder = cast(TrainableEncoder, self.encoder)
         assert masked.kept is not None
@@ -77,6 +78,10 @@ class MaskedLM(Objective):
         if has_language_head(cast(TrainableEncoder, self.encoder)):
             return []
         return ["masked_lm: the encoder's folder has no head of a language model; a new one learns from nothing, which a pretrained one would not have to"]
+
+
+def _places(batch: Batch) -> list[int]:
+    return list(range(len(batch))) if batch.places is None else batch.places.tolist()
 
 
 def _mask_id(encoder: TrainableEncoder, vocabulary: Mapping[str, int]) -> int:

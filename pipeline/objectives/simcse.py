@@ -1,7 +1,7 @@
 """Unsupervised SimCSE (Gao et al. 2021, section 3): a sentence finds itself among others, seen through another dropout mask."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,32 +16,39 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Vi
 class SimCSE(Objective):
     """Each text is encoded twice in one pass, so that every copy draws its own masks; candidates of the first copies are the second ones, of all ranks.
 
-    It needs an encoder with dropout: without it, both copies are one vector and nothing is learnt but to push texts apart. The head belongs to the training alone: the
-    product is the encoder without it.
+    It needs an encoder with dropout: without it, both copies are one vector and nothing is learnt but to push texts apart. masks: shared makes them one vector on
+    purpose, as the paper does to show what its method rests on. The head belongs to the training alone: the product is the encoder without it.
     """
 
     columns = ("text",)
-    positives = True
 
-    def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "cls_mlp") -> None:
+    def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "cls_mlp", masks: Literal["own", "shared"] = "own") -> None:
         super().__init__(encoder)
-        self.temperature = temperature
+        self.temperature, self.masks = temperature, masks
         self.head = head_of(head, self.dim)
         self.truncates = head == "none"
+        self.positives = masks == "own"
 
     def views(self, batch: Batch) -> Sequence[View]:
-        return 2 * (View(self.encoder, batch.tokens("text")),)
-
-    def doubts(self) -> list[str]:
-        """Whether both copies are one vector: tried on a text."""
-        encoder = cast(TrainableEncoder, self.encoder)
-        tokens, was = encoder.folder.tokenizer()(["a"]), encoder.training
-        with torch.random.fork_rng(), torch.no_grad():
-            first, second = (encoder.train()(tokens) for _ in range(2))
-        encoder.train(was)
-        return ["simcse: the encoder has no dropout, so that both views of a text are one vector, and training fails; set train.dropout"] if first.equal(second) else []
+        view = View(self.encoder, batch.tokens("text"))
+        return (view, view) if self.masks == "own" else (view,)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        first, second = map(self.head, reps)
+        first, second = self.head(reps[0]), self.head(reps[-1])
         candidates = batch.peers.gather(second)
         return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded(first.device), first=batch.first))
+
+    def doubts(self) -> list[str]:
+        if self.masks == "own" and _differs(cast(TrainableEncoder, self.encoder)):
+            return []
+        found, remedy = ("the encoder has no dropout", "train.dropout") if self.masks == "own" else ("masks are shared", "masks to own")
+        return [f"simcse: {found}, so that both views of a text are one vector, and little is learnt; set {remedy}"]
+
+
+def _differs(encoder: TrainableEncoder) -> bool:
+    """Whether two passes of one text give two vectors."""
+    tokens, was = encoder.folder.tokenizer()(["a"]), encoder.training
+    with torch.random.fork_rng(), torch.no_grad():
+        first, second = (encoder.train()(tokens) for _ in range(2))
+    encoder.train(was)
+    return not first.equal(second)

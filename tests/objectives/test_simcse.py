@@ -35,6 +35,15 @@ def test_texts_go_twice_through_one_pass_under_masks_of_their_own():
     assert not torch.isclose(outcome.reps[0], outcome.reps[1]).all(dim=1).any()
 
 
+def test_shared_masks_make_both_copies_one_vector():
+    torch.manual_seed(0)
+    objective, batch = SimCSE(Tiny(dropout=0.2), head="none", temperature=0.5, masks="shared").double(), batch_of({"text": texts(5)})
+    outcome = loss_and_backward(objective, batch)
+    unit = torch.nn.functional.normalize(outcome.reps[0], dim=1)
+    expected = ((unit @ unit.T / 0.5).logsumexp(1) - 1 / 0.5).mean()
+    torch.testing.assert_close(outcome.loss.total, expected, rtol=0, atol=1e-12)
+
+
 def test_texts_at_one_point_cost_the_logarithm_of_their_number():
     objective = SimCSE(Tiny(dim=4), head="none")
     point = torch.ones(64, 4).double()
