@@ -8,7 +8,7 @@ from pipeline.models.folder import EncoderFolder
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from pipeline.objectives import Objective
+    from pipeline.objectives import Objective, Product
     from pipeline.train.dev import Best
 
 _LAST = ("modules.json", "config.json")         # without them nobody takes a folder for an encoder
@@ -19,16 +19,22 @@ def publish(run: RunFolder, objective: "Objective", steps: int, best: "Best") ->
 
     steps: that were made; best: on dev, without a figure where nothing was measured.
     """
-    from pipeline.models.saving import save_folder
-
     product = objective.product()
     with run.store.scratch() as scratch:
-        folder = save_folder(product.encoder, product.encoder.folder, scratch / ENCODER, head=product.head)
+        folder = _saved(product, scratch / ENCODER)
         _upload(folder, run.store)
     figures = {} if best.figure is None else {"dev": best.figure}
     result = ResultRecord(name=run.name, digest=run.digest, space_id=folder.space_id, steps=steps, best_step=best.step, figures=figures)
     run.store.create(RESULT, result.to_json())
     return result
+
+
+def _saved(product: "Product", path: Path) -> EncoderFolder:
+    from pipeline.models.saving import save_folder, save_joined
+
+    if product.twin is not None:
+        return save_joined((product.encoder, product.twin), path)
+    return save_folder(product.encoder, product.encoder.folder, path, head=product.head)
 
 
 def _upload(folder: EncoderFolder, store: Store) -> None:

@@ -32,7 +32,7 @@ class RDrop(Classification):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = (self.classifier(pair_features(premises, hypotheses, self.features)) for premises, hypotheses in (reps[:2], reps[2:]))
-        labels = torch.as_tensor(batch.column("label"), device=first.device)
+        labels = torch.tensor(batch.column("label"), device=first.device)
         return Loss.of(
             cross_entropy=classification(first, labels) + classification(second, labels), divergence=self.alpha * symmetric_divergence(first, second),
         )

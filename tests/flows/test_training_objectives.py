@@ -1,0 +1,66 @@
+"""Objectives with queues, twins and views, from their options to the encoder that comes of them: what a worker does, in this process."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pipeline.flows.training_rank import TrainRank
+from pipeline.models.encoder import load_encoder
+from pipeline.models.folder import open_folder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.flows.conftest import sentences
+from tests.flows.test_training_rank import Stop, rank_of, train
+
+ROWS, SHORT = 40, ("train.max_steps=4", "train.checkpoint={steps: 2, minutes: null}")
+CASES = {
+    "consert": "{name: consert, options: {views: [feature_cutoff, shuffle]}}",
+    "adversarial": "{name: consert, options: {views: [token_cutoff, adversarial]}}",
+    "pser": "{name: pser, options: {kl_on: similarity}}",
+    "tension": "contrastive_tension",
+    "cert": "{name: cert, options: {queue: 20, width: 8, pairs: false}}",
+    "pairs": "{name: cert, options: {queue: 20, width: 8, momentum: 0.9}}",
+    "r_drop": "r_drop",
+    "joint": "[classification, {name: consert, weight: 0.15}]",
+    "quickthoughts": "{name: quickthoughts, options: {inference: first}}",
+    "side by side": "quickthoughts",
+}
+
+
+def rank_for(name: str, folder: Path, encoder: Path, run: str = "run") -> TrainRank:
+    """Rows with all roles that any of them reads."""
+    texts = sentences(ROWS, 5)
+    roles = {role: texts[place:] + texts[:place] for place, role in enumerate(("text", "anchor", "positive", "premise", "hypothesis"))}
+    numbers = {"label": np.arange(ROWS) % 3, "document": ["a"] * 20 + ["b"] * 20, "position": np.arange(ROWS) % 20}
+    pq.write_table(pa.table(roles | numbers), folder / "rows.parquet")
+    return rank_of(folder, encoder, f"train.data={folder / 'rows.parquet'}", f"train.objective={CASES[name]}", f"train.name={run}", *SHORT)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_and_leaves_an_encoder(name: str, tmp_path: Path, encoder: Path):
+    torch.manual_seed(0)
+    rank = rank_for(name, tmp_path, encoder)
+    train(rank)
+    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
+    start = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu")
+    texts = sentences(8, seed=3)
+    vectors, before = product.encode(texts), start.encode(texts)
+    halves = np.split(vectors, 2, axis=1) if name == "side by side" else [vectors]
+    for half in halves:
+        assert half.shape == before.shape
+        assert np.abs(half - before).max() > 1e-5
+    assert rank.run.result().space_id == product.space_id
+
+
+@pytest.mark.parametrize("name", ["cert", "side by side"])
+def test_queues_and_twins_go_on_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
+    whole, parts = rank_for(name, tmp_path, encoder), rank_for(name, tmp_path, encoder, "parts")
+    train(whole)
+    with pytest.raises(Stop):
+        train(parts, 3)
+    train(parts)
+    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
+    assert spaces[0] == spaces[1]
