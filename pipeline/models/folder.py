@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -242,7 +242,7 @@ def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
 
 
 def _tail(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
-    read = {"Dense": _dense, "Denoise": _denoise}
+    read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoise": _denoise}
     tail: list[Module] = [read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]]
     if normalize is False:
         tail = [module for module in tail if module != "normalize"]
@@ -313,11 +313,17 @@ def _family(config: dict[str, Any]) -> str:
     return PACKED_FAMILIES.get(str(config.get("model_type")), "other") if usual else "other"
 
 
-def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wanted: int | None) -> int:
-    """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's, never above the positions there are."""
+def positions_of(config: Mapping[str, Any]) -> int:
+    """How many tokens a model has positions for."""
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or _NO_LIMIT)
     if PACKED_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet"):
         positions -= int(config.get("pad_token_id", 1)) + 1         # their positions start behind the padding index
+    return positions
+
+
+def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wanted: int | None) -> int:
+    """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's, never above the positions there are."""
+    positions = positions_of(config)
     named = own.get("max_seq_length") or read_json(folder / "tokenizer_config.json").get("model_max_length") or _NO_LIMIT
     limit = min(int(min(named, _NO_LIMIT)), positions)
     if limit >= _NO_LIMIT:

@@ -37,13 +37,13 @@ class LanguageHead(nn.Module):
         vocabulary, inner = words
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, epsilon)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(vocabulary))
-        self._activation = activation           # by name: so it pickles
+        self.activation = activation           # by name: so it pickles
         nn.init.normal_(self.dense.weight, std=_STD)
         nn.init.zeros_(self.dense.bias)
 
     def transform(self, states: Tensor) -> Tensor:
         """(m, inner) for states (m, width): what is compared with the words."""
-        return self.norm(ACTIVATIONS[self._activation](self.dense(states)))
+        return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
 
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
         """(m, vocabulary) logits for states (m, width) and the word table (vocabulary, inner)."""

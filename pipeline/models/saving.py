@@ -14,12 +14,15 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.models.adapters import merged
 from pipeline.models.backbones import PaddedBackbone
-from pipeline.models.folder import POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
+from pipeline.models.denoise import DenoiseModule
+from pipeline.models.folder import DENOISE, ENDS_SENTENCES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
 from pipeline.models.heads import DenseModule
 from pipeline.models.joined import PARTS, described
+from pipeline.models.prompted import PromptedEncoder
 from pipeline.models.trainable import TrainableEncoder, head_name
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings
+from pipeline.text.templates import wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
 _WRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")       # of the files that loading needs; weights apart
@@ -75,18 +78,24 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     _write_weights(encoder, folder, to)
     _write_json(to / "config.json", dict(folder.config) | {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config})
     _copy_tokenizer(folder, to)
+    if folder.template is not None:
+        wrap_tokenizer(to, *encoder.folder.tokenizer().around)
     own = read_json(folder.beside_config(_ONE_CONFIG))
-    _write_json(to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower})
+    ends = {ENDS_SENTENCES: True} if folder.ends_sentences else {}
+    _write_json(to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower} | ends)
     _write_json(to / "config_sentence_transformers.json", _prompts(folder))
     pooling, layers = _layers(encoder, head)
     _write_json(to / "1_Pooling" / "config.json", _pooling(pooling, encoder.backbone.width, folder.include_prompt))
-    kinds = ["Transformer", "Pooling", *("Dense" if isinstance(layer, DenseModule) else "Normalize" for layer in layers)]
+    kinds = ["Transformer", "Pooling", *map(_kind, layers)]
     places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
     for layer, name in zip(layers, places[2:], strict=True):
         (to / name).mkdir()
         if isinstance(layer, DenseModule):
             _write_dense(layer, to / name)
-    entries = [{"idx": number, "name": str(number), "path": name, "type": _MODULES + kind} for number, (name, kind) in enumerate(zip(places, kinds, strict=True))]
+        if isinstance(layer, DenoiseModule):
+            _write_denoise(layer, to / name)
+    types = {"Denoise": DENOISE}
+    entries = [{"idx": number, "name": str(number), "path": name, "type": types.get(kind, _MODULES + kind)} for number, (name, kind) in enumerate(zip(places, kinds, strict=True))]
     _write_json(to / "modules.json", entries)
 
 
@@ -133,7 +142,8 @@ def _layers(encoder: TrainableEncoder, head: DenseModule | None) -> tuple[tuple[
         pooling, layers = ("cls",), [encoder.mlp, *layers]
     if "cls_mlp" in pooling and head_name(open_checkpoint(encoder.folder)) is None:
         raise ModelError("encoder.pooling", "cls_mlp by itself, since the encoder had no such layer", "+".join(pooling), "train with one pooling")
-    return pooling, layers if head is None else [*layers, head]
+    denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
+    return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
 
 
 def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
@@ -152,6 +162,17 @@ def _write_dense(layer: DenseModule, to: Path) -> None:
               "activation_function": f"torch.nn.modules.{kind}"}
     _write_json(to / "config.json", config | ({"use_residual": True} if described.residual else {}))
     _save_tensors(dict(layer.named_parameters()), to / _WEIGHTS)
+
+
+def _write_denoise(layer: DenoiseModule, to: Path) -> None:
+    described = layer.described()
+    config = {"width": described.width, "activation": described.activation, "epsilon": described.epsilon, "shortest": described.shortest}
+    _write_json(to / "config.json", config)
+    _save_tensors(layer.state_dict(), to / _WEIGHTS)
+
+
+def _kind(layer: torch.nn.Module) -> str:
+    return "Denoise" if isinstance(layer, DenoiseModule) else "Dense" if isinstance(layer, DenseModule) else "Normalize"
 
 
 def _write_json(file: Path, value: object) -> None:

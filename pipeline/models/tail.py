@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models import linear
 from pipeline.models.folder import Denoise, Dense, EncoderFolder
 from pipeline.models.weights import Checkpoint, open_weights
 
@@ -101,9 +102,9 @@ def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -
         raise ModelError("encoder.max_length", f"at most the {longest} tokens that the folder's Denoise module is made for", str(folder.max_length), "lower it")
     if module.activation is None:
         return DenoiseLayer(lambda x: x, table, module.shortest)
-    weight, bias = weights.linear("dense", width, width)
-    scale, shift = (weights.tensor(f"norm.{part}", (width,)).to(device) for part in ("weight", "bias"))
-    dense = DenseLayer(weight.to(device), None if bias is None else bias.to(device), ACTIVATIONS[module.activation], False, None)
+    weight, bias = weights.linear("transform.dense", width, width)
+    scale, shift = (weights.tensor(f"transform.norm.{part}", (width,)).to(device) for part in ("weight", "bias"))
+    dense = DenseLayer(weight.to(device), None if bias is None else bias.to(device), linear.ACTIVATIONS[module.activation], False, None)
     return DenoiseLayer(lambda x: F.layer_norm(dense(x), (width,), scale, shift, module.epsilon), table, module.shortest)
 
 

@@ -6,10 +6,11 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.backbones import AtEmbedding, PackedBackbone, PaddedBackbone, Request, rates_of
-from pipeline.models.folder import Dense, EncoderFolder
+from pipeline.models.denoise import load_denoise_module
+from pipeline.models.folder import Denoise, EncoderFolder, Module
 from pipeline.models.heads import DenseModule, TanhHead
 from pipeline.models.pooling import layers_of, pool
-from pipeline.models.tail import MLP_HEADS, load_dense, normalize
+from pipeline.models.tail import MLP_HEADS, load_dense, normalize, through
 from pipeline.models.weights import Checkpoint, open_checkpoint
 from pipeline.text.tokens import Tokens
 
@@ -40,13 +41,14 @@ class TrainableEncoder(nn.Module):
         positions (tokens,): the place that each token believes to have in its text, from 0 (the family's offset is added); None: the one it has.
         at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens lie in it, on its way to the first layer.
         """
+        return through(self.tail, self.pooled(tokens, positions=positions, at_embedding=at_embedding), tokens.lengths)
+
+    def pooled(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+        """(n, width) what goes into the tail."""
         pooling, layers = self.folder.pooling, self.backbone.layers
         request = Request(tokens, layers_of(pooling, layers), self._skip, positions, at_embedding)
         states, where = self.backbone(request)
-        x = torch.cat([self._headed(name, pool(name, states, layers, where)) for name in pooling], dim=-1)
-        for module in self.tail:
-            x = module(x)
-        return x
+        return torch.cat([self._headed(name, pool(name, states, layers, where)) for name in pooling], dim=-1)
 
     def states(self, tokens: Tokens) -> Tensor:
         """(tokens, width) last hidden states of all tokens, in their order."""
@@ -90,9 +92,11 @@ def _head(weights: Checkpoint, width: int) -> DenseModule:
     return head
 
 
-def _module(folder: EncoderFolder, module: Dense | str) -> nn.Module:
+def _module(folder: EncoderFolder, module: Module) -> nn.Module:
     if isinstance(module, str):
         return Normalize()
+    if isinstance(module, Denoise):
+        return load_denoise_module(folder, module)
     loaded, made = load_dense(folder, module, torch.device("cpu")), DenseModule(module)
     tensors = {"linear.weight": loaded.weight, "linear.bias": loaded.bias, "residual.weight": loaded.projection}
     made.load_state_dict({name: tensor for name, tensor in tensors.items() if tensor is not None})

@@ -7,16 +7,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import ModelError
 from pipeline.text.tokens import Side, Tokenizer, Tokens, framed
 
+if TYPE_CHECKING:
+    import tokenizers
+
 TEXT, MASK = "[X]", "[MASK]"
 _FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _USUAL = ("[MASK]", "<mask>")
+_AS_IT_IS = "PreTrainedTokenizerFast"           # BertTokenizer and its like put their own special tokens around a text, whatever the file says
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,33 @@ def in_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, mas
         found = f"{tokenizer.max_length}, of which {len(around)} belong to the template"
         raise ModelError("encoder.max_length", "room for at least one token of the text", found, "raise it")
     return replace(tokenizer, mask=_place(tokenizer, mask) if masked else None)
+
+
+def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
+    """Let the folder's tokenizer.json put these tokens around every text, whoever reads it: it then cuts to what they leave. Made of the vocabulary where there is none."""
+    file = folder / "tokenizer.json"
+    backend = tokenizer_of(folder)
+    parts = [{"SpecialToken": {"id": "before", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "behind", "type_id": 0}}]
+    tokens = {"before": prefix, "behind": suffix}
+    described = json.loads(backend.to_str())
+    described["post_processor"] = {
+        "type": "TemplateProcessing", "single": parts, "pair": [*parts[:2], {"Sequence": {"id": "B", "type_id": 0}}, parts[2]],
+        "special_tokens": {name: {"id": name, "ids": list(ids), "tokens": [backend.id_to_token(number) for number in ids]} for name, ids in tokens.items()},
+    }
+    file.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    named = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    config.write_text(json.dumps(named | {"tokenizer_class": _AS_IT_IS}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
+    """The folder's tokenizer, as the tokenizers library has it."""
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    if (folder / "tokenizer.json").is_file():
+        return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:

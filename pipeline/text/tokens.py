@@ -59,14 +59,14 @@ class Tokens:
 
     @classmethod
     def joined(cls, parts: Sequence["Tokens"]) -> "Tokens":
-        """The texts of all parts, one part after the other; either all of them have a template or none."""
+        """The texts of all parts, one part after the other."""
         lengths = np.concatenate([part.lengths for part in parts])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         everything = all(part.kept is None for part in parts)
         kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
         around = [part.around for part in parts if part.around is not None]
         ids, truncated = np.concatenate([part.ids for part in parts]), np.concatenate([part.truncated for part in parts])
-        return cls(ids, offsets, truncated, kept, np.concatenate(around) if around else None)
+        return cls(ids, offsets, truncated, kept, np.concatenate(around) if len(around) == len(parts) else None)
 
 
 class IdSource(Protocol):
@@ -100,6 +100,11 @@ class Tokenizer:
     def room(self) -> int:
         """Tokens of the text itself that fit beside the special ones."""
         return self.max_length - len(self.prefix) - len(self.suffix)
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before and behind every text."""
+        return self.prefix, self.suffix
 
     @property
     def prompt_tokens(self) -> int:

@@ -186,13 +186,4 @@ def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
 
 def _joined(numbers: tuple[int, ...], views: list[View]) -> _Pass:
     positions = None if views[0].positions is None else np.concatenate([view.positions for view in views if view.positions is not None])
-    return _Pass(numbers, replace(views[0], tokens=_concatenated([view.tokens for view in views]), positions=positions))
-
-
-def _concatenated(parts: list[Tokens]) -> Tokens:
-    """The texts of all parts, one part after the other."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    everything = all(part.kept is None for part in parts)
-    kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
-    return Tokens(np.concatenate([part.ids for part in parts]), offsets, np.concatenate([part.truncated for part in parts]), kept)
+    return _Pass(numbers, replace(views[0], tokens=Tokens.joined([view.tokens for view in views]), positions=positions))

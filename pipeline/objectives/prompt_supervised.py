@@ -1,0 +1,71 @@
+"""Supervised PromptBERT (Jiang et al. 2022, section 4): an anchor finds its positive among the positives, and the hard negatives, of all anchors, all in one template."""
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from torch import Tensor, nn
+
+from pipeline.losses import info_nce
+from pipeline.models.denoise import Transform
+from pipeline.models.heads import TanhHead
+from pipeline.models.language import has_language_head
+from pipeline.models.prompted import PromptedEncoder, transform_of
+from pipeline.models.trainable import TrainableEncoder
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
+from pipeline.objectives.prompt import Limit, beside, own_or_first
+
+Readout = Literal["transform", "mlp", "none"]
+
+
+@OBJECTIVES.register("prompt_supervised")
+class PromptSupervised(Objective):
+    """Vectors are T(h) - T(h_hat) with the layer T in front of the words of the folder's masked language model, or tanh(W (h - h_hat) + b) with a new one; the product's too.
+
+    readout: transform is the first, mlp the second, none neither; None: transform for BERT that has the layer, else mlp, as in the paper. template: None, the folder's
+    own or the paper's first for the encoder's family. limit: tokens of a text. hard_negative_weight as of `supervised`.
+    """
+
+    columns = ("anchor", "positive")
+    optional = ("negative",)
+    reads_folder = True
+    positives = True
+    _reading: PromptedEncoder
+
+    def __init__(
+        self, encoder: nn.Module, *, temperature: Positive = 0.05, template: str | None = None, limit: Limit = 32, denoise: bool = True,
+        readout: Readout | None = None, hard_negative_weight: Positive = 1.0,
+    ) -> None:
+        super().__init__(encoder)
+        trained = cast(TrainableEncoder, encoder)
+        chosen = readout or _readout_of(trained)
+        self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
+        self.transform = transform_of(trained) if chosen == "transform" else None
+        self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
+        template = own_or_first(trained.folder) if template is None else template
+        beside(self, "_reading", PromptedEncoder(trained, template, limit=limit, denoise=denoise, transform=self.transform, head=self.head))
+        self.dim = self._reading.dim
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        roles = [*self.columns, *(role for role in self.optional if role in batch)]
+        return [View(self._reading, self._reading.framed(batch.tokens(role), self._reading.frame)) for role in roles]
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        anchors, *columns = reps
+        positives, *rest = [batch.peers.gather(column) for column in columns]
+        value = info_nce(
+            anchors, positives, negatives=rest[0] if rest else None, hard_negative_weight=self.hard_negative_weight,
+            temperature=self.temperature, excluded=batch.excluded(anchors.device), first=batch.first,
+        )
+        return Loss.of(info_nce=value)
+
+    def product(self) -> Product:
+        return Product(self._reading)
+
+    def doubts(self) -> list[str]:
+        if isinstance(self.transform, Transform) and not has_language_head(cast(TrainableEncoder, self.encoder)):
+            return ["prompt_supervised: the encoder's folder has no head of a language model; a new layer stands in its place"]
+        return []
+
+
+def _readout_of(encoder: TrainableEncoder) -> Readout:
+    return "transform" if encoder.folder.family == "bert" and has_language_head(encoder) else "mlp"
