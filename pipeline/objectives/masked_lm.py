@@ -38,9 +38,10 @@ class MaskedLM(Objective):
         super().__init__(encoder)
         self.columns, self.role, self.rate = (role,), role, rate
         trained = cast(TrainableEncoder, encoder)
-        self.head, tokenizer = load_language_head(trained), trained.folder.tokenizer()
+        tokenizer = trained.folder.tokenizer()
         self._ends, self._vocabulary = (len(tokenizer.prefix), len(tokenizer.suffix)), len(tokenizer.vocabulary())
         self._mask_id = _mask_id(trained, tokenizer.vocabulary())
+        self.head = load_language_head(trained)
         self._masked = self._plain = Tokens(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool))
         self._words, self._at = 0.0, dict[int, int]()   # masked ones of a rank, on average; where a row of the batch stands in these
 

@@ -27,3 +27,9 @@ def test_negatives_are_seen_where_there_are_any():
     assert len(objective.views(batch_of(pairs))) == 2
     views = objective.views(batch_of({**pairs, "negative": texts(3, 3)}))
     assert [view.tokens.ids.tolist() for view in views] == [batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3)]
+
+
+def test_a_head_stays_in_the_product_unless_it_is_told_otherwise():
+    kept, dropped, none = Supervised(Tiny(), head="cls_mlp"), Supervised(Tiny(), head="cls_mlp", keep_head=False), Supervised(Tiny())
+    assert kept.product().head is kept.head
+    assert dropped.product().head is none.product().head is None
