@@ -1,0 +1,27 @@
+"""What each of several processes does in the test of the figure on dev; it saves what it found."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pipeline.models.folder import open_folder
+from pipeline.models.trainable import TrainableEncoder, load_trainable
+from pipeline.objectives import Product
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import DevSettings
+from pipeline.train.dev import Dev
+
+
+def encoder_of(folder: Path) -> TrainableEncoder:
+    return load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=0.1)
+
+
+def work(rank: int, world: int, folder: Path, encoder: Path, pairs: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
+    dev, trained, passes = Dev.open(DevSettings(uri=str(pairs))), encoder_of(encoder), []
+    trained.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    figure = dev.score(Product(trained))
+    torch.save({"figure": figure, "passes": passes}, folder / f"{rank}.pt")
+    dist.destroy_process_group()

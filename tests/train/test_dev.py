@@ -1,0 +1,173 @@
+"""The figure on dev is that of an evaluation, whoever computes it, and leaves the training as it was."""
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.multiprocessing
+from scipy.stats import spearmanr
+
+from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.models.encoder import load_encoder
+from pipeline.models.folder import open_folder
+from pipeline.models.heads import TanhHead
+from pipeline.models.trainable import load_trainable
+from pipeline.objectives import Product
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings.training import DevSettings
+from pipeline.train.dev import Best, Dev
+from tests.models import folders
+from tests.objectives.tiny import texts
+from tests.train.dev_ranks import encoder_of, work
+
+PAIRS = 240
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.save_folder(tmp_path_factory.mktemp("encoder"), "bert")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some sentences stand in several pairs, one is missing, and one pair has no score."""
+    random, known = np.random.default_rng(0), [" ".join(texts(8, seed)) for seed in range(300)]
+    left, right = ([known[place] for place in random.integers(0, 300, PAIRS)] for _ in range(2))
+    scores = [None, *random.uniform(0, 80, PAIRS - 1)]
+    return write(tmp_path_factory.mktemp("dev") / "dev.parquet", {"sentence1": [left[0], None, *left[2:]], "sentence2": right, "score": scores})
+
+
+def write(path: Path, columns: Mapping[str, object]) -> Path:
+    pq.write_table(pa.table(dict(columns)), path)
+    return path
+
+
+def expected(folder: Path, pairs: Path) -> float:
+    """By the encoder of `manta encode` and SciPy."""
+    table = pq.read_table(pairs).slice(1)
+    encoder = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings())
+    left, right = (encoder.encode([text or " " for text in table[side].to_pylist()]).astype(np.float64) for side in ("sentence1", "sentence2"))
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    return float(100 * spearmanr(cosines, table["score"].to_numpy()).statistic)
+
+
+def test_the_figure_is_that_of_an_evaluation_of_the_folder(folder: Path, pairs: Path):
+    dev = Dev.open(DevSettings(uri=str(pairs)))
+    assert dev.score(Product(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
+    assert pickle.loads(pickle.dumps(dev)).score(Product(encoder_of(folder))) == dev.score(Product(encoder_of(folder)))
+
+
+def test_it_is_of_what_inference_uses(folder: Path, pairs: Path):
+    dev, encoder = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder)
+    torch.manual_seed(0)
+    head = TanhHead(encoder.dim)
+    torch.nn.init.normal_(head.linear.weight)
+    twin = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling="cls")))
+    figures = [dev.score(product) for product in (Product(encoder), Product(encoder, head), Product(encoder, twin=twin), Product(twin))]
+    assert len(set(figures)) == 4
+
+
+def test_a_measurement_leaves_modes_gradients_and_random_numbers_alone(folder: Path, pairs: Path):
+    dev, encoder = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder)
+    encoder.backbone.encoder.layer.get_submodule("1").eval()
+    modes, state = [module.training for module in encoder.modules()], torch.get_rng_state()
+    assert True in modes
+    assert False in modes
+    first = dev.score(Product(encoder))
+    assert dev.score(Product(encoder)) == first         # with dropout it would be another
+    assert [module.training for module in encoder.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path):
+    encoder, lengths = encoder_of(folder), []
+    encoder.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].lengths))
+    Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder))
+    table = pq.read_table(pairs).slice(1)
+    distinct = {text or " " for side in ("sentence1", "sentence2") for text in table[side].to_pylist()}
+    assert sum(map(len, lengths)) == len(distinct)
+    assert all(part.sum() <= 1_024 for part in lengths)
+    assert lengths[0].max() == max(part.max() for part in lengths)
+
+
+def test_ranks_share_the_sentences_and_have_one_figure(folder: Path, pairs: Path, tmp_path: Path):
+    dev, encoder, alone = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
+    encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
+    figure = dev.score(Product(encoder))
+    torch.multiprocessing.spawn(work, (2, tmp_path, folder, pairs), nprocs=2)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert [each["figure"] for each in found] == [figure] * 2
+    passes = [each["passes"] for each in found]
+    assert len(alone) % 2                               # so that the last turn is not everybody's
+    assert {len(each) for each in passes} == {-(-len(alone) // 2)}
+    assert [each[turn] for turn in range(len(passes[0])) for each in passes][: len(alone)] == alone
+
+
+def test_vectors_that_are_not_finite_are_an_error(folder: Path, pairs: Path):
+    encoder = encoder_of(folder)
+    with torch.no_grad():
+        next(encoder.parameters()).fill_(float("nan"))
+    with pytest.raises(DataError, match=r"finite vectors, found values that are none in .* the weights have diverged"):
+        Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder))
+    assert encoder.training
+
+
+GOOD = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "score": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(("columns", "named", "kind", "message"), [
+    ({name: GOOD[name] for name in ("sentence1", "score")}, {}, DataError, "the columns sentence1, sentence2, score, found sentence1, score"),
+    (GOOD, {"score": "gold"}, DataError, "the columns gold, found"),
+    (GOOD, {"scores": "score"}, ConfigError, "did you mean 'score'"),
+    (GOOD | {"score": ["1", "2", "3"]}, {}, DataError, "a column of numbers for 'score'"),
+    (GOOD | {"sentence2": [1, 2, 3]}, {}, DataError, "a column of strings for 'sentence2'"),
+    (GOOD | {"score": [2.5, 2.5, 2.5]}, {}, DataError, "scores that differ, found 3 pairs, all with 2.5"),
+    (GOOD | {"score": [None, None, 1.0]}, {}, DataError, "at least two pairs with a score"),
+])  # fmt: skip
+def test_what_cannot_be_measured_is_told_when_it_is_opened(tmp_path: Path, columns: Mapping[str, object], named: dict[str, str], kind: type[PipelineError], message: str):
+    place = write(tmp_path / "dev.parquet", columns)
+    with pytest.raises(kind, match=message):
+        Dev.open(DevSettings(uri=str(place), columns=named))
+
+
+def test_a_file_that_is_not_there_is_told_too(tmp_path: Path):
+    with pytest.raises(DataError, match="no such file"):
+        Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet")))
+    with pytest.raises(ConfigError, match="an STS file, found none"):
+        Dev.open(DevSettings())
+
+
+def test_columns_have_other_names_and_scores_any_scale(tmp_path: Path, folder: Path, pairs: Path):
+    table = pq.read_table(pairs).rename_columns(["a", "b", "gold"])
+    table = table.set_column(2, "gold", pa.array([None if score is None else -1e6 + 1e3 * score for score in table["gold"].to_pylist()]))
+    pq.write_table(table, tmp_path / "dev.parquet")
+    dev = Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}))
+    assert dev.score(Product(encoder_of(folder))) == Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder_of(folder)))
+
+
+@pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data")
+def test_minilm_has_the_figure_that_it_is_known_for():
+    dev = Dev.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
+    assert round(dev.score(Product(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72
+
+
+def test_the_best_figure_is_the_first_of_equal_ones_and_patience_counts_measurements():
+    best = Best(patience=2)
+    told = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
+    seen = []
+    for step, figure in told:
+        best = best.told(step, figure)
+        seen.append((best.step, best.figure, best.since, best.ended))
+    assert seen == [(0, 50.0, 0, False), (250, 60.0, 0, False), (250, 60.0, 1, False), (250, 60.0, 2, True)]
+    assert Best(**best.state()) == best
+    assert not best.told(1000, 61.0).ended
+    assert not replace(best, patience=None).ended
