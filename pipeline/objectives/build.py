@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.objectives import OBJECTIVES, Objective
 from pipeline.objectives.matryoshka import Matryoshka
 from pipeline.objectives.weighted import Sum, Term
-from pipeline.settings.training import ObjectiveSettings, TrainSettings
+from pipeline.settings.training import TrainSettings
 
 Order = Literal["shuffled", "contiguous"]
 
@@ -37,7 +37,7 @@ def roles_of(settings: TrainSettings) -> tuple[tuple[str, ...], tuple[str, ...],
     order: Order = "shuffled"
     for place, one in enumerate(settings.objective):
         kind = OBJECTIVES[one.name]
-        needed, welcome = kind.roles(_options(one, place))
+        needed, welcome = kind.roles(_options(settings, place))
         columns, optional = [*columns, *needed], [*optional, *welcome]
         order = "contiguous" if kind.order == "contiguous" else order       # neighbours are rows like others to those that do not need them
     return tuple(dict.fromkeys(columns)), tuple(role for role in dict.fromkeys(optional) if role not in columns), order
@@ -45,20 +45,32 @@ def roles_of(settings: TrainSettings) -> tuple[tuple[str, ...], tuple[str, ...],
 
 def _built(settings: TrainSettings, place: int, encoder: nn.Module) -> Objective:
     one = settings.objective[place]
-    objective = OBJECTIVES[one.name](encoder, **_options(one, place))
+    objective = OBJECTIVES[one.name](encoder, **_options(settings, place))
     if not settings.matryoshka:
         return objective
     if not objective.truncates:
         found = f"{one.name} with a layer or a queue of their full width"
-        raise ConfigError("train.matryoshka", "objectives that compare the vectors themselves", found, "set its head to none, or leave matryoshka out")
+        raise ConfigError("train.matryoshka", "objectives that compare the vectors themselves", found, "set its head to none if it has the option, or leave matryoshka out")
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
 
 
-def _options(one: ObjectiveSettings, place: int) -> dict[str, Any]:
-    """All options with their values, as its class takes them."""
+def _options(settings: TrainSettings, place: int) -> dict[str, Any]:
+    """All options of one of the objectives with their values, as its class takes them."""
+    one = settings.objective[place]
     where = f"train.objective[{place}].options of {one.name}"
     checked = validated(_model(one.name), one.options, where)
-    return {name: getattr(checked, name) for name in type(checked).model_fields}
+    options = {name: getattr(checked, name) for name in type(checked).model_fields}
+    _check_classes(settings, where, options.get("classes"))
+    return options
+
+
+def _check_classes(settings: TrainSettings, where: str, classes: int | None) -> None:
+    """Whatever label a row may have has to be one of the classes, where there are any."""
+    for source in settings.data:
+        labels = source.values.labels
+        if classes is not None and len(labels) > classes:
+            remedy = f"raise it, or name the labels of the file in `values` (now {', '.join(labels)})"
+            raise ConfigError(f"{where}: classes", f"at least {len(labels)}, one for each label of {source.uri}", f"{classes}", remedy)
 
 
 @cache

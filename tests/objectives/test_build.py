@@ -50,6 +50,13 @@ def test_what_an_objective_does_not_take_is_refused_with_its_place(objective: ob
         roles_of(TrainSettings(objective=objective))
 
 
+def test_labels_for_which_there_is_no_class_are_told_of_before_any_row_is_read():
+    one = {"name": "classification", "options": {"classes": 2}}
+    with pytest.raises(ConfigError, match=r"classes: expected at least 3, one for each label of nli.parquet, found 2.*contradiction"):
+        roles_of(TrainSettings(objective=one, data="nli.parquet"))
+    assert roles_of(TrainSettings(objective=one, data={"uri": "nli.parquet", "values": {"labels": ["same", "other"]}}))
+
+
 def test_roles_are_those_of_all_objectives():
     assert roles_of(TrainSettings()) == (("text",), (), "shuffled")
     assert roles_of(TrainSettings(objective=["simcse", "supervised"])) == (("text", "anchor", "positive"), ("negative",), "shuffled")
