@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there; the last ones and the best ones stay."""
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -125,3 +126,26 @@ def test_it_is_written_while_the_training_goes_on(tmp_path: Path):
     checkpoints.close()
     assert returned < (time.perf_counter() - began) / 3
     assert checkpoints.last().step == 1
+
+
+def save_without_end(folder: Path, first: int) -> None:
+    checkpoints = Checkpoints(open_store(folder), TOP, CheckpointSettings())
+    for step in range(first, first + 10_000):
+        checkpoints.save(step, {"step": step, "weights": torch.full((500_000,), float(step))})
+
+
+def test_killed_at_any_moment_a_whole_one_is_left(tmp_path: Path):
+    """Processes are forked: they save at once, without importing anything."""
+    last = 0
+    for turn in range(8):
+        writer = multiprocessing.get_context("fork").Process(target=save_without_end, args=(tmp_path, last + 1))
+        writer.start()
+        while not any(step > last for step, kind in steps_in(open_store(tmp_path)) if kind == ".json"):
+            time.sleep(0.001)
+        time.sleep(0.007 * turn)
+        writer.kill()
+        writer.join()
+        found = Checkpoints(open_store(tmp_path), TOP, CheckpointSettings()).last()
+        assert found.step > last
+        assert torch.equal(found.load()["weights"], torch.full((500_000,), float(found.step)))
+        last = found.step
