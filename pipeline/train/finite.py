@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from pipeline.errors import DataError
 from pipeline.objectives import Batch, Column, Loss
-from pipeline.train.gather import world_size
+from pipeline.train.gather import local, mean_over_ranks, world_size
 
 
 @dataclass(eq=False)
@@ -38,10 +38,10 @@ def _culprit(loss: Loss, parameters: Mapping[str, Parameter]) -> str:
     parts = [f"{name} {float(part)}" for name, part in loss.parts.items() if not torch.isfinite(part)]
     if parts or not torch.isfinite(loss.total):
         return f"loss {float(loss.total)}" + (f" ({', '.join(parts)})" if parts else "")
-    for name, parameter in parameters.items():
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return f"a gradient of {name}"
-    return "a gradient whose length overflows"
+    gradients = {name: local(parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None}
+    finite = mean_over_ranks(torch.stack([torch.isfinite(gradient).all() for gradient in gradients.values()]).float())      # shards: one rank alone may have the culprit
+    culprits = [name for name, share in zip(gradients, finite.tolist(), strict=True) if share < 1]
+    return f"a gradient of {culprits[0]}" if culprits else "a gradient whose length overflows"
 
 
 def _gathered(batch: Batch) -> tuple[dict[str, Column], np.ndarray]:

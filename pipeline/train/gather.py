@@ -6,10 +6,11 @@ on another rank comes back to the rank that made it: `Ranks.gather` sums the gra
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import Parameter
 
@@ -74,9 +75,9 @@ def _same_shape(z: Tensor) -> None:
 def average_gradients(parameters: Iterable[Parameter]) -> None:
     """Give every rank the mean over ranks of each gradient. A gradient that is None everywhere stays so; where it is None on some ranks, it counts as zero there.
 
-    What was averaged before stays as it is, so batches may be accumulated: the mean of equal gradients is one of them.
+    What was averaged before stays as it is, so batches may be accumulated: the mean of equal gradients is one of them. Shards' gradients are means already.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad and not is_sharded(parameter)]
     if world_size() == 1 or not trained:
         return
     used = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32, device=trained[0].device)
@@ -95,6 +96,25 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(total)
     return total / world_size()
+
+
+def sharded_average(module: nn.Module, wanted: bool) -> None:
+    """Whether the next backward passes average the gradients of shards, together with what passes before them left to add up. Nothing where nothing is sharded."""
+    for each in module.modules():
+        set_sync: Any = getattr(each, "set_requires_gradient_sync", None)
+        if set_sync is not None:
+            set_sync(wanted, recurse=False)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds a part of it."""
+    return hasattr(tensor, "device_mesh")               # of a DTensor: importing its class takes a second, which most trainings need not wait
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, which shares its memory; a whole one is its own."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor      # type: ignore[attr-defined]
+    return part
 
 
 def _gradient(parameter: Parameter) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipeline.errors import ConfigError, DataError, Defect
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.text.tokens import Tokens
-from pipeline.train.gather import average_gradients, mean_over_ranks, world_size
+from pipeline.train.gather import average_gradients, mean_over_ranks, sharded_average, world_size
 from pipeline.train.generators import Generators
 
 _ROUNDING = 0.02        # half precision, and sums in another order, stay below it; other masks at the usual rates of 0.1 change vectors by tens of per cent
@@ -69,6 +69,7 @@ def _through_encoders(objective: Objective, batch: Batch, chunks: "list[_Chunk]"
         generators.restore(state)
         terms = objective.row_terms(outputs, batch.of_rows(chunk.places)) * (len(chunk.places) / len(batch))
         state = generators.state()
+        sharded_average(objective, chunk is chunks[-1])
         _backward(outputs, [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves], terms.total * scale)
         total = total + terms.detach()
     return total

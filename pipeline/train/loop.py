@@ -7,7 +7,6 @@
         ...
 """
 
-import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from pipeline.train.finite import non_finite
 from pipeline.train.gather import Ranks, world_size
 from pipeline.train.generators import Generators, seed_all
 from pipeline.train.gradcache import Outcome, loss_and_backward
-from pipeline.train.optim import gradients, norm_of, optimizer_of, scale, trained
+from pipeline.train.optim import gradients, norm_of, optimizer_of, restore_state, scale, state_of, trained
 from pipeline.train.precision import LossScale, prepare
 from pipeline.train.schedule import Schedule
 
@@ -66,6 +65,11 @@ class Training:
         """steps: of the whole training, for the schedule. ConfigError for settings that cannot be."""
         self.objective, self.settings, self.number = objective.to(device), settings, 0
         prepare(objective, settings)
+        self._sharded = settings.strategy == "fsdp" and world_size() > 1
+        if self._sharded:
+            from pipeline.train.sharded import shard  # torch's part of it takes a second to import
+
+            shard(objective)
         self.parameters = trained(objective)
         self.optimizer = optimizer_of(self.parameters.values(), settings.optimizer)
         self.schedule = Schedule(settings.schedule, settings.optimizer.learning_rate, steps=steps, steps_per_epoch=steps_per_epoch)
@@ -125,18 +129,29 @@ class Training:
         random = own * world_size()
         if world_size() > 1:
             dist.all_gather_object(random, own[0])
+        parts = self._parts()
         if Ranks().rank:
             return {}
-        parts = {"objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(), "random": random}
-        return {"step": self.number, "schedule": self.schedule.state(), "loss_scale": self.loss_scale.state(), **{name: _copied(part) for name, part in parts.items()}}
+        copied = {name: _copied(part) for name, part in parts.items()}
+        return {"step": self.number, "schedule": self.schedule.state(), "loss_scale": self.loss_scale.state(), "random": _copied(random), **copied}
+
+    def _parts(self) -> dict[str, Any]:
+        """What objective and optimizer hold, as one rank alone would hold it."""
+        if not self._sharded:
+            return {"objective": self.objective.state_dict(), "optimizer": state_of(self.optimizer, self.parameters)}
+        from pipeline.train.sharded import settle, whole
+
+        settle(self.objective)
+        return {"objective": whole(self.objective.state_dict()), "optimizer": whole(state_of(self.optimizer, self.parameters))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, the same on every rank.
 
         With as many ranks as it was taken with, each draws the random numbers that it would have drawn; else, or on other devices, new ones, by seed, step and rank.
         """
-        self.objective.load_state_dict(state["objective"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))       # an optimizer goes on in the tensors that it gets
+        objective, optimizer = self._as_held(state["objective"], state["optimizer"])
+        self.objective.load_state_dict(objective)
+        restore_state(self.optimizer, self.parameters, optimizer)
         self.schedule.restore(state["schedule"])
         self.loss_scale.restore(state["loss_scale"])
         self.number, rank = state["step"], Ranks().rank
@@ -144,6 +159,17 @@ class Training:
             self._generators.restore(state["random"][rank])
         else:
             seed_all(self.settings.seed, self.number, rank)
+
+    def _as_held(self, objective: Mapping[str, Any], optimizer: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """What `_parts` told, as this rank holds it."""
+        if not self._sharded:
+            return objective, optimizer
+        from pipeline.train.sharded import placed_as, settle
+
+        settle(self.objective)
+        own = self.objective.state_dict()
+        weights = {name: placed_as(value, own[name]) if name in own else value for name, value in objective.items()}
+        return weights, {name: {key: placed_as(value, self.parameters[name]) for key, value in each.items()} for name, each in optimizer.items()}
 
 
 def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator[Step]:

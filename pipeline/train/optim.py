@@ -1,6 +1,8 @@
 """What moves the weights."""
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from pipeline.errors import Defect
 from pipeline.settings.training import OptimizerSettings
+from pipeline.train.gather import is_sharded, local, mean_over_ranks, world_size
 
 
 def trained(module: nn.Module) -> dict[str, Parameter]:
@@ -20,12 +23,24 @@ def trained(module: nn.Module) -> dict[str, Parameter]:
 
 
 def optimizer_of(parameters: Iterable[Parameter], settings: OptimizerSettings) -> Optimizer:
-    """Weight decay on matrices and embedding tables; on biases and normalisations none, as BERT was trained (Devlin et al. 2019)."""
-    parameters = list(parameters)
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return _made([group for group in groups if group["params"]], settings)
+    """Weight decay on matrices and embedding tables; on biases and normalisations none, as BERT was trained (Devlin et al. 2019). Shards have groups of their own."""
+    groups: dict[tuple[bool, bool], list[Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault((parameter.ndim >= 2, is_sharded(parameter)), []).append(parameter)
+    return _made([{"params": group, "weight_decay": settings.weight_decay if matrices else 0.0} for (matrices, _), group in groups.items()], settings)
+
+
+def state_of(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Any]]:
+    """What the optimizer knows of each parameter, by its name."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()}
+
+
+def restore_state(optimizer: Optimizer, parameters: Mapping[str, Parameter], state: Mapping[str, Mapping[str, Any]]) -> None:
+    """Go on from what `state_of` told, in tensors of its own."""
+    order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    numbered = {order.index(id(parameters[name])): copy.deepcopy(dict(one)) for name, one in state.items()}
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _made(groups: list[dict[str, object]], settings: OptimizerSettings) -> Optimizer:
@@ -45,11 +60,16 @@ def gradients(parameters: Iterable[Parameter]) -> list[Tensor]:
 
 
 def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The length of all of them as one vector; 0 of none."""
-    return torch.nn.utils.get_total_norm(tensors)
+    """The length of all of them as one vector, shards on all ranks included; 0 of none."""
+    total = torch.nn.utils.get_total_norm([tensor for tensor in tensors if not is_sharded(tensor)])
+    shards = [local(tensor) for tensor in tensors if is_sharded(tensor)]
+    if not shards:
+        return total
+    squares = mean_over_ranks(torch.nn.utils.get_total_norm(shards).double().square()) * world_size()
+    return (total.to(squares).square() + squares).sqrt()
 
 
 def scale(tensors: Sequence[Tensor], factor: float) -> None:
     """Multiply them in place."""
     if factor != 1.0 and tensors:
-        torch._foreach_mul_(list(tensors), factor)
+        torch._foreach_mul_([local(tensor) for tensor in tensors], factor)

@@ -1,0 +1,89 @@
+"""What each of two processes does in the tests of sharded training; the first saves what it found."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.models.adapters import adapt
+from pipeline.models.folder import open_folder
+from pipeline.models.trainable import load_trainable
+from pipeline.objectives import Batch, Product
+from pipeline.objectives.build import build_objective
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import LoraSettings, TrainSettings
+from pipeline.train.dev import Dev
+from pipeline.train.gather import Ranks
+from pipeline.train.loop import Training
+from tests.models.folders import LONG
+
+ROWS, STEPS = 6, 3
+# a large epsilon: Adam turns the rounding of gradients that are almost zero into whole steps
+_COMMON: dict[str, Any] = {"dropout": 0.1, "optimizer": {"learning_rate": 1e-3, "clip": 0.5, "weight_decay": 0.1, "epsilon": 1e-3}}
+_MIXED = [{"name": "simcse", "options": {"head": "cls_mlp"}}, {"name": "masked_lm", "weight": 0.5}]
+SETTINGS = {
+    "supervised": TrainSettings(objective="supervised", **_COMMON),
+    "in chunks, beside whole weights": TrainSettings(objective=_MIXED, chunk_rows=2, **_COMMON),
+    "followed by a copy": TrainSettings(objective={"name": "cert", "options": {"queue": 12}}, **_COMMON),
+    "layers computed again": TrainSettings(objective="supervised", checkpoint_layers=True, **_COMMON),
+    "adapters": TrainSettings(objective="supervised", lora=LoraSettings(rank=2), **_COMMON),
+    "through transformers": TrainSettings(objective="supervised", **_COMMON),
+}
+DEV = Dev("dev", tuple(LONG.split()[:9]), tuple(LONG.split()[9:18]), np.arange(9.0))
+
+
+def training(name: str, folders: dict[str, Path], strategy: str) -> Training:
+    """Equal on all ranks."""
+    settings = SETTINGS[name].model_copy(update={"strategy": strategy})
+    torch.manual_seed(3)
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(folders["electra" if name == "through transformers" else "bert"]))), dropout=settings.dropout)
+    adapt(encoder, settings.lora)
+    return Training(build_objective(settings, encoder), settings, steps=STEPS, steps_per_epoch=STEPS)
+
+
+def batch_of(made: Training, step: int, rank: int, world: int) -> Batch:
+    """This rank's part."""
+    words, random = LONG.split(), np.random.default_rng(step)
+    columns = {role: [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(ROWS)] for role in ("anchor", "positive", "negative", "text")}
+    whole = Batch(columns, np.arange(ROWS), made.objective.encoder.folder.tokenizer(), Ranks())
+    return replace(whole.of_rows(np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)), places=None)
+
+
+def steps(made: Training, rank: int, world: int) -> Iterator[tuple[float, float]]:
+    """Loss and gradient's norm of each step that is left."""
+    while made.number < STEPS:
+        step = made.step(batch_of(made, made.number, rank, world))
+        yield float(step.loss.total), step.gradient_norm
+
+
+def work(rank: int, world: int, folder: Path, folders: dict[str, Path]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
+    found: dict[str, Any] = {}
+    for name in SETTINGS:
+        for strategy in ("ddp", "fsdp"):
+            made, figures = training(name, folders, strategy), []
+            course = steps(made, rank, world)
+            figures.append(next(course))
+            dev, middle = DEV.score(Product(made.objective.encoder)), made.state()
+            figures += course
+            found[f"{name} {strategy}"] = {"figures": figures, "dev": dev, "middle": middle, "end": made.state(), "held": held(made)}
+        states = [found[f"{name} fsdp"]["middle"]]
+        dist.broadcast_object_list(states, src=0)
+        for strategy in ("ddp", "fsdp"):
+            made = training(name, folders, strategy)
+            made.restore(states[0])
+            found[f"{name} again {strategy}"] = list(steps(made, rank, world)), made.state()
+    if rank == 0:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def held(made: Training) -> int:
+    """Numbers of trained weights on this rank."""
+    return sum(getattr(parameter, "to_local", lambda own=parameter: own)().numel() for parameter in made.parameters.values())
