@@ -1,0 +1,214 @@
+"""Each step of a training stands in one line of its file, once, wherever the training was stopped; trackers get the same lines."""
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.objectives import Loss
+from pipeline.settings.training import WatchSettings
+from pipeline.store.store import Store, open_store
+from pipeline.train.figures import Figures, totals
+from pipeline.train.loop import Step
+from pipeline.train.measures import measured
+from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics
+from pipeline.train.trackers import FOLDER, TensorBoard, Watched, chosen, flat, open_trackers
+from tests.objectives.tiny import batch_of
+
+EVERY, PER_EPOCH = 4, 8
+
+
+def step(number: int, **changes: Any) -> Step:
+    """Figures that tell it apart from any other."""
+    vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(int(number)))
+    loss = Loss.of(near=torch.tensor(1.0 / number), far=torch.tensor(0.25 * number))
+    values: dict[str, Any] = {
+        "number": number, "loss": loss, "gradient_norm": 2.0 * number, "learning_rate": 1e-3 * number, "rows": 64, "tokens": 640, "seconds": 0.5 + 0.1 * number,
+        "waited_s": 0.1 * number, "counts": {"repeated": number, "blank": 0}, "reps": (vectors, vectors + 0.1), "batch": batch_of({"text": ["a"] * 6}),
+    }
+    return Step(**values | changes)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(tmp_path if request.param == "folder" else f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}")
+
+
+def log_of(store: Store, done: int = 0) -> TrainingLog:
+    return TrainingLog(MetricsFile(store, step=done), every=EVERY, steps_per_epoch=PER_EPOCH, positives=True)
+
+
+def in_file(store: Store) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in store.read(METRICS).splitlines()]
+
+
+def test_a_line_holds_the_means_of_its_steps(store: Store):
+    with log_of(store) as log:
+        for number in range(1, 2 * EVERY + 1):
+            log.add(step(number))
+    lines = read_metrics(store)
+    assert [line.step for line in lines] == [4, 8]
+    assert log.lines == lines
+    numbers = np.arange(5, 9)
+    second = lines[1]
+    assert second.epoch == 1.0
+    assert second.parts == pytest.approx({"near": (1 / numbers).mean(), "far": (numbers / 4).mean()}, rel=1e-6)
+    assert second.loss == pytest.approx((1 / numbers + numbers / 4).mean(), rel=1e-6)
+    assert (second.gradient_norm, second.learning_rate) == (pytest.approx(13.0), 8e-3)
+    took = 4 * 0.5 + 0.1 * numbers.sum()
+    assert (second.tokens_per_s, second.rows_per_s, second.waiting) == pytest.approx((4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took))
+    assert second.counts == {"repeated": 26}            # what never happened is not told
+    assert totals(lines) == {"repeated": 36}
+    assert (second.rows, second.seconds) == (256, pytest.approx(took))
+    found = [measured(step(number).reps, positives=True) for number in numbers]
+    for name in ("alignment", "uniformity", "positive_cosine", "negative_cosine"):
+        assert getattr(second, name) == pytest.approx(np.mean([each[name] for each in found]))
+    assert "dev" not in in_file(store)[1]
+    assert "memory_bytes" not in in_file(store)[1]
+
+
+def test_a_figure_on_dev_ends_a_line_and_the_first_stands_before_all_steps(store: Store):
+    with log_of(store) as log:
+        log.begin(50.5)
+        for number in range(1, 8):
+            log.add(step(number), dev=61.25 if number == 6 else None)
+    assert [(line.step, line.dev, line.rows) for line in read_metrics(store)] == [(0, 50.5, 0), (4, None, 256), (6, 61.25, 128), (7, None, 64)]
+    assert in_file(store)[0] == {"step": 0, "epoch": 0.0, "dev": 50.5}
+
+
+@pytest.mark.parametrize("stopped", [7, 8, 9])
+def test_a_training_that_was_stopped_leaves_the_lines_of_one_that_was_not(store: Store, stopped: int):
+    log = log_of(store)
+    log.begin(50.5)
+    for number in range(1, stopped + 1):
+        log.add(step(number))
+        if number == 6:
+            log.checkpoint()
+    with log_of(store, done=6) as log:                  # the first one was killed: nobody closed it
+        for number in range(7, 11):
+            log.add(step(number))
+    lines = read_metrics(store)
+    assert [line.step for line in lines] == [0, 4, 6, 8, 10]
+    assert [line.resumed for line in lines] == [0, 0, 1, 0, 0]
+    assert sum(line.rows for line in lines) == 10 * 64
+    assert lines[3].loss == pytest.approx(np.mean([1 / 7 + 7 / 4, 1 / 8 + 8 / 4]), rel=1e-6)
+
+
+def test_beginning_anew_is_counted_however_far_back_it_goes(store: Store):
+    for done, made in ((0, 8), (8, 12), (8, 12), (4, 8), (0, 3), (0, 4)):
+        log = log_of(store, done)
+        for number in range(done + 1, made + 1):
+            log.add(step(number))
+        log.checkpoint()
+    lines = read_metrics(store)
+    assert [line.step for line in lines] == [4]
+    assert sum(line.resumed for line in lines) == 5
+
+
+def test_a_file_that_is_none_of_ours_is_told(store: Store):
+    store.write(METRICS, b'{"step": 1, "epoch": 0.5}\n{"step": 2, "surprise": 1}\n')
+    with pytest.raises(DataError, match="a line of figures for every few steps"):
+        MetricsFile(store)
+    assert read_metrics(store, "nothing.jsonl") == []
+
+
+def test_the_file_is_not_written_for_every_line(tmp_path: Path):
+    class Counted(type(open_store(tmp_path))):
+        written = 0
+
+        def write(self, path: str, data: bytes) -> None:
+            self.written += 1
+            super().write(path, data)
+
+    store = Counted(str(tmp_path))
+    with log_of(store) as log:
+        for number in range(1, 200 * EVERY + 1):
+            log.add(step(number, reps=()))
+    assert store.written <= 4                           # the first line, the last ones, and what a slow machine takes longer for
+    assert len(read_metrics(store)) == 200
+
+
+def watched(store: Store, done: int = 0) -> Watched:
+    return Watched("simcse-1", store, {"train": {"seed": 7}}, done)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(folder)).Reload()
+    return {name: [(event.step, event.value) for event in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_each_step_once_wherever_the_training_lies(store: Store, tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    for done, made in ((0, 12), (8, 16)):
+        board = TensorBoard(watched(store, done))
+        with TrainingLog(MetricsFile(store, step=done), [board], every=EVERY, steps_per_epoch=PER_EPOCH, positives=True) as log:
+            for number in range(done + 1, made + 1):
+                log.add(step(number), dev=60.0 + number if number == 8 else None)
+                if number == 8:
+                    log.checkpoint()
+    place = tmp_path / "fetched"
+    place.mkdir()
+    for entry in store.list(FOLDER):
+        (place / entry.path.rpartition("/")[2]).write_bytes(store.read(entry.path))
+    shown = scalars(place)
+    lines = read_metrics(store)
+    assert shown["loss"] == [(line.step, pytest.approx(line.loss)) for line in lines]
+    assert [number for number, _ in shown["loss"]] == [4, 8, 12, 16]
+    assert shown["dev"] == [(8, 68.0)]
+    assert {"parts/near", "parts/far", "counts/repeated", "alignment", "waiting", "learning_rate", "tokens_per_s"} <= shown.keys()
+
+
+def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert chosen(WatchSettings()) == ()
+    for name, command in (("tensorboard", r'pip install "manta-embeddings\[watch\]"'), ("mlflow", "pip install mlflow"), ("wandb", "pip install wandb")):
+        with pytest.raises(ConfigError, match=rf"train.watch.trackers: expected the package {name} .* {command}"):
+            chosen(WatchSettings(trackers=(name,)))
+
+
+def test_trackers_that_nobody_wants_are_none(tmp_path: Path):
+    assert open_trackers(WatchSettings(trackers=()), watched(open_store(tmp_path))) == []
+
+
+def test_figures_have_one_level_of_names():
+    line = Figures(step=4, epoch=0.5, loss=1.5, parts={"info_nce": 1.0}, counts={"repeated": 2}, rows=8, seconds=2.0)
+    assert flat(line) == {"epoch": 0.5, "loss": 1.5, "parts/info_nce": 1.0, "counts/repeated": 2.0}
+
+
+def test_wandb_keeps_one_run_for_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    tell_twice("wandb", open_store(tmp_path / "run"))
+    runs = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert {run.name.rpartition("-")[2] for run in runs} == {watched(open_store(tmp_path / "run")).key}
+
+
+def test_mlflow_keeps_one_run_for_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    tell_twice("mlflow", open_store(tmp_path / "run"))
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("manta").experiment_id])
+    assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "loss")] == [(4, 1.5), (8, 0.5)]
+    assert (run.data.params, run.info.run_name, run.info.status) == ({"train.seed": "7"}, "simcse-1", "FINISHED")
+
+
+def tell_twice(name: str, store: Store) -> None:
+    """Two commands of one training."""
+    for line in (Figures(step=4, epoch=0.5, loss=1.5), Figures(step=8, epoch=1.0, loss=0.5)):
+        (tracker,) = open_trackers(WatchSettings(trackers=(name,)), watched(store, line.step - 4))
+        tracker.tell(line)
+        tracker.keep()
+        tracker.close()
