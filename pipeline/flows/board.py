@@ -24,6 +24,7 @@ class Board:
         self._patience_s, self._life = patience_s, uuid.uuid4().hex
         self._rows: dict[str, dict[int, int]] = {}
         self._notes: dict[str, str] = {}
+        self._said: dict[str, list[str]] = {}
         self._begun: dict[str, dict[int, int]] = {}
         self._heard: dict[str, float] = {}
 
@@ -36,6 +37,7 @@ class Board:
     def close(self, call: str) -> None:
         self._rows.pop(call, None)
         self._notes.pop(call, None)
+        self._said.pop(call, None)
         self._heard.pop(call, None)
         self._begun.pop(call, None)
 
@@ -56,16 +58,20 @@ class Board:
         self._rows.setdefault(call, {})[item] = rows
         self._notes[call] = note
 
+    def hear(self, call: str, sentence: str) -> None:
+        self._said.setdefault(call, []).append(sentence)
+
     def look(self, call: str) -> "Look":
         """How the call stands. A board that was restarted counts from then, and has another `life`."""
         silent_s = time.monotonic() - self._heard.setdefault(call, time.monotonic())
-        return Look(self._life, sum(self._rows.get(call, {}).values()), silent_s, self._patience_s, dict(self._begun.get(call, {})), self._notes.get(call, ""))
+        rows, begun, said = sum(self._rows.get(call, {}).values()), dict(self._begun.get(call, {})), tuple(self._said.pop(call, ()))
+        return Look(self._life, rows, silent_s, self._patience_s, begun, self._notes.get(call, ""), said)
 
 
 @dataclass(frozen=True)
 class Look:
     """rows: done so far; silent_s: since a worker gave a sign of life; begun: how often each item that is not done yet was begun in this life of the board;
-    note: what was said of it last."""
+    note: what was shown of it last; said: by its workers, since the look before."""
 
     life: str
     rows: int
@@ -73,6 +79,7 @@ class Look:
     patience_s: float
     begun: dict[int, int]
     note: str = ""
+    said: tuple[str, ...] = ()
 
 
 def open_board(patience_s: float | None = None) -> Any:
@@ -121,6 +128,13 @@ class Call:
 
         with contextlib.suppress(ray.exceptions.RayError):
             self.board.put.remote(self.name, item, rows, note)
+
+    def say(self, sentence: str) -> None:
+        """The driver says it. Waits for nobody."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.board.hear.remote(self.name, sentence)
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
@@ -172,16 +186,22 @@ class Watch:
         self._over.set()
         self._thread.join()
 
-    def _follow(self) -> None:
+    def look(self) -> None:
+        """Tell what the workers have told."""
         import ray
 
+        with contextlib.suppress(ray.exceptions.RayError):          # a board that is lost stops no night: it comes back
+            self._judge(ray.get(self._call.board.look.remote(self._call.name), timeout=10))
+
+    def _follow(self) -> None:
         while self._failure is None and not self._over.wait(_LOOK_S):
-            with contextlib.suppress(ray.exceptions.RayError):      # a board that is lost stops no night: it comes back
-                self._judge(ray.get(self._call.board.look.remote(self._call.name), timeout=10))
+            self.look()
             if time.monotonic() - self._looked >= _NODES_S:
                 self._tell_lost_nodes()
 
     def _judge(self, look: Look) -> None:
+        for sentence in look.said:
+            say(sentence)
         if self._bar is not None:
             self._bar.reach(look.rows, look.note)
         if look.silent_s > look.patience_s:

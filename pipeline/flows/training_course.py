@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.objectives import Batch, Objective
+from pipeline.objectives import Batch
 from pipeline.settings.training import TrainSettings
-from pipeline.train.checkpoint import Checkpoints
+from pipeline.train.checkpoint import Checkpoint, Checkpoints
 from pipeline.train.dev import Best, Dev
 from pipeline.train.loop import Step, Training, fit
 
@@ -36,27 +36,35 @@ class Course:
         """Whether no step is left: all are made, or dev or the learning rate ended the training."""
         return self.number >= self._steps or self.training.ended or self.best.ended
 
+    def begin(self) -> float | None:
+        """The figure before the first step; None behind it, or where nothing is measured. Comes before `steps`."""
+        if self.number or self._dev is None:
+            return None
+        return self._told() if self.best.step is None else self.best.figure
+
     def steps(self, batches: Iterator[Batch]) -> Iterator[tuple[Step, float | None]]:
-        """Each step that is left, with the figure on dev after it where it was measured; then everything is in a checkpoint."""
+        """Each step that is left, with the figure on dev after it where it was measured."""
         while not self.ended:
             for step in fit(self.training, batches, until=self.number + 1):
                 yield step, self._told() if self._measures() else None
-                self._keep()
-        self._save(self._figure_here())
 
-    def begin(self) -> float | None:
-        """The figure before the first step; None where it has been taken, or there is no dev. Comes before `steps`."""
-        if self.number or self._dev is None or self.best.step is not None:
-            return None
-        figure = self._told()
-        self._keep()
-        return figure
+    def wants_checkpoint(self) -> bool:
+        """Whether the weights of now are to be kept: the settings say so, dev finds them best, or they are the last."""
+        better = self._chooses and self._best_here() is not None
+        due = self._checkpoints.due(self.number) if self.number else False         # every rank has to ask
+        return self._saved != self.number and (better or due or self.ended)
 
-    def product(self) -> Objective:
-        """The objective with the weights that are to be the product: the best ones on dev, or the last ones. Every rank has to call it."""
-        if self._chooses and (best := self._checkpoints.best()) is not None:
-            self.training.objective.load_state_dict(best.load()["objective"])
-        return self.training.objective
+    def save(self) -> None:
+        """A checkpoint of now. Every rank has to call it."""
+        self._checkpoints.save(self.number, {**self.training.state(), _BEST: self.best.state()}, self._best_here())
+        self._saved = self.number
+
+    def product(self) -> Checkpoint:
+        """The checkpoint whose weights are to be the product: the best ones on dev, or the last ones. Every rank has to call it, when all is saved."""
+        chosen = self._checkpoints.best() if self._chooses else None
+        found = chosen or self._checkpoints.last()
+        assert found is not None, "the last step is saved"
+        return found
 
     @property
     def _chooses(self) -> bool:
@@ -72,19 +80,9 @@ class Course:
         self.best = self.best.told(self.number, figure)
         return figure
 
-    def _figure_here(self) -> float | None:
+    def _best_here(self) -> float | None:
         """The figure on dev, where these weights have the best one so far."""
         return self.best.figure if self.best.step == self.number else None
-
-    def _keep(self) -> None:
-        better = self._chooses and self._figure_here() is not None
-        if better or (self.number and self._checkpoints.due(self.number)):
-            self._save(self._figure_here())
-
-    def _save(self, figure: float | None) -> None:
-        if self._saved != self.number:
-            self._checkpoints.save(self.number, {**self.training.state(), _BEST: self.best.state()}, figure)
-            self._saved = self.number
 
     def _go_on_from(self, state: Mapping[str, Any]) -> None:
         self.training.restore(state)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.flows.board import Call, Watch, watched
 from pipeline.flows.cluster import Cluster
-from pipeline.log import Running, say
+from pipeline.log import Running, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.text.batches import Share
@@ -128,15 +129,31 @@ def _work(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(config["threads"])
     context, call = ray.train.get_context(), config["call"]
-    with call.alive():
+    share = Share(context.get_world_rank(), context.get_world_size())
+    with call.alive(), listening() as heard:
         try:
-            config["work"](Share(context.get_world_rank(), context.get_world_size()), str(_device()), lambda step, note: call.put(0, step, note))
-        except PipelineError:
-            raise
+            config["work"](share, str(_device()), partial(_tell, call, heard, share.rank))
         except RuntimeError as error:
             if any(word in str(error).lower() for word in _LOST):
                 raise LostPeer(str(error).splitlines()[0][:200]) from None
             raise
+        finally:
+            _pass_on(call, heard, share.rank)
+
+
+def _tell(call: Call, heard: list[str], rank: int, step: int, note: str) -> None:
+    """One rank's word is enough: all take the same steps."""
+    if rank == 0:
+        call.put(0, step, note)
+    _pass_on(call, heard, rank)
+
+
+def _pass_on(call: Call, heard: list[str], rank: int) -> None:
+    """What the first rank said since, to the driver."""
+    if rank == 0:
+        for sentence in heard:
+            call.say(sentence)
+    heard.clear()
 
 
 def _device() -> Any:
@@ -162,6 +179,7 @@ def _thread(work: Callable[[], Any]) -> "Future[Any]":
 def _follow(future: "Future[Any]", watch: Watch) -> None:
     while not wait([future], timeout=_LOOK_S).done:
         watch.check()
+    watch.look()
     future.result()
 
 

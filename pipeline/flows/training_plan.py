@@ -29,8 +29,12 @@ class Plan:
 
 def plan_of(settings: TrainSettings) -> Plan:
     """ConfigError for an objective, a batch or weights that cannot be; DataError for rows that cannot be trained on: columns, labels and scores are looked at here."""
+    from pipeline.models.adapters import check_adapters
     from pipeline.objectives.build import roles_of
+    from pipeline.train.trackers import chosen
 
+    check_adapters(settings)
+    chosen(settings.watch)
     if not settings.data:
         raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
     columns, optional, order = roles_of(settings)

@@ -1,7 +1,7 @@
 """What each worker of a training does: its share of every batch, from the last checkpoint on; the first rank keeps the checkpoints and makes the product."""
 
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.training_plan import Plan
 from pipeline.flows.training_product import publish
-from pipeline.flows.training_run import CHECKPOINTS, RunFolder
+from pipeline.flows.training_run import CHECKPOINTS, METRICS, RunFolder
+from pipeline.log import say
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.train.dev import Dev
     from pipeline.train.finite import NonFinite
     from pipeline.train.loop import Training
+    from pipeline.train.metrics import TrainingLog
 
 Tell = Callable[[int, str], None]
 
@@ -45,22 +47,44 @@ class TrainRank:
 
         with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
             course = Course(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
-            with closing(self._batches(course.number, share)) as batches:
-                self._follow(course, batches, tell)
-            objective = course.product()
+            with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
+                self._follow(course, batches, log, tell)
+            chosen = course.product()
         if share.rank == 0:
+            objective = self._objective()                # not the one that was trained: that may be in shards, on a GPU, or compiled
+            objective.load_state_dict(chosen.load()["objective"])
             publish(self.run, objective, course.number, course.best)
 
-    def _follow(self, course: "Course", batches: "Generator[Batch, None, None]", tell: Tell) -> None:
+    def _follow(self, course: "Course", batches: "Generator[Batch, None, None]", log: "TrainingLog | None", tell: Tell) -> None:
         from pipeline.train.finite import NonFinite
 
         try:
-            course.begin()
-            for step, _ in course.steps(batches):
+            figure = course.begin()
+            if log is not None:
+                log.begin(figure)
+            _keep(course, log)
+            for step, figure in course.steps(batches):
+                if log is not None:
+                    log.add(step, figure)
+                _keep(course, log)
                 dev = "" if course.best.figure is None else f", best on dev {course.best.figure:.2f}"
                 tell(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
         except (NonFinite, ModelError) as error:
             raise self._refused(error, course.number + 1) from None
+
+    def _log(self, course: "Course", share: Share) -> "AbstractContextManager[TrainingLog | None]":
+        """What the first rank tells of the steps."""
+        from pipeline.train.metrics import MetricsFile, TrainingLog
+        from pipeline.train.trackers import Watched, open_trackers
+
+        if share.rank:
+            return nullcontext()
+        objective, watch = course.training.objective, self.settings.watch
+        for doubt in objective.doubts():
+            say(doubt)
+        trackers = open_trackers(watch, Watched(self.run.name, self.run.store, self.run.definition, course.number))
+        file = MetricsFile(self.run.store, METRICS, step=course.number)
+        return TrainingLog(file, trackers, every=watch.steps, steps_per_epoch=self.plan.steps_per_epoch, positives=objective.positives)
 
     def _training(self, device: str) -> "Training":
         from pipeline.train.loop import Training
@@ -71,11 +95,14 @@ class TrainRank:
         """The same on every rank, new weights included."""
         import torch
 
+        from pipeline.models.adapters import adapt
         from pipeline.models.trainable import load_trainable
         from pipeline.objectives.build import build_objective
 
         torch.manual_seed(self.settings.seed)
-        return build_objective(self.settings, load_trainable(open_folder(self.encoder), dropout=self.settings.dropout))
+        encoder = load_trainable(open_folder(self.encoder), dropout=self.settings.dropout)
+        adapt(encoder, self.settings.lora)
+        return build_objective(self.settings, encoder)
 
     def _batches(self, start: int, share: Share) -> "Generator[Batch, None, None]":
         from pipeline.objectives import ALONE
@@ -92,3 +119,12 @@ class TrainRank:
         self.run.store.write(path, sink.getvalue().to_pybytes())
         where = error.where if error.where.startswith("step") else f"step {step}: {error.where}"
         return DataError(where, error.expected, error.found, f"the batch is in {self.run.store.uri_of(path)}; {error.remedy}")
+
+
+def _keep(course: "Course", log: "TrainingLog | None") -> None:
+    """A checkpoint where one is wanted; what is told up to then is written before."""
+    if not course.wants_checkpoint():
+        return
+    if log is not None:
+        log.checkpoint()
+    course.save()
