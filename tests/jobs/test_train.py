@@ -1,0 +1,91 @@
+"""`manta train` on the command line: what is wrong is told before any worker starts, with an exit code that means something."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from jobs.cli import app
+from tests.flows.training import training_arguments, write_sentences, write_sts
+from tests.models.folders import save_folder
+
+Manta = Callable[..., tuple[int, dict[str, object], str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences and an encoder."""
+    folder = tmp_path_factory.mktemp("cli")
+    save_folder(folder / "encoder", "bert")
+    write_sentences(folder / "sentences.parquet")
+    return folder
+
+
+@pytest.fixture
+def manta(folder: Path, capfd: pytest.CaptureFixture[str]) -> Manta:
+    """(exit code, the answer, standard error) of a training with these settings changed."""
+
+    def run(*given: str) -> tuple[int, dict[str, object], str]:
+        capfd.readouterr()
+        ended = CliRunner().invoke(app, ["train", "--json", *training_arguments(folder, folder / "encoder"), *given])
+        return ended.exit_code, json.loads(capfd.readouterr().out), ended.stderr
+
+    return run
+
+
+def labelled(folder: Path) -> Path:
+    """Pairs with a label that no one knows."""
+    rows = {"premise": ["a"] * 16, "hypothesis": ["b"] * 16, "label": ["entailment"] * 15 + ["maybe"]}
+    pq.write_table(pa.table(rows), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
+
+
+@pytest.mark.parametrize(("given", "code", "words"), [
+    (["train.objective=simsce"], 2, "did you mean 'simcse'"),
+    (["train.objective={name: simcse, options: {temperature: -1}}"], 2, "train.objective[0].options of simcse: temperature"),
+    (["train.order.batch_rows=1"], 2, "train.order.batch_rows: expected 2 rows or more"),
+    (["train.workers=3"], 2, "that 3 workers can share equally"),
+    (["train.watch.trackers=[nothing]"], 2, "train.watch.trackers"),
+    (["train.data=nowhere.parquet"], 3, "nowhere.parquet"),
+    (["train.objective=supervised"], 3, "a column 'anchor' for the role anchor, found the columns text"),
+    (["train.dev.uri=nowhere.parquet"], 3, "nowhere.parquet"),
+    (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
+])
+def test_what_is_wrong_is_told_before_a_worker_starts(manta: Manta, given: list[str], code: int, words: str):
+    found, answer, said = manta(*given)
+    assert (found, answer["status"]) == (code, "error")
+    assert words in str(answer["message"])
+    assert "cluster: starts" not in said
+
+
+def test_a_label_that_is_none_is_told_before_a_worker_starts(manta: Manta, folder: Path):
+    classification = "train.objective=" + next(name for name in _names() if "label" in _columns(name))
+    code, answer, said = manta(f"train.data={labelled(folder)}", classification)
+    assert code == 3
+    assert "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction (2), found 'maybe'" in str(answer["message"])
+    assert "cluster: starts" not in said
+
+
+def _names() -> list[str]:
+    from pipeline.objectives import OBJECTIVES
+
+    return OBJECTIVES.names()
+
+
+def _columns(name: str) -> tuple[str, ...]:
+    from pipeline.objectives import OBJECTIVES
+
+    return OBJECTIVES[name].columns
+
+
+def test_scores_of_dev_that_are_none_are_told_before_a_worker_starts(manta: Manta, folder: Path):
+    table = pq.read_table(write_sts(folder / "sts.parquet"))
+    pq.write_table(table.drop_columns("score"), folder / "unscored.parquet")
+    code, answer, said = manta(f"train.dev.uri={folder / 'unscored.parquet'}")
+    assert code == 3
+    assert "score" in str(answer["message"])
+    assert "cluster: starts" not in said
