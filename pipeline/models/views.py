@@ -3,7 +3,9 @@
 Every draw comes from torch's generator when a view is made, and belongs to a text: so it is the same in whichever chunks the texts are encoded, and each time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,6 +43,11 @@ def keeps_special(encoder: nn.Module) -> bool:
     return any(name in _AT_A_TOKEN for name in pooling)
 
 
+def standing(tokens: Tokens) -> np.ndarray:
+    """(tokens,) int64: the positions that the tokens have, 0, 1, 2 ... in each text."""
+    return np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], tokens.lengths)
+
+
 @runtime_checkable
 class PerText(Protocol):
     """A change at the embeddings that knows the texts of its view, one by one."""
@@ -52,6 +59,27 @@ class PerText(Protocol):
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
         """As of AtEmbedding."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Each:
+    """Of several views in one pass, each its own change, or none."""
+
+    changes: Sequence[PerText | None]
+    lengths: Sequence[np.ndarray]
+    """(n,) tokens of the texts of each view"""
+
+    def __call__(self, x: Tensor, where: Segments) -> Tensor:
+        texts = np.cumsum([0, *map(len, self.lengths)]).tolist()
+        tokens = np.cumsum([0, *(lengths.sum() for lengths in self.lengths)]).tolist()
+        for change, text, token in zip(self.changes, pairwise(texts), pairwise(tokens), strict=True):
+            if change is not None:
+                x = change(x, _part(where, slice(*text), slice(*token)))
+        return x
+
+
+def _part(where: Segments, texts: slice, tokens: slice) -> Segments:
+    return Segments(where.firsts[texts], where.lasts[texts], where.counts[texts], where.places[tokens], where.positions[tokens])
 
 
 @dataclass(frozen=True, eq=False)

@@ -228,6 +228,10 @@ class Objective(nn.Module):
         """`columns` and `optional` of an instance with these options, which need not be right."""
         return cls.columns, cls.optional
 
+    @classmethod
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
+        """ConfigError for what cannot be, beside `least_rows`. rows: of the ranks that see each other's; everyone: these are all ranks. Called before the first step."""
+
     def views(self, batch: Batch) -> Sequence[View]:
         """What is to be encoded; called once in a step. Views of one encoder share a forward pass where they can."""
         raise NotImplementedError

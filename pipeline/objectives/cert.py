@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from pydantic import Field, JsonValue
@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moved_average, random_queue
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
+_QUEUE = 96_606     # keys, as published; no multiple of the batches there, nor need it be one
 _WIDTH = 128        # of queries and keys, as published
 _STD = 0.02         # as BERT's own layers begin
 
@@ -51,7 +52,7 @@ class Cert(Objective):
     pointer: Tensor
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.07, queue: Annotated[int, Field(ge=1)] = 96_606, momentum: Annotated[float, Field(ge=0, le=1)] = 0.999,
+        self, encoder: nn.Module, *, temperature: Positive = 0.07, queue: Annotated[int, Field(ge=1)] = _QUEUE, momentum: Annotated[float, Field(ge=0, le=1)] = 0.999,
         width: Annotated[int, Field(ge=1)] = _WIDTH, pairs: bool = True,
     ) -> None:
         super().__init__(encoder)
@@ -65,14 +66,20 @@ class Cert(Objective):
     def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return cls.columns if options.get("pairs", True) else ("text",), ()
 
+    @classmethod
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
+        places = int(cast(int, options.get("queue", _QUEUE)))
+        if rows > places:
+            raise ConfigError("queue of cert", f"room for the {rows:,} keys of a batch", f"{places:,} places", "lengthen the queue, or make the batch smaller")
+        if not everyone:
+            raise ConfigError("train.across_ranks", "true for cert, whose one queue holds the keys of all ranks", "false", "leave it out, or train with one worker")
+
     def views(self, batch: Batch) -> Sequence[View]:
         query, key = self.columns[0], self.columns[-1]
         return View(self.encoder, batch.tokens(query)), View(self.slow_encoder, batch.tokens(key), grad=False)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        keys = self._keys(reps[1])
-        self._check_room(len(batch.peers.gather(keys[:, :1])))
-        return Loss.of(moco=moco(self.head(reps[0]), keys, self.queue, temperature=self.temperature))
+        return Loss.of(moco=moco(self.head(reps[0]), self._keys(reps[1]), self.queue, temperature=self.temperature))
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         keys = batch.peers.gather(nn.functional.normalize(self._keys(reps[1]), dim=1))
@@ -81,11 +88,6 @@ class Cert(Objective):
         self.pointer.fill_(pointer)
         for slow, fast in ((self.slow_encoder, self.encoder), (self.slow_head, self.head)):
             self._follow(slow, fast)
-
-    def _check_room(self, rows: int) -> None:
-        """Before any weight has moved, though the keys are written when it has."""
-        if rows > len(self.queue):
-            raise ConfigError("queue of cert", f"room for the {rows} keys of a batch", f"{len(self.queue)} places", "lengthen the queue, or make the batch smaller")
 
     def _keys(self, vectors: Tensor) -> Tensor:
         with torch.no_grad():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Defect
+from pipeline.models.views import Each, PerText, standing
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.text.tokens import Tokens
 from pipeline.train.gather import average_gradients, mean_over_ranks, sharded_average, world_size
@@ -181,10 +182,17 @@ def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
     """Numbers of the views that can share a pass."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, view in enumerate(views):
-        groups.setdefault((id(view.encoder), view.grad, id(view.at_embedding), view.positions is None), []).append(number)
+        shared = view.at_embedding is None or isinstance(view.at_embedding, PerText)
+        groups.setdefault((id(view.encoder), view.grad, None if shared else id(view.at_embedding)), []).append(number)
     return [tuple(group) for group in groups.values()]
 
 
 def _joined(numbers: tuple[int, ...], views: list[View]) -> _Pass:
-    positions = None if views[0].positions is None else np.concatenate([view.positions for view in views if view.positions is not None])
-    return _Pass(numbers, replace(views[0], tokens=Tokens.joined([view.tokens for view in views]), positions=positions))
+    """Changes and positions of their own, each for its own texts."""
+    positions, change = None, views[0].at_embedding
+    if any(view.positions is not None for view in views):
+        positions = np.concatenate([standing(view.tokens) if view.positions is None else view.positions for view in views])
+    changes = [view.at_embedding if isinstance(view.at_embedding, PerText) else None for view in views]
+    if any(each is not None for each in changes):
+        change = Each(changes, [view.tokens.lengths for view in views])
+    return _Pass(numbers, replace(views[0], tokens=Tokens.joined([view.tokens for view in views]), positions=positions, at_embedding=change))

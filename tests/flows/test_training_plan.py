@@ -43,6 +43,8 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(tmp_
     (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
     (("train.order.batch_rows=1",), "train.order.batch_rows: expected 2 rows or more, since simcse compares them, found 1"),
     (("train.workers=3",), "that 3 workers can share equally, found 8"),
+    (("train.objective={name: cert, options: {queue: 7, pairs: false}}",), "queue of cert: expected room for the 8 keys of a batch, found 7 places"),
+    (("train.objective={name: cert, options: {pairs: false}}", "train.workers=2", "train.across_ranks=false"), "train.across_ranks: expected true for cert"),
     (("train.workers=8", "train.across_ranks=false"), "batch_rows over train.workers: expected 2 rows or more"),
 ])
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, overrides: tuple[str, ...], words: str):

@@ -11,8 +11,10 @@ from pipeline.models.folder import open_folder
 from pipeline.models.pooling import Segments, segments
 from pipeline.models.trainable import TrainableEncoder, load_trainable
 from pipeline.models.views import Probe, cutoff, keeps_special, shuffled_positions
+from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens import Tokens
+from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import save_folder
 
 
@@ -141,3 +143,29 @@ def test_a_step_uphill_has_its_length_at_every_token_and_raises_the_loss(folder:
     torch.testing.assert_close((seen[0][1] - seen[0][0]).norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+
+
+def test_views_of_one_pass_have_each_its_own_change_and_positions(folder: Path):
+    encoder = trainable(folder, "mean").double()
+    torch.manual_seed(0)
+    tokens, other = of_lengths(7, 3, 12), of_lengths(5, 9, 4)
+    views = [
+        View(encoder, tokens, at_embedding=cutoff(tokens, "features", 0.3)), View(encoder, tokens), View(encoder, other, at_embedding=cutoff(other, "tokens", 0.4)),
+        View(encoder, other, positions=shuffled_positions(other, keep_special=False)),
+    ]
+    expected, passes = [view.encode() for view in views], []
+    encoder.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
+
+    class Four(Objective):
+        def views(self, batch: Batch) -> list[View]:
+            return views
+
+        def loss(self, reps: tuple[torch.Tensor, ...], batch: Batch) -> Loss:
+            return Loss.of(sum=sum((rep.sum() for rep in reps), torch.zeros(())))
+
+    for chunk_rows, sizes in ((None, [12]), (2, [8, 4, 8, 4])):
+        passes.clear()
+        reps = loss_and_backward(Four(encoder), Batch({}, np.arange(3), lambda texts: tokens), chunk_rows=chunk_rows).reps
+        assert passes == sizes
+        for rep, alone in zip(reps, expected, strict=True):
+            torch.testing.assert_close(rep, alone.detach(), rtol=0, atol=1e-12)

@@ -118,6 +118,13 @@ def test_one_text_with_two_dropout_masks_is_a_pair_too():
     assert not torch.isclose(query, key).all(dim=1).any()
 
 
-def test_more_keys_than_places_are_an_error_before_the_step():
+def test_batches_that_the_queue_cannot_hold_are_refused():
+    Cert.check_batch({}, 96_606, everyone=True)
+    Cert.check_batch({"queue": 4}, 4, everyone=True)
     with pytest.raises(ConfigError, match="room for the 5 keys of a batch, found 4 places"):
-        loss_and_backward(Cert(Tiny(), queue=4).double(), pairs(0, 5))
+        Cert.check_batch({"queue": 4}, 5, everyone=True)
+    with pytest.raises(ConfigError, match=r"train.across_ranks: expected true for cert"):
+        Cert.check_batch({"queue": 4}, 4, everyone=False)
+    objective = Cert(Tiny(), queue=4).double()
+    with pytest.raises(ConfigError, match="room for the 5 keys"):
+        stepped(objective, pairs(0, 5))
