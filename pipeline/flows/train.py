@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.flows.cluster import connect
+from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.encoders import for_workers
+from pipeline.flows.mine import check_mining, mine
 from pipeline.flows.training_group import group_of
 from pipeline.flows.training_plan import Plan, open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
 from pipeline.flows.training_run import CHECKPOINTS, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
-from pipeline.settings import Job
+from pipeline.settings import EncoderSettings, Job
+from pipeline.settings.training import TrainSettings
 from pipeline.store.store import open_store
+
+_MINED = "mined"        # below train.root, beside the trainings: what is mined serves all that begin with the same encoder and rows
 
 
 @dataclass(frozen=True)
@@ -30,34 +34,58 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
     Before any worker starts: ConfigError for settings that cannot be, a name that another training has, or a cluster without room; DataError for rows that cannot be
     trained on; ModelError for the encoder. Later: DataError where numbers are not finite any more; TransientError when workers died more often than train.failures.
     """
+    job = job.model_copy(update={"encoder": _start(job)})
     run = open_run(job.train, open_folder(job.encoder))
     run.check()
     if (result := run.result()) is not None:
         return Trained("unchanged", run, result)
-    with stages("data") as reading:
-        plan, dev = plan_of(job.train), open_dev(job.train.dev)
-        reading.add(sum(counts["rows"] for counts in plan.counts))
-    _begin(run, plan)
+    dev, plan = open_dev(job.train.dev), None if _mines(job) else _planned(job.train, stages)
     with connect(job.cluster, stages, verbose=verbose) as cluster:
         group = group_of(job.train, job.cluster)
         group.check(cluster)
-        begun = _begun(run, plan)
+        plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
+        begun = _begin(run, plan)
         work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
         with stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
-            bar.reach(plan.steps - begun)
-    result = run.result()
-    assert result is not None, "the first rank ends with it"
-    return Trained("trained", run, result)
+            bar.reach(max(run.ended().steps - begun, 0))
+    return Trained("trained", run, run.ended())
 
 
-def _begin(run: RunFolder, plan: Plan) -> None:
+def _start(job: Job) -> EncoderSettings:
+    """The encoder that training starts from; a new recurrent one is made here, before anything else."""
+    if job.train.recurrent.cell is None:
+        return job.encoder
+    from pipeline.train.start import start_of
+
+    return start_of(job.train, job.encoder)
+
+
+def _planned(settings: TrainSettings, stages: Stages) -> Plan:
+    with stages("data") as reading:
+        plan = plan_of(settings)
+        reading.add(sum(counts["rows"] for counts in plan.counts))
+    return plan
+
+
+def _mines(job: Job) -> bool:
+    """Whether the rows have to be given hard negatives first. ConfigError where that cannot be."""
+    if not job.train.mine.enabled:
+        return False
+    check_mining(job)
+    return True
+
+
+def _with_negatives(job: Job, cluster: Cluster, stages: Stages) -> TrainSettings:
+    """The training over rows that have hard negatives."""
+    kept = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
+    return job.train.model_copy(update={"data": mine(job, job.train.data, kept, cluster, stages)})
+
+
+def _begin(run: RunFolder, plan: Plan) -> int:
+    """Put the training on record; steps that are done, which is said where there are any."""
     counts = tuple(dict(each) for each in plan.counts)
     run.begin(RunRecord(name=run.name, digest=run.digest, definition=run.definition, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps))
-
-
-def _begun(run: RunFolder, plan: Plan) -> int:
-    """Steps that are done; says where a training goes on."""
     done = max((int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")), default=0)
     if done:
         say(f"training {run.name} goes on after step {done:,} of {plan.steps:,}")

@@ -71,6 +71,12 @@ class RunFolder:
         """What the training came to; None while it has not ended."""
         return ResultRecord.left(self.store, RESULT)
 
+    def ended(self) -> ResultRecord:
+        """What the training came to, once its workers are done."""
+        result = self.result()
+        assert result is not None, "the first rank ends with it"
+        return result
+
     def begin(self, record: RunRecord) -> bool:
         """Create the record; False where it is there already, of an equal training. ConfigError as `check`."""
         self.check()
