@@ -70,7 +70,7 @@ def check_mining(job: Job) -> None:
     """ConfigError where training starts from new weights, which find nothing near, and where no objective reads negatives."""
     from pipeline.objectives.build import roles_of
 
-    if job.train.fresh:
+    if job.train.fresh or job.train.recurrent.cell:
         remedy = "train without one of them, then mine with the encoder that comes out"
         raise ConfigError("train.mine.enabled", "an encoder that knows what is near", "train.fresh: true", remedy)
     columns, optional, _ = roles_of(job.train)
@@ -81,7 +81,7 @@ def check_mining(job: Job) -> None:
 
 def _source(job: Job, source: PairSettings, store: Store, cluster: Cluster, stages: Stages) -> PairSettings:
     pairs = open_pairs(source, _ROLES)
-    folder = f"mined/{_identity(job, pairs)}"
+    folder = f"pairs/{_identity(job, pairs)}"
     mined = Mined.left(store, f"{folder}/mined.json")
     if mined is None or not mined.is_whole(store):
         mined = _mined(job, pairs, store, folder, cluster, stages)

@@ -62,8 +62,8 @@ class Relate:
                     again, known = _related(*self._lines(units, part, parts))
                     repeats.append(again)
                     writer.write_table(known)
-            known_file = put_by_content(self.store, scratch / "known", "mined/known", ".parquet", 0)
-        return Related(repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "mined/repeats"), known=known_file)
+            known_file = put_by_content(self.store, scratch / "known", "pairs/known", ".parquet", 0)
+        return Related(repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"), known=known_file)
 
     def _lines(self, units: Sequence[tuple[CorpusUnit, CorpusUnit]], part: int, parts: int) -> tuple[pa.Table, pa.Array]:
         """(key, address, anchor) of positives, and the anchors' keys: those that fall into the part."""

@@ -1,5 +1,6 @@
 """Hard negatives of training pairs, against a brute-force search over all of them."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.mine import _units, mine
 from pipeline.flows.mining import Relate
 from pipeline.flows.process import OneProcess, standing_by
+from pipeline.flows.train import train
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
 from pipeline.settings import Job
@@ -125,7 +127,7 @@ def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, en
     (place / "mined.json").unlink()
     assert mined(job, folder, tmp_path, process)[1] == got
     assert lost.read_bytes() == bytes_before
-    made = {file for file in (tmp_path / "mined").rglob("*/*") if file.is_file() and file.stat().st_mtime_ns != before.get(file)}
+    made = {file for file in (tmp_path / "pairs").rglob("*/*") if file.is_file() and file.stat().st_mtime_ns != before.get(file)}
     assert {file.name for file in made} == {"part-00001.json", "part-00001.parquet", "part-00002.parquet", "mined.json"}
 
 
@@ -156,9 +158,17 @@ def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path,
         mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path, process)
 
 
-def test_a_cluster_finds_the_same(pairs, encoder: Path, tmp_path: Path, process: OneProcess, cluster: Cluster):
+def test_a_training_on_the_cluster_begins_with_mining_and_finds_the_same(pairs, encoder: Path, tmp_path: Path, process: OneProcess, cluster: Cluster):
     folder, _ = pairs
-    job = job_of(encoder)
-    alone = mined(job, folder, tmp_path / "alone", process)[1]
-    found, = mine(job, (source_of(folder),), open_store(tmp_path / "cluster"), cluster, Stages())
-    assert rows_of(found) == alone
+    alone = mined(job_of(encoder), folder, tmp_path / "alone", process)[1]
+    job = job_of(
+        encoder, "train.mine.enabled=true", f"train.root={tmp_path}", f"train.data={{uri: {folder}, columns: {{anchor: question}}}}", "train.order.batch_rows=16",
+        "train.max_steps=2", "train.name=run",
+    )
+    trained = train(job, Stages())
+    places = list((tmp_path / "mined/pairs").glob("*/rows"))
+    assert len(places) == 1
+    assert rows_of(PairSettings(uri=str(places[0]))) == alone
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert [counts["rows"] for counts in record["counts"]] == [len(alone)]
+    assert trained.result.steps == 2
