@@ -1,11 +1,26 @@
 """The page of a training: what was trained on what, how it went, and what came of it; one HTML file, no network, no script."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from markupsafe import Markup
+
+from pipeline.charts import frame
+from pipeline.charts.geometry import colour
+from pipeline.charts.training import Points, Steps, curves_chart, dev_chart, way_chart
 from pipeline.models.folder import EncoderFolder
+from pipeline.report.evaluation import Chart
+from pipeline.report.page import fill
 from pipeline.settings.training import TrainSettings
-from pipeline.train.figures import Figures
+from pipeline.train.figures import Figures, totals
+
+_PINNED = 0.02          # of ln N: a loss so near to it tells texts apart no better than chance
+_ALIKE = 0.9999         # cosine of two views that are one vector, up to rounding in half precision
+_CROWDED = 0.98         # mean cosine of different texts
+_SLOW = 0.2             # share of the time without a batch that is worth a word
+_TAIL = 0.2             # of the lines: what a training came to is their mean, since single steps vary
 
 
 @dataclass(frozen=True)
@@ -66,3 +81,200 @@ class Report:
     settings_text: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def objective(self) -> str:
+        """Names, with their weights where there are several."""
+        terms = self.settings.objective
+        return " + ".join(term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in terms)
+
+    @property
+    def rows(self) -> int:
+        """That were trained on: those without a label are none of them."""
+        return sum(source.rows - source.unlabelled for source in self.sources)
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps, without measurements and checkpoints."""
+        return sum(line.seconds for line in self.lines)
+
+    @property
+    def resumed(self) -> tuple[tuple[int, int], ...]:
+        """(step, times) of each place where the training was begun anew."""
+        return tuple((line.step if line.rows or line.dev is not None else 0, line.resumed) for line in self.lines if line.resumed)
+
+    @property
+    def dev(self) -> dict[str, Figures]:
+        """The line before the first step, the best one and the last one, of those with a figure on dev."""
+        measured = [line for line in self.lines if line.dev is not None]
+        if not measured:
+            return {}
+        best = max(measured, key=lambda line: (line.dev or 0.0, -line.step))
+        before = {"before": measured[0]} if measured[0].step == 0 else {}
+        return before | {"best": best, "last": measured[-1]}
+
+
+def render(report: Report) -> str:
+    """The page, complete in itself (UTF-8). Every text from outside is escaped."""
+    filters: dict[str, Callable[..., Any]] = {"figure": two_digits, "signed": _signed, "rate": lambda value: f"{value:g}".replace("-", "\u2212"), "options": options}
+    return fill("training.html.j2", filters, report=report, sections=sections(report), verdict=verdict(report), warnings=warnings(report))
+
+
+def verdict(report: Report) -> str:
+    """What was trained on what, and what came of it, in a sentence or two."""
+    said = f"{report.objective} on {report.rows:,} rows, {report.steps:,} steps of {report.settings.order.batch_rows} rows."
+    dev = report.dev
+    if "before" not in dev:
+        return said
+    before, best = dev["before"].dev or 0.0, dev["best"].dev or 0.0
+    if dev["best"].step == 0:
+        return f"{said} On dev the encoder was best before the first step: {two_digits(before)}."
+    return f"{said} On dev the encoder went from {two_digits(before)} to {two_digits(best)}."
+
+
+def warnings(report: Report) -> list[str]:
+    """What a person should know before the encoder is used, in sentences; the objective's own doubts first."""
+    return [*report.doubts, *_of_dev(report), *_of_collapse(report), *_of_rows(report), *_of_speed(report)]
+
+
+def _of_dev(report: Report) -> Iterator[str]:
+    dev = report.dev
+    if not dev:
+        yield "Nothing was measured on dev: the encoder has the last weights, and whether they are better than the first nobody has looked at. Set train.dev.uri."
+    elif dev["best"].step == 0 and report.steps:
+        yield "No measurement on dev was better than the one before the first step. Try a lower learning rate, other data, or another objective."
+    if report.ended:
+        yield report.ended
+
+
+def _of_collapse(report: Report) -> Iterator[str]:
+    tail = _tail([line for line in report.lines if line.loss is not None])
+    nce = [value for line in tail for name, value in line.parts.items() if name.rpartition(".")[2] == "info_nce"]
+    if nce and (count := _pinned_at(sum(nce) / len(nce), report.settings)):
+        yield f"The loss stays at ln {count}, as if the right one of {count} candidates were guessed: the vectors have collapsed, or the temperature is far too high."
+    cosines = [line.positive_cosine for line in tail if line.positive_cosine is not None]
+    if cosines and min(cosines) > _ALIKE:
+        yield "Positives are one vector: nothing makes the two views of a text differ. Set train.dropout, or look whether the columns hold the same texts."
+    negatives = [line.negative_cosine for line in tail if line.negative_cosine is not None]
+    if negatives and sum(negatives) / len(negatives) > _CROWDED:
+        yield f"Different texts have a mean cosine of {sum(negatives) / len(negatives):.3f}: the vectors have collapsed into one direction."
+
+
+def _pinned_at(loss: float, settings: TrainSettings) -> int | None:
+    """The number of candidates whose logarithm the loss stays at: rows of the batch, or these and as many hard negatives."""
+    rows = settings.order.batch_rows if settings.across_ranks else settings.order.batch_rows // settings.workers
+    return next((count for count in (rows, 2 * rows) if count > 1 and abs(loss - math.log(count)) < _PINNED * math.log(count)), None)
+
+
+def _of_rows(report: Report) -> Iterator[str]:
+    counts, rows = totals(report.lines), sum(line.rows for line in report.lines)
+    if repeated := counts.get("repeated", 0):
+        yield _repeats(repeated, rows, report.settings.order.repeats)
+    if blank := counts.get("blank", 0):
+        yield f"{blank:,} texts were missing or blank, and were read as one blank."
+    if overflows := counts.get("overflows", 0):
+        yield f"Gradients overflowed {overflows:,} times; each time the loss scale was halved and the step made again."
+
+
+def _repeats(repeated: int, rows: int, setting: str) -> str:
+    said = f"{repeated:,} of {rows:,} rows ({frame.percent(repeated / max(rows, 1))}) had a text in common with another row of their batch"
+    return said + {
+        "keep": ": each is a false negative of the other. Set train.order.repeats to mask or drop.",
+        "drop": ", though rows changed places with those of other batches: too few others were left.",
+        "mask": ", and were no negatives of each other.",
+    }[setting]
+
+
+def _of_speed(report: Report) -> Iterator[str]:
+    waited = sum((line.waiting or 0.0) * line.seconds for line in report.lines)
+    if report.seconds and waited / report.seconds > _SLOW:
+        yield f"{frame.percent(waited / report.seconds)} of the time went by waiting for batches: rows are read or tokenized too slowly for this device."
+
+
+def sections(report: Report) -> list[tuple[str, list[Chart]]]:
+    """(heading, charts): those for which there are figures."""
+    steps = Steps(report.steps, tuple(float(step) for step, _ in report.resumed if step))
+    found = [("How it went", _learning(report, steps)), ("Its vectors", _vectors(report, steps)), ("Steps", _moves(report, steps))]
+    return [(heading, charts) for heading, charts in found if charts]
+
+
+def _learning(report: Report, steps: Steps) -> list[Chart]:
+    charts, dev = [], report.dev
+    if dev:
+        points = _points(report.lines, "dev")
+        charts.append(Chart("Spearman x100 on dev", dev_chart(points, dev["best"].step, steps), "Larger is better; over all pairs of the file."))
+    curves = {"loss": _points(report.lines, "loss")}
+    parts = list(dict.fromkeys(name for line in report.lines for name in line.parts))
+    if len(parts) > 1:
+        curves |= {name: [(float(line.step), line.parts[name]) for line in report.lines if name in line.parts] for name in parts}
+    if curves["loss"]:
+        charts.append(Chart("Loss", curves_chart(list(curves.values()), steps, "Loss"), _behind(curves["loss"]), _key(list(curves)) if len(curves) > 1 else ""))
+    return charts
+
+
+def _vectors(report: Report, steps: Steps) -> list[Chart]:
+    charts, lines = [], report.lines
+    way = [(line.uniformity, line.alignment) for line in lines if line.uniformity is not None and line.alignment is not None]
+    if way:
+        note = "Positives lie close where alignment is low, texts are spread out where uniformity is low. Of vectors as they were trained, with dropout."
+        charts.append(Chart("Alignment against uniformity", way_chart(way), note))
+    elif spread := _points(lines, "uniformity"):
+        charts.append(Chart("Uniformity", curves_chart([spread], steps, "Uniformity"), "The lower, the more evenly texts are spread out."))
+    cosines = {"positives": _points(lines, "positive_cosine"), "negatives": _points(lines, "negative_cosine")}
+    if all(cosines.values()):
+        chart = curves_chart(list(cosines.values()), steps, "Mean cosines of positives and negatives")
+        charts.append(Chart("Mean cosine of positives and of negatives", chart, "The further apart, the better they are told from each other.", _key(list(cosines))))
+    return charts
+
+
+def _moves(report: Report, steps: Steps) -> list[Chart]:
+    lines, charts = report.lines, []
+    for name, heading, note in (("learning_rate", "Learning rate", ""), ("gradient_norm", "Norm of the gradient", _clipping(report.settings))):
+        if points := _points(lines, name):
+            clip = report.settings.optimizer.clip if name == "gradient_norm" else None
+            level = (clip, f"cut to {clip:g}") if clip is not None and clip < 1.5 * max(y for _, y in points) else None
+            charts.append(Chart(heading, curves_chart([points], steps, heading, floor=0.0, level=level), note))
+    if points := _points(lines, "tokens_per_s"):
+        charts.append(Chart("Tokens per second", curves_chart([points], steps, "Tokens per second", floor=0.0), "Of all workers, tokens of all views, waiting included."))
+    if points := _points(lines, "waiting"):
+        charts.append(Chart("Share of the time without a batch", curves_chart([points], steps, "Share of the time without a batch", floor=0.0, label=frame.percent)))
+    return charts
+
+
+def _clipping(settings: TrainSettings) -> str:
+    clip = settings.optimizer.clip
+    return "Never cut." if clip is None else f"Before it was cut to {clip:g}."
+
+
+def _behind(points: Points) -> str:
+    from pipeline.charts.training import MEANS
+
+    return f"A mean of {-(-len(points) // MEANS)} lines of figures at each point; every line faintly behind." if len(points) > MEANS else ""
+
+
+def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
+    return [(float(line.step), float(value)) for line in lines if (value := getattr(line, name)) is not None]
+
+
+def _key(names: Sequence[str]) -> Markup:
+    """What the colours mean."""
+    parts = (Markup('<span class="series"><span class="key {}"></span>{}</span>').format(colour(number), name) for number, name in enumerate(names))
+    return Markup(" ").join(parts)
+
+
+def _tail(lines: Sequence[Figures]) -> Sequence[Figures]:
+    return lines[-max(1, round(_TAIL * len(lines))) :]
+
+
+def two_digits(value: float | None) -> str:
+    """As correlations x100 are given; a true minus sign."""
+    return "" if value is None else f"{value:.2f}".replace("-", "\u2212")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "\u2212") if round(value, 2) else "0.00"
+
+
+def options(values: Mapping[str, Any]) -> str:
+    """temperature 0.05, head none."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
