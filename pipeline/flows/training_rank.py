@@ -100,7 +100,7 @@ class TrainRank:
         from pipeline.objectives.build import build_objective
 
         torch.manual_seed(self.settings.seed)
-        encoder = load_trainable(open_folder(self.encoder), dropout=self.settings.dropout)
+        encoder = load_trainable(open_folder(self.encoder), dropout=self.settings.dropout, fresh=self.settings.fresh)
         adapt(encoder, self.settings.lora)
         return build_objective(self.settings, encoder)
 

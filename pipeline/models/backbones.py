@@ -132,6 +132,10 @@ class Backbone(nn.Module):
             found: tuple[dict[int, Tensor], Segments] = super().__call__(request)
         return found
 
+    def draw(self) -> None:
+        """New weights from torch's generator, as the architecture begins."""
+        raise NotImplementedError
+
     def compile_layers(self) -> None:
         """Compile what can be compiled, in place."""
         raise ModelError(type(self).__name__, "layers that can be compiled", "none", "leave train.compile out")
@@ -145,6 +149,7 @@ class PackedBackbone(Backbone):
         self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
         self._rates, self._where = rates, str(folder.path)
+        self._deviation = float(folder.config.get("initializer_range", 0.02))
         self._names = [NAMES[folder.family].layer.format(i=number).rstrip(".") for number in range(self.layers)]
         self._plant_embeddings()
         for name in self._names:
@@ -182,6 +187,18 @@ class PackedBackbone(Backbone):
         for module in self.modules():
             if isinstance(module, Layer):
                 module.compiled = True
+
+    def draw(self) -> None:
+        """N(0, initializer_range) (0.02 by default), zero biases, normalisations that change nothing; rows of the padding token are zero (Devlin et al. 2019)."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=self._deviation)
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                nn.init.zeros_(module.weight[module.padding_idx])
+            if isinstance(module, nn.LayerNorm):
+                nn.init.ones_(module.weight)
+            if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def _run(self, layer: nn.Module, x: Tensor, blocks: tuple[Block, ...], bias: Tensor | None) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
@@ -275,6 +292,10 @@ class PaddedBackbone(Backbone):
     def words(self) -> Tensor:
         """(vocabulary, d) rows of the word table."""
         return self._encoder().get_input_embeddings().weight
+
+    def draw(self) -> None:
+        """As transformers begins a model of this architecture."""
+        self.model.load_state_dict(type(self.model)(self.model.config).state_dict())
 
     def _places(self, request: Request, real: np.ndarray) -> dict[str, Tensor]:
         if request.positions is None:

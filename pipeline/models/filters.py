@@ -22,7 +22,7 @@ def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | Non
     if not averages.exclude:
         return None
     counts = read_frequencies(averages.counts) if averages.frequent and averages.counts else None
-    return kept_tokens(tokenizer, averages.exclude, words=folder.family == "words", counts=counts, frequent=averages.frequent)
+    return kept_tokens(tokenizer, averages.exclude, words=folder.whole_words, counts=counts, frequent=averages.frequent)
 
 
 def kept_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, counts: Frequencies | None, frequent: int) -> np.ndarray:

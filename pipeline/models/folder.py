@@ -14,14 +14,15 @@ from pipeline.log import say
 from pipeline.models.averages import Averages, averages_of
 from pipeline.models.frequencies import FREQUENCIES
 from pipeline.models.locate import locate
-from pipeline.models.words import WORDS, load_words
+from pipeline.models.words import RECURRENT, WORDS, load_sequences, load_words
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.templates import in_template
 from pipeline.text.tokens import Side, Tokenizer, load_tokenizer
 
-POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask")
+POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask", "ends")
 DENOISE, ENDS_SENTENCES = "manta.Denoise", "ensure_final_punctuation"        # names of ours in a folder's files
+OF_RECURRENT = ("last", "ends", "max", "mean", "sqrt_len", "weighted_mean", "table")         # its layers are as wide as each other, its words are not
 MASKED = ("mask",)              # the state of one token: it stands by itself
 JOINED = "manta-joined"         # the model_type of a folder with several encoders in it
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
@@ -79,7 +80,8 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, words for word vectors, else other"""
+    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, words for word vectors, recurrent for an encoder of words
+    in their order, else other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -109,10 +111,15 @@ class EncoderFolder:
 
     def tokenizer(self) -> Tokenizer:
         """Texts of the corpus to what the model reads. ModelError where it cannot be loaded, or has no mask token for its template."""
-        place, load = self.path / self.transformer, load_words if self.family == "words" else load_tokenizer
+        place, load = self.path / self.transformer, {"words": load_words, "recurrent": load_sequences}.get(self.family, load_tokenizer)
         plain = replace(load(place, self.max_length, prompt=self.prompt, lower=self.lower, cuts=self.cuts), ends_sentences=self.ends_sentences)
         masked = self.pooling == MASKED
         return in_template(plain, place, self.template, masked=masked) if masked or self.template is not None else plain
+
+    @property
+    def whole_words(self) -> bool:
+        """Whether its tokens are words, not pieces of them."""
+        return self.family in ("words", "recurrent")
 
     @property
     def normalize(self) -> bool:
@@ -151,6 +158,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         dim=0, weights=_weights(path, transformer), files={},
     )
     _check_template(folder, settings)
+    _check_recurrent(folder)
     averages = averages_of(settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words")
     return _identified(replace(folder, averages=averages), modules)
 
@@ -232,13 +240,22 @@ def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
     pooling = "+".join(folder.pooling)
     if "mask" in folder.pooling and folder.pooling != MASKED:
         raise ModelError("encoder.pooling", "mask by itself", pooling, "choose mask, or poolings without it")
-    if folder.template is not None and folder.family == "words":
-        raise ModelError("encoder.template", "a model with a mask token", f"word vectors at {settings.path}", "set it to null")
+    if folder.template is not None and folder.whole_words:
+        raise ModelError("encoder.template", "a model with a mask token", f"an encoder of words at {settings.path}", "set it to null")
     if folder.template is not None and settings.exclude:
         found = ", ".join(settings.exclude)
         raise ModelError("encoder.exclude", "nothing beside encoder.template, whose tokens would be left out of texts too", found, "use one of both")
     if folder.pooling != MASKED and any(isinstance(module, Denoise) for module in folder.tail):
         raise ModelError("encoder.pooling", "mask, whose vectors the folder's Denoise module is made for", pooling, "set it to null")
+
+
+def _check_recurrent(folder: EncoderFolder) -> None:
+    """Two directions end at two places of a text; nothing else has them."""
+    pooling, recurrent = "+".join(folder.pooling), folder.family == "recurrent"
+    if recurrent and not set(folder.pooling) <= set(OF_RECURRENT):
+        raise ModelError("encoder.pooling", f"one of {', '.join(OF_RECURRENT)} for a recurrent encoder", pooling, "choose one of these")
+    if "ends" in folder.pooling and folder.config.get("directions") != 2:
+        raise ModelError("encoder.pooling", "an encoder of two directions for ends, the final state of each", pooling, "choose last, mean or max")
 
 
 def _tail(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
@@ -308,8 +325,8 @@ def _family(config: dict[str, Any]) -> str:
     activation = config.get("activation", config.get("hidden_act", "gelu"))
     usual = (config.get("position_embedding_type", "absolute") == "absolute" and not config.get("is_decoder") and activation in ("gelu", "relu", "gelu_new")
              and not config.get("quantization_config"))
-    if config.get("model_type") == WORDS:
-        return "words"
+    if own := {WORDS: "words", RECURRENT: "recurrent"}.get(str(config.get("model_type"))):
+        return own
     return PACKED_FAMILIES.get(str(config.get("model_type")), "other") if usual else "other"
 
 

@@ -30,13 +30,20 @@ class DenseModule(nn.Module):
         return y + (x if self.residual is None else self.residual(x))
 
 
+    def draw(self) -> None:
+        """New weights from torch's generator: N(0, 0.02), zero biases."""
+        for layer in (layer for layer in (self.linear, self.residual) if layer is not None):
+            nn.init.normal_(layer.weight, std=_STD)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
 class TanhHead(DenseModule):
     """tanh(W h + b), (n, dim) -> (n, dim), newly drawn: SimCSE (Gao et al. 2021), section 6.3 there."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(Dense("", dim, dim, True, "Tanh", False))
-        nn.init.normal_(self.linear.weight, std=_STD)
-        nn.init.zeros_(self.linear.bias)
+        self.draw()
 
 
 def head_of(name: HeadName, dim: int) -> nn.Module:

@@ -9,7 +9,6 @@ import torch
 from pipeline.models.filters import kept_tokens
 from pipeline.models.folder import EncoderFolder
 from pipeline.models.pooling import TABLE_STATE
-from pipeline.models.words import WORDS
 from pipeline.stats.contextuality import States, Tokenized
 from pipeline.text.tokens import Tokenizer, Tokens
 
@@ -38,8 +37,7 @@ class Inside:
 
     def words(self, tokens: Tokens) -> Tokenized:
         """Which tokens are words: no special tokens, no prompt, no punctuation. A piece of a word counts as a word."""
-        whole = self._folder.config.get("model_type") == WORDS
-        worded = kept_tokens(self._tokenizer, ("punctuation",), words=whole, counts=None, frequent=0)
+        worded = kept_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0)
         lengths = tokens.lengths
         inside = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths)
         before, after = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens), len(self._tokenizer.suffix)

@@ -96,13 +96,21 @@ def _from_words(file: Path) -> Path:
 def _made(name: str, version: str, fetch: Callable[[], Path]) -> Path:
     """The encoder folder of a file of word vectors, made once in this machine's cache for each version of the file."""
 
-    def build(copy: Path) -> None:
+    def build(folder: Path) -> None:
         say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
-        build_folder(fetch(), name, copy / _FILES)
+        build_folder(fetch(), name, folder)
+
+    return made("words", f"{FORMAT} {version}", build)
+
+
+def made(kind: str, version: str, build: Callable[[Path], None]) -> Path:
+    """The folder that `build` fills, in this machine's cache: made once for each version of what it is made from."""
+
+    def sealed(copy: Path) -> None:
+        build(copy / _FILES)
         _seal(copy)
 
-    digest = hashlib.sha256(f"{FORMAT} {version}".encode()).hexdigest()[:32]
-    return kept(cache_directory() / "words" / digest, build, _is_whole) / _FILES
+    return kept(cache_directory() / kind / hashlib.sha256(version.encode()).hexdigest()[:32], sealed, _is_whole) / _FILES
 
 
 def _wanted(store: Store) -> list[Entry]:

@@ -63,6 +63,9 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
     if name == "mask":                                  # the one token of each text that is kept
         assert len(where.places) == len(where.firsts), "texts without a template"
         return wide(chosen[0][where.places])
+    if name == "ends":                                  # what each of two directions says when it has read the text
+        onward, backward = wide(chosen[0]).chunk(2, dim=1)
+        return torch.cat([onward[where.lasts], backward[where.firsts]], dim=1)
     tokens = _mean([wide(state[where.places]) for state in chosen])
     if name == "max":
         return torch.segment_reduce(tokens, "max", lengths=where.counts, axis=0, unsafe=True)

@@ -5,11 +5,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.models.backbones import AtEmbedding, PackedBackbone, PaddedBackbone, Request, rates_of
+from pipeline.models.backbones import AtEmbedding, Backbone, PackedBackbone, PaddedBackbone, Request, rates_of
 from pipeline.models.denoise import load_denoise_module
 from pipeline.models.folder import Denoise, EncoderFolder, Module
 from pipeline.models.heads import DenseModule, TanhHead
-from pipeline.models.pooling import layers_of, pool
+from pipeline.models.pooling import layers_of, pool, wide
+from pipeline.models.recurrent import load_recurrent
 from pipeline.models.tail import MLP_HEADS, load_dense, normalize, through
 from pipeline.models.weights import Checkpoint, open_checkpoint
 from pipeline.text.tokens import Tokens
@@ -29,7 +30,7 @@ class TrainableEncoder(nn.Module):
     In eval() its vectors are those of `Encoder` on the folder; in train() every dropout site of the architecture draws from torch's generator, for each row anew.
     """
 
-    def __init__(self, folder: EncoderFolder, backbone: PackedBackbone | PaddedBackbone, mlp: DenseModule | None, skip: int) -> None:
+    def __init__(self, folder: EncoderFolder, backbone: Backbone, mlp: DenseModule | None, skip: int) -> None:
         super().__init__()
         self.folder, self.dim, self._skip = folder, folder.dim, skip
         self.backbone, self.mlp = backbone, mlp
@@ -51,9 +52,17 @@ class TrainableEncoder(nn.Module):
         return torch.cat([self._headed(name, pool(name, states, layers, where)) for name in pooling], dim=-1)
 
     def states(self, tokens: Tokens) -> Tensor:
-        """(tokens, width) last hidden states of all tokens, in their order."""
+        """(tokens, width) last hidden states of all tokens, in their order, in float32."""
         states, where = self.backbone(Request(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers}))
-        return states[self.backbone.layers][where.places]
+        return wide(states[self.backbone.layers][where.places])
+
+    def draw(self) -> "TrainableEncoder":
+        """Itself with new weights everywhere, from torch's generator: those of an architecture that nothing has trained yet."""
+        self.backbone.draw()
+        for layer in (self.mlp, *self.tail):
+            if isinstance(layer, DenseModule):
+                layer.draw()
+        return self
 
     def checkpoint_layers(self, wanted: bool = True) -> None:
         """Whether layers compute their inner values anew in the backward pass, under equal dropout: a third more work for a fraction of the memory."""
@@ -63,20 +72,26 @@ class TrainableEncoder(nn.Module):
         return self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled
 
 
-def load_trainable(folder: EncoderFolder, *, dropout: float | None = None, device: torch.device | str = "cpu") -> TrainableEncoder:
-    """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family; None: as config.json says.
+def load_trainable(folder: EncoderFolder, *, dropout: float | None = None, fresh: bool = False, device: torch.device | str = "cpu") -> TrainableEncoder:
+    """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family; None: as config.json says. fresh: with newly drawn weights.
 
     A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError for word vectors, and where the folder cannot be used.
     """
     if folder.parts:
         raise ModelError(str(folder.path), "one encoder to train", f"{len(folder.parts)} side by side", f"name one of its parts: {folder.parts[0].path}")
     if folder.family == "words":
-        raise ModelError(str(folder.path), "a Transformer to train", "word vectors", "name another encoder.path")
+        raise ModelError(str(folder.path), "an encoder to train", "word vectors", "name another encoder.path")
     weights = open_checkpoint(folder)
-    backbone = PaddedBackbone(folder, dropout) if folder.family == "other" else PackedBackbone(folder, weights, rates_of(folder, dropout))
+    backbone = _backbone(folder, weights, dropout)
     mlp = _head(weights, backbone.width) if "cls_mlp" in folder.pooling else None
     encoder = TrainableEncoder(folder, backbone, mlp, _skipped(folder))
-    return encoder.to(device).train()
+    return (encoder.draw() if fresh else encoder).to(device).train()
+
+
+def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None) -> Backbone:
+    if folder.family == "recurrent":
+        return load_recurrent(folder, weights, dropout)
+    return PaddedBackbone(folder, dropout) if folder.family == "other" else PackedBackbone(folder, weights, rates_of(folder, dropout))
 
 
 def head_name(weights: Checkpoint) -> str | None:

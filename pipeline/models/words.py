@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,10 @@ from pipeline.models.vectorfile import Words, read_vectors
 from pipeline.text.tokens import Side, Tokenizer
 
 WORDS = "manta-words"           # the model_type of such a folder
+RECURRENT = "manta-recurrent"   # and of one whose encoder reads words in their order
 TABLE = "embeddings.word_embeddings.weight"
 FORMAT = 1                      # changes with the rules below
+UNKNOWN, FIRST, LAST = "<unk>", "<s>", "</s>"      # in a vocabulary of sequences: any other word, and the marks around a text; no token of a text is spelled so
 _MAX_LENGTH = 1_024             # words of one text where nobody says otherwise: nothing in an average of words limits it
 _CASED = 0.01                   # share of words with upper case from which on case matters: lower-cased vocabularies have UNK and the like in them
 _HEADER_BYTES = 256             # of a safetensors file with one tensor: its length is known only at the end
@@ -84,30 +86,58 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
     words, numbers and signs apart, contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are left out. Texts without spaces between words have
     to be segmented before.
     """
-    vocabulary = {word: place for place, word in enumerate((folder / "vocab.txt").read_bytes().decode().split("\n"))}
+    vocabulary = _vocabulary(folder)
     return Tokenizer(_Source(vocabulary, lower), (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
 
 
-class _Source:
-    """Texts to numbers of known words."""
+def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:
+    """The tokenizer of an encoder that reads words in their order: as above, with a mark before and behind each text, so that none is empty. A word that is not
+    known is the vocabulary's word for those, or is left out where there is none.
+    """
+    vocabulary = _vocabulary(folder)
+    if missing := [mark for mark in (FIRST, LAST) if mark not in vocabulary]:
+        raise ModelError(str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file")
+    source = _Source(vocabulary, lower, vocabulary.get(UNKNOWN))
+    return Tokenizer(source, (vocabulary[FIRST],), (vocabulary[LAST],), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
 
-    def __init__(self, vocabulary: Mapping[str, int], lower: bool) -> None:
-        self._known, self._lower = vocabulary.get, lower
+
+def words_of(text: str) -> Iterator[str]:
+    """The tokens of a lower-cased text, every one in its parts: what a vocabulary is counted from."""
+    whole, parts = _patterns()
+    for token in whole.findall(_read(text, lower=True)):
+        if token.isalnum():
+            yield token
+        else:
+            yield from parts.findall(token)
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    return {word: place for place, word in enumerate((folder / "vocab.txt").read_bytes().decode().split("\n"))}
+
+
+def _read(text: str, *, lower: bool) -> str:
+    return (text.lower() if lower else text).replace("\u2019", "'")
+
+
+class _Source:
+    """Texts to numbers of known words; others get the number `unknown`, or none."""
+
+    def __init__(self, vocabulary: Mapping[str, int], lower: bool, unknown: int | None = None) -> None:
+        self._known, self._lower, self._unknown = vocabulary.get, lower, unknown
         self._whole, self._parts = _patterns()
 
     def __call__(self, texts: list[str]) -> list[list[int]]:
         return [self._numbers(text) for text in texts]
 
     def _numbers(self, text: str) -> list[int]:
-        text = (text.lower() if self._lower else text).replace("\u2019", "'")
-        numbers: list[int] = []
-        for token in self._whole.findall(text):
+        numbers: list[int | None] = []
+        for token in self._whole.findall(_read(text, lower=self._lower)):
             number = self._known(token)
-            if number is not None:
+            if number is not None or token.isalnum():
                 numbers.append(number)
-            elif not token.isalnum():
-                numbers += [number for part in self._parts.findall(token) if (number := self._known(part)) is not None]
-        return numbers
+            else:
+                numbers += map(self._known, self._parts.findall(token))
+        return [number for each in numbers if (number := self._unknown if each is None else each) is not None]
 
 
 @functools.cache

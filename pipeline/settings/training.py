@@ -164,6 +164,28 @@ class LoraSettings(Settings):
     """ends of the names of adapted layers; none: query and value projections"""
 
 
+class RecurrentSettings(Settings):
+    """A new recurrent encoder to start from, in place of encoder.path; the other keys of `encoder` hold for it."""
+
+    cell: Literal["gru", "lstm"] | None = None
+    """null: training starts from encoder.path"""
+    width: Annotated[int, Field(ge=1)] = 600
+    """units of one direction"""
+    directions: Literal[1, 2] = 2
+    """1: texts are read from their beginning; 2: from their end too, by other weights"""
+    layers: Annotated[int, Field(ge=1)] = 1
+    """each one reads the states of the one before"""
+    readout: Literal["last", "max", "mean"] = "last"
+    """the final state of each direction, or the largest or mean value of the states at all words"""
+    words: str | None = None
+    """a file of word vectors (GloVe, word2vec), which are not trained; null: vectors are learned"""
+    vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
+    """words that are known: the commonest of train.data, lower-cased, and one that stands for all others; with `words` the first ones of the file, and others are
+    left out; null: all"""
+    word_dim: Annotated[int, Field(ge=1)] = 620
+    """dimensions of learned word vectors"""
+
+
 class MineSettings(Settings):
     """Hard negatives for (anchor, positive) rows, found by the encoder that training starts from, through an index over all positives."""
 
@@ -214,6 +236,7 @@ class TrainSettings(Settings):
     """a name, or {name, weight, options}, or a list of them, whose losses are added"""
     matryoshka: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """the loss is summed over the vectors' first so many dimensions (Kusupati et al. 2022); none: all dimensions alone"""
+    recurrent: RecurrentSettings = RecurrentSettings()
     fresh: bool = False
     """begin with newly drawn weights of the encoder's architecture instead of its own"""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None

@@ -395,5 +395,5 @@ def test_the_packaged_minilm_trains_and_saves(minilm, tmp_path):
 
 def test_word_vectors_are_not_trained_here(tmp_path):
     (tmp_path / "words.txt").write_text("dog 1 0 0\ncat 0 1 0\n")
-    with pytest.raises(ModelError, match="a Transformer to train"):
+    with pytest.raises(ModelError, match="an encoder to train"):
         load_trainable(open_folder(EncoderSettings(path=str(tmp_path / "words.txt"))))

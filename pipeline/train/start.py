@@ -1,0 +1,58 @@
+"""What a training starts from: the encoder that the settings name, or a new recurrent one whose words are those of the training rows."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pipeline.config import digest_of
+from pipeline.log import say
+from pipeline.models.locate import locate, made
+from pipeline.models.scratch import FORMAT, count_words, write_scratch
+from pipeline.objectives.build import roles_of
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TEXTS, TrainSettings
+from pipeline.store.cache import digest_of_file
+from pipeline.text.pairs import files_of, open_pairs
+
+
+def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
+    """`encoder`, or the new encoder of `train.recurrent` in a folder of this machine's cache, made once for equal settings and files: one pass over the texts of the
+    training rows, no more than a piece of them in memory.
+
+    Errors as of `open_pairs` and `write_scratch`.
+    """
+    if train.recurrent.cell is None:
+        return encoder
+    settings, counted = train.recurrent, train.recurrent.words is None
+
+    def build(folder: Path) -> None:
+        if counted:
+            say("the words of the training rows are counted, once on this machine")
+        write_scratch(settings, count_words(_texts(train)) if counted else Counter(), folder, seed=train.seed)
+
+    origin = _files(train) if counted else _vectors(locate(str(settings.words)))
+    version = digest_of({"format": FORMAT, "settings": settings.model_dump(mode="json", exclude={"words"}), "seed": train.seed, "torch": torch.__version__, "of": origin})
+    return encoder.model_copy(update={"path": str(made("recurrent", version, build))})
+
+
+def _texts(train: TrainSettings) -> Iterator[str]:
+    """Every text that the objectives read."""
+    columns, optional, _ = roles_of(train)
+    for source in train.data:
+        pairs = open_pairs(source, columns, optional)
+        roles = [role for role in pairs.roles if role in TEXTS]
+        for piece in pairs.read(pairs.spans(), roles):
+            for role in roles:
+                yield from piece[role].to_pylist()
+
+
+def _files(train: TrainSettings) -> list[object]:
+    columns, optional, _ = roles_of(train)
+    stamps = [[source.model_dump(mode="json", exclude={"weight"}), [[file.name, file.size, file.stamp] for file in files_of(source.uri)]] for source in train.data]
+    return [columns, optional, stamps]
+
+
+def _vectors(folder: Path) -> list[str]:
+    return [digest_of_file(folder / name) for name in ("vocab.txt", "model.safetensors", "sentence_bert_config.json")]
