@@ -75,7 +75,9 @@ class Course:
 
     def _told(self) -> float:
         assert self._dev is not None
-        figure = self._dev.score(self.training.objective.product())
+        figures = [self._dev.score(rival) for rival in self.training.objective.rivals()]
+        figure = max(figures)
+        self.training.objective.choose(figures.index(figure))
         self.training.told(figure)
         self.best = self.best.told(self.number, figure)
         return figure

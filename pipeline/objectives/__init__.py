@@ -258,6 +258,13 @@ class Objective(nn.Module):
         """What inference uses: the encoder alone, unless an objective keeps more."""
         return Product(cast(TrainableEncoder, self.encoder))
 
+    def rivals(self) -> tuple[Product, ...]:
+        """What may become the product: the best of them on dev, the first one where nothing is measured."""
+        return (self.product(),)
+
+    def choose(self, place: int) -> None:
+        """Which of `rivals` is the product from now on; part of its state."""
+
     def doubts(self) -> list[str]:
         """What is allowed and seldom meant, in sentences, to be said before the first step."""
         return []

@@ -23,20 +23,23 @@ class ContrastiveTension(Objective):
     ranks are counted together. A pair of rows that have one text is a positive where that is told.
 
     Inner products of a pretrained encoder are in the hundreds, and so are the first losses. reduction: the published learning rates go with the mean over the pairs.
-    inference: which encoder is the product; the paper takes the second. The two differ by their roles alone, so the paper trains without dropout (setting train.dropout).
+    inference: which encoder is the product: by convention the second; or the one that is better on dev, measurement by measurement.
+    The two differ by their roles alone, so the paper trains without dropout (setting train.dropout).
     """
 
     columns = ("text",)
     truncates = True
+    chosen: Tensor
     least_rows = 3      # of a positive and one negative the negative would have no partner but itself
 
     def __init__(
         self, encoder: nn.Module, *, negatives: Annotated[int, Field(ge=1)] = 7, reduction: Literal["mean", "sum"] = "mean",
-        inference: Literal["first", "second"] = "second",
+        inference: Literal["first", "second", "best"] = "second",
     ) -> None:
         super().__init__(encoder)
         self.twin = copy.deepcopy(encoder)
         self.negatives, self.reduction, self.inference = negatives, reduction, inference
+        self.register_buffer("chosen", torch.zeros((), dtype=torch.int64))
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
@@ -63,4 +66,11 @@ class ContrastiveTension(Objective):
         return partners
 
     def product(self) -> Product:
-        return Product(cast(TrainableEncoder, self.twin if self.inference == "second" else self.encoder))
+        return self.rivals()[int(self.chosen)]
+
+    def rivals(self) -> tuple[Product, ...]:
+        places = {"first": (self.encoder,), "second": (self.twin,), "best": (self.twin, self.encoder)}
+        return tuple(Product(cast(TrainableEncoder, encoder)) for encoder in places[self.inference])
+
+    def choose(self, place: int) -> None:
+        self.chosen.fill_(place)

@@ -41,5 +41,11 @@ class Matryoshka(Objective):
     def product(self) -> Product:
         return self.objective.product()
 
+    def rivals(self) -> tuple[Product, ...]:
+        return self.objective.rivals()
+
+    def choose(self, place: int) -> None:
+        self.objective.choose(place)
+
     def doubts(self) -> list[str]:
         return self.objective.doubts()

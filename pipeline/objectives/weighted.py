@@ -49,6 +49,12 @@ class Sum(Objective):
     def product(self) -> Product:
         return next(self._objectives()).product()
 
+    def rivals(self) -> tuple[Product, ...]:
+        return next(self._objectives()).rivals()
+
+    def choose(self, place: int) -> None:
+        next(self._objectives()).choose(place)
+
     def doubts(self) -> list[str]:
         return [doubt for each in self._objectives() for doubt in each.doubts()]
 

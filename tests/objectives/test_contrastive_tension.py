@@ -54,3 +54,15 @@ def test_the_product_is_the_second_encoder_unless_the_first_is_wanted():
     assert objective.product().encoder is objective.twin
     first = ContrastiveTension(Tiny(), inference="first")
     assert first.product().encoder is first.encoder
+    assert len(first.rivals()) == len(objective.rivals()) == 1
+
+
+def test_the_better_one_may_be_the_product_and_the_choice_is_in_the_state():
+    objective, other = ContrastiveTension(Tiny(), inference="best"), ContrastiveTension(Tiny(), inference="best")
+    assert objective.product().encoder is objective.twin
+    assert [rival.encoder for rival in objective.rivals()] == [objective.twin, objective.encoder]
+    objective.choose(1)
+    other.load_state_dict(objective.state_dict())
+    assert other.product().encoder is other.encoder
+    objective.choose(0)
+    assert objective.product().encoder is objective.twin
