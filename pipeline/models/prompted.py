@@ -86,7 +86,7 @@ def in_template(folder: EncoderFolder, template: str | None, limit: int) -> Enco
     plain = replace(folder, template=folder.template if template is None else template, pooling=MASKED, include_prompt=True, averages=Averages(), max_length=_ANY)
     whole = limit + len(frame_of(plain.tokenizer()))
     if whole > positions_of(folder.config):
-        raise ModelError(str(folder.path), f"at most the {positions_of(folder.config)} positions of the model", f"{whole} with the template", "lower the objective's limit")
+        raise ModelError(str(folder.path), f"at most the {positions_of(folder.config)} positions of the model", f"{whole} with the template", "lower limit")
     width = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.dim)
     return replace(plain, max_length=whole, tail=("normalize",) if folder.normalize else (), dim=width)
 

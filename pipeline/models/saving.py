@@ -18,11 +18,12 @@ from pipeline.models.denoise import DenoiseModule
 from pipeline.models.folder import DENOISE, ENDS_SENTENCES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
 from pipeline.models.heads import DenseModule
 from pipeline.models.joined import PARTS, described
+from pipeline.models.learned import WORDS_TABLE, LearnedTemplate
 from pipeline.models.prompted import PromptedEncoder
 from pipeline.models.trainable import TrainableEncoder, head_name
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings
-from pipeline.text.templates import wrap_tokenizer
+from pipeline.text.templates import add_tokens, wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
 _WRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")       # of the files that loading needs; weights apart
@@ -75,11 +76,13 @@ def _published(path: Path | str, write: Callable[[Path], None]) -> EncoderFolder
 
 
 def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
-    _write_weights(encoder, folder, to)
-    _write_json(to / "config.json", dict(folder.config) | {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config})
     _copy_tokenizer(folder, to)
-    if folder.template is not None:
-        wrap_tokenizer(to, *encoder.folder.tokenizer().around)
+    words = _write_template(encoder, folder, to)
+    _write_weights(encoder, folder, to, words)
+    changed: dict[str, Any] = {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config}
+    if words:
+        changed["vocab_size"] = max(map(len, words.values()))
+    _write_json(to / "config.json", dict(folder.config) | changed)
     own = read_json(folder.beside_config(_ONE_CONFIG))
     ends = {ENDS_SENTENCES: True} if folder.ends_sentences else {}
     _write_json(to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower} | ends)
@@ -94,18 +97,31 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
             _write_dense(layer, to / name)
         if isinstance(layer, DenoiseModule):
             _write_denoise(layer, to / name)
-    types = {"Denoise": DENOISE}
-    entries = [{"idx": number, "name": str(number), "path": name, "type": types.get(kind, _MODULES + kind)} for number, (name, kind) in enumerate(zip(places, kinds, strict=True))]
+    types = [DENOISE if kind == "Denoise" else _MODULES + kind for kind in kinds]
+    entries = [{"idx": number, "name": str(number), "path": name, "type": kind} for number, (name, kind) in enumerate(zip(places, types, strict=True))]
     _write_json(to / "modules.json", entries)
 
 
-def _write_weights(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> None:
-    """Under the names of the checkpoint; what it has beside the backbone (a pooler, say) stays as it was."""
+def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> dict[str, Tensor]:
+    """The tokenizer wraps texts by itself. Free vectors become new words: what comes back is the word table with them, by name; else nothing."""
+    if folder.template is None:
+        return {}
+    if not isinstance(encoder, LearnedTemplate):
+        wrap_tokenizer(to, *folder.tokenizer().around)
+        return {}
+    new = add_tokens(to, encoder.free)
+    whole = tuple(encoder.translated(new).tolist())
+    wrap_tokenizer(to, whole[: len(encoder.frame.prefix)], whole[len(encoder.frame.prefix) :])
+    return {f"{WORDS_TABLE}.weight": encoder.words.with_rows_at(new)}
+
+
+def _write_weights(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, words: Mapping[str, Tensor]) -> None:
+    """Under the names of the checkpoint; what it has beside the backbone (a pooler, say) stays as it was. words: a table that stands for the backbone's own."""
     if isinstance(encoder.backbone, PaddedBackbone):
         encoder.backbone.model.save_pretrained(to, max_shard_size="1000GB")     # one file
         return
     checkpoint = open_checkpoint(folder)
-    trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters())
+    trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters()) | dict(words)
     if encoder.mlp is not None and (name := head_name(checkpoint)):
         trained |= {f"{name}.{part}": value for part, value in encoder.mlp.linear.named_parameters()}
     tensors = {original: trained.get(name, checkpoint.raw(name)) for name, original in checkpoint.names.items()}

@@ -19,7 +19,8 @@ Readout = Literal["transform", "mlp", "none"]
 
 @OBJECTIVES.register("prompt_supervised")
 class PromptSupervised(Objective):
-    """Vectors are T(h) - T(h_hat) with the layer T in front of the words of the folder's masked language model, or tanh(W (h - h_hat) + b) with a new one; the product's too.
+    """Vectors are T(h) - T(h_hat) with the layer T in front of the words of the folder's masked language model, or tanh(W (h - h_hat) + b) with a new one: in the
+    training and in the product.
 
     readout: transform is the first, mlp the second, none neither; None: transform for BERT that has the layer, else mlp, as in the paper. template: None, the folder's
     own or the paper's first for the encoder's family. limit: tokens of a text. hard_negative_weight as of `supervised`.

@@ -87,7 +87,7 @@ def in_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, mas
 
 
 def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
-    """Let the folder's tokenizer.json put these tokens around every text, whoever reads it: it then cuts to what they leave. Made of the vocabulary where there is none."""
+    """Let the folder's tokenizer.json, made of the vocabulary where there is none, put these tokens around every text, whoever reads it: it cuts to what they leave."""
     file = folder / "tokenizer.json"
     backend = tokenizer_of(folder)
     parts = [{"SpecialToken": {"id": "before", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "behind", "type_id": 0}}]
@@ -101,6 +101,21 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
     config = folder / "tokenizer_config.json"
     named = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     config.write_text(json.dumps(named | {"tokenizer_class": _AS_IT_IS}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def add_tokens(folder: Path, count: int) -> list[int]:
+    """Add so many special tokens, for a template's free vectors, to the folder's tokenizer.json; their ids. ModelError where ids are taken."""
+    from tokenizers import AddedToken
+
+    backend = tokenizer_of(folder)
+    known = set(backend.get_vocab().values())
+    names = [f"[template {number}]" for number in range(count)]
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    ids = [backend.get_vocab()[name] for name in names]
+    if known & set(ids) or len(set(ids)) < count:
+        raise ModelError(str(folder / "tokenizer.json"), f"room for {count} more tokens behind the others", f"the id {ids[0]} taken", "use another encoder")
+    backend.save(str(folder / "tokenizer.json"))
+    return ids
 
 
 def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":

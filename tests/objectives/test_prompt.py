@@ -1,0 +1,136 @@
+"""Prompt objectives: what is compared, what the product reads, and how a step goes in chunks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipeline.errors import ConfigError
+from pipeline.models.encoder import load_encoder
+from pipeline.models.folder import open_folder
+from pipeline.models.prompted import PromptedEncoder, transform_of
+from pipeline.models.saving import save_folder
+from pipeline.models.trainable import load_trainable
+from pipeline.objectives import OBJECTIVES, Batch, Objective
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import folder_of_language_model
+from tests.models.folders import save_folder as random_folder
+from tests.objectives.tiny import assert_same, batch_of, gradients
+
+TEXTS = ["Two dogs run on the grass.", "A man reads.", "x", "A girl reads a book on the grass.", "The cat's café", "two dogs"]
+BERT = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
+ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """With a head for masked words, and without one."""
+    top = tmp_path_factory.mktemp("encoders")
+    return {"bert": folder_of_language_model(top / "bert"), "roberta": folder_of_language_model(top / "roberta", family="roberta"),
+            "bare": random_folder(top / "bare", "bert")}
+
+
+def made(path, name: str, dropout: float = 0.0, **options) -> Objective:
+    torch.manual_seed(0)
+    return OBJECTIVES[name](load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options)
+
+
+def batch(path, **columns) -> Batch:
+    return replace(batch_of(columns), tokenize=open_folder(EncoderSettings(path=str(path))).tokenizer())
+
+
+def read(path, template: str, texts, denoise: bool, transform: bool = False) -> torch.Tensor:
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
+    reading = PromptedEncoder(encoder, template, limit=32, denoise=denoise, transform=transform_of(encoder) if transform else None)
+    return reading(reading.folder.tokenizer()(texts))
+
+
+def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T / 0.05
+
+
+@pytest.mark.parametrize(("family", "templates"), [("bert", BERT), ("roberta", ROBERTA)])
+@pytest.mark.parametrize("denoise", [True, False])
+def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, family, templates, denoise):
+    objective = made(folders[family], "prompt", denoise=denoise)
+    first, second = (objective.head(read(folders[family], template, TEXTS, denoise)) for template in templates)
+    expected = F.cross_entropy(cosines(first, second), torch.arange(len(TEXTS)))
+    outcome = loss_and_backward(objective, batch(folders[family], text=TEXTS))
+    torch.testing.assert_close(outcome.loss.total, expected.detach(), atol=1e-4, rtol=0)
+
+
+def test_the_supervised_loss_compares_what_the_language_model_makes_of_masks(folders):
+    objective = made(folders["bert"], "prompt_supervised")
+    columns = {"anchor": TEXTS, "positive": TEXTS[::-1], "negative": [text.upper() for text in TEXTS]}
+    anchors, positives, negatives = (read(folders["bert"], BERT[0], texts, True, transform=True) for texts in columns.values())
+    expected = F.cross_entropy(cosines(anchors, torch.cat([positives, negatives])), torch.arange(len(TEXTS)))
+    outcome = loss_and_backward(objective, batch(folders["bert"], **columns))
+    torch.testing.assert_close(outcome.loss.total, expected.detach(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "readout"), [("bert", "transform"), ("roberta", "mlp"), ("bare", "mlp")])
+def test_bert_is_read_through_its_language_model_and_others_through_a_new_layer(folders, family, readout):
+    objective = made(folders[family], "prompt_supervised")
+    assert (objective.transform is not None, objective.head is not None) == (readout == "transform", readout == "mlp")
+    assert made(folders["bare"], "prompt_supervised", readout="transform").doubts()
+    assert not objective.doubts()
+
+
+@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_product_is_a_folder_of_what_the_paper_reads_at_inference(folders, tmp_path, name, family):
+    objective = made(folders[family], name)
+    product = objective.product().encoder
+    saved = save_folder(product, product.folder, tmp_path / "saved")
+    found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
+    template = (BERT if family == "bert" else ROBERTA)[0]
+    expected = read(folders[family], template, TEXTS, denoise=name == "prompt_supervised", transform=(name, family) == ("prompt_supervised", "bert"))
+    if (name, family) == ("prompt_supervised", "roberta"):
+        expected = objective.head(expected)
+    np.testing.assert_allclose(found, expected.detach(), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["prompt", "prompt_supervised"])
+def test_chunks_with_dropout_replay_the_template_alone_too(folders, name):
+    """The same chunked forwards with their graph kept give the same gradient: what the template alone gives is drawn in each chunk."""
+    columns = {"text": TEXTS} if name == "prompt" else {"anchor": TEXTS, "positive": TEXTS[::-1]}
+    objective, rows = made(folders["bert"], name, dropout=0.1).double(), batch(folders["bert"], **columns)
+    torch.manual_seed(3)
+    loss = loss_and_backward(objective, rows, chunk_rows=4).loss.total
+    found = gradients(objective)
+    torch.manual_seed(3)
+    views, parts = objective.views(rows), []
+    for places in (np.arange(4), np.arange(4, 6)):
+        tokens = [view.of_rows(places).tokens for view in views]
+        parts.append(views[0].encoder(type(tokens[0]).joined(tokens)).chunk(2))
+    expected = objective.loss(tuple(map(torch.cat, zip(*parts, strict=True))), rows).total
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), atol=1e-12, rtol=0)
+    assert_same(gradients(objective), found, 1e-10)
+
+
+def test_views_of_both_templates_share_a_pass_and_each_length_costs_one_row_more(folders):
+    objective, seen = made(folders["bert"], "prompt"), []
+    objective.encoder.backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0].tokens)))
+    loss_and_backward(objective, batch(folders["bert"], text=[*TEXTS, "Two dogs run on the grass."]))
+    lengths = set(batch(folders["bert"], text=TEXTS).tokens("text").lengths.tolist())
+    assert seen == [2 * 7 + 2 * len(lengths)]
+
+
+@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
+def test_a_limit_beyond_what_the_batches_have_is_refused(folders, name):
+    with pytest.raises(ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"):
+        made(folders["bert"], name, limit=63)
+
+
+def test_an_encoder_with_a_template_of_its_own_goes_on_with_it(folders, tmp_path):
+    product = made(folders["bert"], "prompt").product().encoder
+    saved = save_folder(product, product.folder, tmp_path / "saved")
+    objective = made(saved.path, "prompt_supervised", readout="none", denoise=False)
+    vectors = objective.product()(saved.tokenizer()(TEXTS))
+    np.testing.assert_allclose(vectors.detach(), load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), atol=1e-5)
+    rows = batch(saved.path, anchor=TEXTS, positive=TEXTS)
+    np.testing.assert_array_equal(objective.views(rows)[0].tokens.ids, saved.tokenizer()(TEXTS).ids)
