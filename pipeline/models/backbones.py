@@ -132,6 +132,11 @@ class Backbone(nn.Module):
             found: tuple[dict[int, Tensor], Segments] = super().__call__(request)
         return found
 
+    @property
+    def words(self) -> Tensor:
+        """(vocabulary, d) rows of the word table, which a language model's decoder shares."""
+        raise NotImplementedError
+
     def draw(self) -> None:
         """New weights from torch's generator, as the architecture begins."""
         raise NotImplementedError
@@ -180,7 +185,6 @@ class PackedBackbone(Backbone):
 
     @property
     def words(self) -> Tensor:
-        """(vocabulary, d) rows of the word table, which a language model's decoder shares."""
         return self._table("word").weight
 
     def compile_layers(self) -> None:
@@ -253,7 +257,8 @@ class PackedBackbone(Backbone):
         return self.get_submodule("encoder.relative_attention_bias").weight
 
     def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._part("LayerNorm").weight.device)
+        made, device = torch.from_numpy(values), self._part("LayerNorm").weight.device
+        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 class PaddedBackbone(Backbone):
@@ -290,7 +295,6 @@ class PaddedBackbone(Backbone):
 
     @property
     def words(self) -> Tensor:
-        """(vocabulary, d) rows of the word table."""
         return self._encoder().get_input_embeddings().weight
 
     def draw(self) -> None:

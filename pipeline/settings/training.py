@@ -109,10 +109,10 @@ class ScheduleSettings(Settings):
     """The learning rate over the steps."""
 
     name: Literal["linear", "cosine", "constant", "stairs", "plateau"] = "linear"
-    """linear and cosine fall to 0 at the last step; stairs takes `stairs`; plateau falls by `decay` with every epoch and by `drop` whenever the figure on dev is lower
+    """linear and cosine fall to 0 behind the last step; stairs takes `stairs`; plateau falls by `decay` with every epoch and by `drop` whenever the figure on dev is lower
     than the last one, and ends the training below `least` (Conneau et al. 2017)"""
     warmup: Annotated[float, Field(ge=0)] = 0.0
-    """steps in which the rate rises from 0; below 1: a share of all steps"""
+    """steps in which the rate rises to its height by equal parts; below 1: a share of all steps"""
     stairs: dict[int, float] = {}
     """step -> learning rate from there on"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.99
