@@ -70,9 +70,9 @@ def check_mining(job: Job) -> None:
     """ConfigError where training starts from new weights, which find nothing near, and where no objective reads negatives."""
     from pipeline.objectives.build import roles_of
 
-    if job.train.fresh or job.train.recurrent.cell:
-        remedy = "train without one of them, then mine with the encoder that comes out"
-        raise ConfigError("train.mine.enabled", "an encoder that knows what is near", "train.fresh: true", remedy)
+    if job.train.fresh or job.train.recurrent.cell is not None:
+        found, remedy = "train.fresh" if job.train.fresh else "train.recurrent", "train without mining, then mine with the encoder that comes out"
+        raise ConfigError("train.mine.enabled", "an encoder that knows what is near", f"new weights ({found})", remedy)
     columns, optional, _ = roles_of(job.train)
     if not {*_ROLES, "negative"} <= {*columns, *optional}:
         found = f"{', '.join(one.name for one in job.train.objective)}: {', '.join((*columns, *optional))}"
