@@ -46,9 +46,9 @@ def curves_chart(
     frame = steps.frame(*_roomy(min(values), max(values), bottom=floor))
     faint = "".join(_faint(frame, points, number) for number, points in enumerate(curves) if len(points) > MEANS)
     drawn = "".join(_line(frame, points, number) for number, points in enumerate(means))
-    mark = "" if level is None else rule(LEFT, frame.py(level[0]), WIDTH - RIGHT, frame.py(level[0]), "target") + words_at(
-        WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note")
-    return svg(y_axis(frame, ticks(*frame.y, 4), label) + steps.axis(frame) + faint + mark + drawn, f"{what} over the steps")
+    mark = "" if level is None else rule(LEFT, frame.py(level[0]), WIDTH - RIGHT, frame.py(level[0]), "target")
+    words = "" if level is None else words_at(WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note value")
+    return svg(y_axis(frame, ticks(*frame.y, 4), label) + steps.axis(frame) + faint + mark + drawn + words, f"{what} over the steps")
 
 
 def dev_chart(points: Points, best: float, steps: Steps) -> Markup:
@@ -69,7 +69,13 @@ def way_chart(points: Sequence[tuple[float, float]]) -> Markup:
     frame = Frame(_roomy(*_ends([x for x, _ in way])), _roomy(*_ends([y for _, y in way])))
     drawn = line(frame, way, colour(0)) + _named(frame, way[0], "start") + (_named(frame, way[-1], "end") if len(way) > 1 else "")
     axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(frame, ticks(*frame.y, 4))
-    return svg(axes + words_at(LEFT + 6, HEIGHT - BOTTOM - 7, "↙ better", "start soft") + drawn, "Alignment against uniformity, from the first step to the last")
+    return svg(axes + words_at(LEFT + 6, TOP + 9, "↙ better", "start soft") + drawn, "Alignment against uniformity, from the first step to the last")
+
+
+def rate(value: float) -> str:
+    """2e−5, 1.5e−4: a learning rate in few letters."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "\u2212") if value else "0"
 
 
 def averaged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from markupsafe import Markup
 
 from pipeline.charts import frame
 from pipeline.charts.geometry import colour
-from pipeline.charts.training import Points, Steps, curves_chart, dev_chart, way_chart
-from pipeline.models.folder import EncoderFolder
+from pipeline.charts.training import MEANS, Points, Steps, curves_chart, dev_chart, rate, way_chart
+from pipeline.models.folder import SENTENCE_TRANSFORMERS_MODES, Dense, EncoderFolder
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
 from pipeline.settings.training import TrainSettings
@@ -35,7 +35,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Product:
-    """The encoder that came of it. head: whether a layer of the objective stays behind the encoder; prompt: what stands before every text."""
+    """The encoder that came of it.
+
+    head: whether a layer of the objective stays behind the encoder; prompt, template: what stands before every text, or around it; elsewhere: whether
+    sentence-transformers and embedding servers have a name for every part of it, and load it.
+    """
 
     space_id: str
     dim: int
@@ -44,10 +48,16 @@ class Product:
     normalized: bool
     head: bool = False
     prompt: str = ""
+    template: str = ""
+    elsewhere: bool = True
 
     @classmethod
     def of(cls, folder: EncoderFolder, *, head: bool) -> "Product":
-        return cls(folder.space_id, folder.dim, folder.max_length, folder.pooling, folder.normalize, head, folder.prompt)
+        """What a saved folder says."""
+        pooling = folder.pooling or tuple(dict.fromkeys(name for part in folder.parts for name in part.pooling))
+        named = set(pooling) <= set(SENTENCE_TRANSFORMERS_MODES.values()) and all(isinstance(module, Dense | str) for module in folder.tail)
+        elsewhere = named and not (folder.whole_words or folder.parts or folder.template or folder.ends_sentences)
+        return cls(folder.space_id, folder.dim, folder.max_length, pooling, folder.normalize, head, folder.prompt, folder.template or "", elsewhere)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,7 @@ class Report:
     """of metrics.jsonl"""
     product: Product
     best_step: int | None = None
-    """whose weights the product has, where dev chose them"""
+    """with the best figure on dev"""
     ended: str = ""
     """why before the planned steps, in a sentence"""
     device: str = ""
@@ -87,6 +97,11 @@ class Report:
         """Names, with their weights where there are several."""
         terms = self.settings.objective
         return " + ".join(term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in terms)
+
+    @property
+    def kept_step(self) -> int:
+        """After which the weights are those of the encoder."""
+        return self.best_step if self.best_step is not None and self.settings.dev.keep == "best" else self.steps
 
     @property
     def rows(self) -> int:
@@ -116,7 +131,7 @@ class Report:
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
-    filters: dict[str, Callable[..., Any]] = {"figure": two_digits, "signed": _signed, "rate": lambda value: f"{value:g}".replace("-", "\u2212"), "options": options}
+    filters: dict[str, Callable[..., Any]] = {"figure": two_digits, "signed": _signed, "rate": rate, "plain": _plain, "options": options}
     return fill("training.html.j2", filters, report=report, sections=sections(report), verdict=verdict(report), warnings=warnings(report))
 
 
@@ -193,8 +208,9 @@ def _of_speed(report: Report) -> Iterator[str]:
 
 def sections(report: Report) -> list[tuple[str, list[Chart]]]:
     """(heading, charts): those for which there are figures."""
-    steps = Steps(report.steps, tuple(float(step) for step, _ in report.resumed if step))
-    found = [("How it went", _learning(report, steps)), ("Its vectors", _vectors(report, steps)), ("Steps", _moves(report, steps))]
+    steps = Steps(report.steps)
+    marked = replace(steps, resumed=tuple(float(step) for step, _ in report.resumed if step))
+    found = [("How it went", _learning(report, marked)), ("Its vectors", _vectors(report, steps)), ("Steps", _moves(report, steps))]
     return [(heading, charts) for heading, charts in found if charts]
 
 
@@ -233,7 +249,7 @@ def _moves(report: Report, steps: Steps) -> list[Chart]:
         if points := _points(lines, name):
             clip = report.settings.optimizer.clip if name == "gradient_norm" else None
             level = (clip, f"cut to {clip:g}") if clip is not None and clip < 1.5 * max(y for _, y in points) else None
-            charts.append(Chart(heading, curves_chart([points], steps, heading, floor=0.0, level=level), note))
+            charts.append(Chart(heading, curves_chart([points], steps, heading, floor=0.0, level=level, label=rate if name == "learning_rate" else frame.compact), note))
     if points := _points(lines, "tokens_per_s"):
         charts.append(Chart("Tokens per second", curves_chart([points], steps, "Tokens per second", floor=0.0), "Of all workers, tokens of all views, waiting included."))
     if points := _points(lines, "waiting"):
@@ -247,8 +263,6 @@ def _clipping(settings: TrainSettings) -> str:
 
 
 def _behind(points: Points) -> str:
-    from pipeline.charts.training import MEANS
-
     return f"A mean of {-(-len(points) // MEANS)} lines of figures at each point; every line faintly behind." if len(points) > MEANS else ""
 
 
@@ -269,6 +283,10 @@ def _tail(lines: Sequence[Figures]) -> Sequence[Figures]:
 def two_digits(value: float | None) -> str:
     """As correlations x100 are given; a true minus sign."""
     return "" if value is None else f"{value:.2f}".replace("-", "\u2212")
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}".replace("-", "\u2212")
 
 
 def _signed(value: float) -> str:
