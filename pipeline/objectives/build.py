@@ -50,7 +50,7 @@ def _built(settings: TrainSettings, place: int, encoder: nn.Module) -> Objective
         return objective
     if not objective.truncates:
         found = f"{one.name} with a layer or a queue of their full width"
-        raise ConfigError("train.matryoshka", "objectives that compare the vectors themselves", found, "set its head to none if it has the option, or leave matryoshka out")
+        raise ConfigError("train.matryoshka", "objectives that compare the vectors themselves", found, "set its head to none if it has one, or leave it out")
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
 
 

@@ -78,7 +78,7 @@ class MaskedLM(Objective):
     def doubts(self) -> list[str]:
         if has_language_head(cast(TrainableEncoder, self.encoder)):
             return []
-        return ["masked_lm: the encoder's folder has no head of a language model; a new one learns from nothing, which a pretrained one would not have to"]
+        return ["masked_lm: the encoder's folder has no head of a language model, so a new one begins with random weights; start from a checkpoint that has its own"]
 
 
 def _places(batch: Batch) -> list[int]:

@@ -50,7 +50,7 @@ def test_it_is_the_mean_over_masked_words_of_the_padded_model(folder):
 def test_special_tokens_are_never_masked_and_others_as_often_as_is_said(folder):
     torch.manual_seed(0)
     objective = MaskedLM(opened(folder))
-    objective.views(batch_for(objective, 600))
+    objective.views(batch_for(objective, 4_000))
     masked, words = objective._masked, objective._plain.ids
     special = np.isin(words, (1, 2))
     assert not masked.kept[special].any()
