@@ -13,6 +13,8 @@ from pipeline.losses import quick_thoughts
 from pipeline.models.trainable import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
 
+Second = Literal["copy", "drawn", "same"]
+
 
 @OBJECTIVES.register("quickthoughts")
 class QuickThoughts(Objective):
@@ -21,8 +23,9 @@ class QuickThoughts(Objective):
     A batch is a piece of a document, of all ranks together: neighbours are found across the ranks' borders too, so every rank computes the loss of all rows.
     diag: a sentence is no candidate of its own ("mask"), or one with score 0 ("zero", as in the published program).
 
-    separate: g has weights of its own, which begin as those of f; else both are the encoder, and a sentence and its neighbour have to be nearest to each other, which
-    favours vectors that are all alike. inference: the vectors of both stand side by side ("both", as published: a product of twice the dimension), or f is the product.
+    second: g has weights of its own, which begin as those of f ("copy") or newly drawn ("drawn": where f begins from nothing too, as in the paper); or it is f ("same"):
+    then a sentence and its neighbour have to be nearest to each other, which favours vectors that are all alike.
+    inference: the vectors of both stand side by side ("both", as published: a product of twice the dimension), or f is the product.
     """
 
     columns = ("text", "document", "position")
@@ -31,11 +34,13 @@ class QuickThoughts(Objective):
     least_rows = 3      # with two, a sentence's only candidate is its neighbour
 
     def __init__(
-        self, encoder: nn.Module, *, context: Annotated[int, Field(ge=1)] = 1, diag: Literal["mask", "zero"] = "mask", separate: bool = True,
+        self, encoder: nn.Module, *, context: Annotated[int, Field(ge=1)] = 1, diag: Literal["mask", "zero"] = "mask", second: Second = "copy",
         inference: Literal["both", "first"] = "both",
     ) -> None:
         super().__init__(encoder)
-        self.twin = copy.deepcopy(encoder) if separate else None
+        self.twin = None if second == "same" else copy.deepcopy(encoder)
+        if second == "drawn":
+            cast(TrainableEncoder, self.twin).draw()
         self.context, self.diag, self.inference = context, diag, inference
 
     def views(self, batch: Batch) -> Sequence[View]:

@@ -16,6 +16,7 @@ from pipeline.models.saving import save_joined
 from pipeline.models.trainable import TrainableEncoder, load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import TEXTS, edit_json, save_folder
+from tests.models.recurrents import recurrent_folder
 
 Pair = tuple[TrainableEncoder, TrainableEncoder]
 
@@ -76,6 +77,17 @@ def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(joine
     turned = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
     assert turned.space_id != joined.space_id
     np.testing.assert_array_equal(loaded(turned.path).encode(TEXTS), np.roll(loaded(joined.path).encode(TEXTS), 48, axis=1))
+
+
+def test_recurrent_encoders_stand_side_by_side_too(tmp_path: Path):
+    torch.manual_seed(0)
+    first = load_trainable(recurrent_folder(tmp_path / "gru", "bigru"))
+    second = copy.deepcopy(first).draw()
+    whole = loaded(save_joined((first, second), tmp_path / "joined").path)
+    with torch.no_grad():
+        expected = torch.cat([each.eval()(whole.folder.tokenizer()(TEXTS)) for each in (first, second)], dim=1).numpy()
+    np.testing.assert_allclose(whole.encode(TEXTS), expected, atol=2e-5)
+    assert np.abs(expected[:, : first.dim] - expected[:, first.dim :]).max() > 0.01
 
 
 def test_settings_reach_each_part_and_the_length_is_that_of_the_whole(joined: EncoderFolder):

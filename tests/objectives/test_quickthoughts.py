@@ -1,15 +1,20 @@
 """Sentences pick their neighbours."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.errors import DataError
+from pipeline.models.folder import open_folder
+from pipeline.models.trainable import load_trainable
 from pipeline.objectives import Batch, Column
 from pipeline.objectives.quickthoughts import QuickThoughts
+from pipeline.settings import EncoderSettings
 from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import save_folder
 from tests.objectives.tiny import Tiny, batch_of, texts
 
 F, G = torch.tensor([[1.0, 0], [0, 1], [1, 1]]).double(), torch.tensor([[1.0, 1], [1, 0], [0, 2]]).double()
@@ -66,8 +71,18 @@ def test_two_encoders_are_trained_apart_and_stand_side_by_side_in_the_product():
     assert (alone.twin, alone.dim) == (None, 6)
 
 
+def test_the_second_encoder_may_begin_with_weights_of_its_own(tmp_path: Path):
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(save_folder(tmp_path / "bert", "bert")))), dropout=0.0)
+    apart = {}
+    for second in ("copy", "drawn"):
+        objective = QuickThoughts(encoder, second=second)
+        apart[second] = [(one - two).abs().max() for one, two in zip(objective.encoder.parameters(), objective.twin.parameters(), strict=True) if one.dim() > 1]
+    assert max(apart["copy"]) == 0
+    assert min(apart["drawn"]) > 0.01
+
+
 def test_one_encoder_may_be_both():
-    objective = QuickThoughts(Tiny(), separate=False).double()
+    objective = QuickThoughts(Tiny(), second="same").double()
     first, second = loss_and_backward(objective, piece(4)).reps
     assert torch.equal(first, second)
     assert objective.product().twin is None
