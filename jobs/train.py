@@ -23,12 +23,13 @@ def _train(run: Run) -> Answer:
     trained = run_training(run.job, run.stages, verbose=run.verbose)
     result = trained.result
     facts = {
-        "status": trained.status, "name": trained.run.name, "root": trained.run.store.uri, "encoder": trained.run.encoder, **result.model_dump(mode="json"),
+        "status": trained.status, "root": trained.run.store.uri, "encoder": trained.run.encoder, "report": trained.run.report, **result.model_dump(mode="json"),
         "seconds": run.stages.seconds(),
     }
+    ended = [f"before the planned steps: {result.ended}"] if result.ended else []
     said = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
     figures = [f"{name}  {value:.4f}" for name, value in result.figures.items()]
-    lines = [f"{trained.run.name} {said}: {result.steps:,} steps", *figures, f"encoder  {trained.run.encoder}"]
+    lines = [f"{trained.run.name} {said}: {result.steps:,} steps", *ended, *figures, f"encoder  {trained.run.encoder}", f"report   {trained.run.report}"]
     return Answer(facts, "\n".join(lines))
 
 

@@ -44,7 +44,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         group = group_of(job.train, job.cluster)
         group.check(cluster)
         plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
-        begun = _begin(run, plan)
+        begun = begin(run, plan, job.encoder.path)
         work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
         with stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
@@ -82,10 +82,12 @@ def _with_negatives(job: Job, cluster: Cluster, stages: Stages) -> TrainSettings
     return job.train.model_copy(update={"data": mine(job, job.train.data, kept, cluster, stages)})
 
 
-def _begin(run: RunFolder, plan: Plan) -> int:
+def begin(run: RunFolder, plan: Plan, encoder: str) -> int:
     """Put the training on record; steps that are done, which is said where there are any."""
     counts = tuple(dict(each) for each in plan.counts)
-    run.begin(RunRecord(name=run.name, digest=run.digest, definition=run.definition, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps))
+    run.begin(RunRecord(
+        name=run.name, digest=run.digest, definition=run.definition, encoder=encoder, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps,
+    ))
     done = max((int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")), default=0)
     if done:
         say(f"training {run.name} goes on after step {done:,} of {plan.steps:,}")

@@ -1,30 +1,50 @@
 """What a training leaves: an encoder folder in the training's own, and the record that says so."""
 
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.flows.training_run import ENCODER, RESULT, ResultRecord, RunFolder
+from pipeline.config import to_yaml
+from pipeline.flows.training_run import ENCODER, REPORT, RESULT, ResultRecord, RunFolder, RunRecord
+from pipeline.log import packages
 from pipeline.models.folder import EncoderFolder
+from pipeline.settings.training import TrainSettings
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from pipeline.objectives import Objective, Product
+    from pipeline.objectives import Product
+    from pipeline.report.training import Report
     from pipeline.train.dev import Best
 
+_PACKAGES = ("torch", "ray", "tokenizers", "transformers", "pyarrow")
 _LAST = ("modules.json", "config.json")         # without them nobody takes a folder for an encoder
 
 
-def publish(run: RunFolder, objective: "Objective", steps: int, best: "Best") -> ResultRecord:
-    """Store the encoder that the objective has trained, then the result of the training.
+@dataclass(frozen=True)
+class Outcome:
+    """What a training came to. steps: that were made; best: on dev, without a figure where nothing was measured; doubts: what the objective says of its settings."""
 
-    steps: that were made; best: on dev, without a figure where nothing was measured.
-    """
-    product = objective.product()
+    steps: int
+    best: "Best"
+    workers: int
+    device: str
+    doubts: tuple[str, ...] = ()
+
+
+def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome: Outcome) -> ResultRecord:
+    """Store the trained encoder, the page of the training, and last its result."""
+    from pipeline.report.training import render
+
     with run.store.scratch() as scratch:
         folder = _saved(product, scratch / ENCODER)
+        report = _report(run, settings, folder, outcome, head=product.head is not None)
         _upload(folder, run.store)
-    figures = {} if best.figure is None else {"dev": best.figure}
-    result = ResultRecord(name=run.name, digest=run.digest, space_id=folder.space_id, steps=steps, best_step=best.step, figures=figures)
+    run.store.write(REPORT, render(report).encode())
+    figures = {} if outcome.best.figure is None else {"dev": outcome.best.figure}
+    result = ResultRecord(
+        name=run.name, digest=run.digest, space_id=folder.space_id, steps=outcome.steps, best_step=report.best_step, figures=figures, ended=report.ended,
+    )
     run.store.create(RESULT, result.to_json())
     return result
 
@@ -35,6 +55,35 @@ def _saved(product: "Product", path: Path) -> EncoderFolder:
     if product.twin is not None:
         return save_joined((product.encoder, product.twin), path)
     return save_folder(product.encoder, product.encoder.folder, path, head=product.head)
+
+
+def _report(run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outcome: Outcome, *, head: bool) -> "Report":
+    from pipeline.report.training import Product, Report, Source
+    from pipeline.train.metrics import read_metrics
+
+    record = run.record()
+    sources = (Source(source.uri, counts["rows"], counts["unlabelled"], source.weight) for source, counts in zip(settings.data, record.counts, strict=True))
+    chosen = outcome.best.figure is not None and settings.dev.keep == "best"
+    return Report(
+        name=run.name, uri=run.store.uri, settings=settings, encoder=record.encoder, start_space=run.definition["encoder"]["space_id"], sources=tuple(sources),
+        steps=outcome.steps, planned=record.steps, steps_per_epoch=record.steps_per_epoch, lines=tuple(read_metrics(run.store)), product=Product.of(folder, head=head),
+        best_step=outcome.best.step if chosen else None, ended=_ended(settings, record, outcome), device=_device(settings, outcome),
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), doubts=outcome.doubts, settings_text=to_yaml(settings), packages=packages(*_PACKAGES),
+    )
+
+
+def _ended(settings: TrainSettings, record: RunRecord, outcome: Outcome) -> str:
+    """Why a training ended before its last step."""
+    if outcome.steps >= record.steps:
+        return ""
+    if outcome.best.ended:
+        return f"dev was no better in {outcome.best.since} measurements (train.dev.patience)"
+    return f"the learning rate fell below {settings.schedule.least:g} (train.schedule.least)"
+
+
+def _device(settings: TrainSettings, outcome: Outcome) -> str:
+    kind = "GPU" if outcome.device.startswith("cuda") else f"CPU, {settings.threads} {'threads' if settings.threads > 1 else 'thread'} each"
+    return f"{outcome.workers} {'workers' if outcome.workers > 1 else 'worker'}, {kind}"
 
 
 def _upload(folder: EncoderFolder, store: Store) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.training_plan import Plan
-from pipeline.flows.training_product import publish
+from pipeline.flows.training_product import Outcome, publish
 from pipeline.flows.training_run import CHECKPOINTS, METRICS, RunFolder
 from pipeline.log import say
 from pipeline.models.folder import open_folder
@@ -53,7 +53,8 @@ class TrainRank:
         if share.rank == 0:
             objective = self._objective()                # not the one that was trained: that may be in shards, on a GPU, or compiled
             objective.load_state_dict(chosen.load()["objective"])
-            publish(self.run, objective, course.number, course.best)
+            outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.doubts()))
+            publish(self.run, self.settings, objective.product(), outcome)
 
     def _follow(self, course: "Course", batches: "Generator[Batch, None, None]", log: "TrainingLog | None", tell: Tell) -> None:
         from pipeline.train.finite import NonFinite

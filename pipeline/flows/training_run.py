@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import digest_of
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder import EncoderFolder
 from pipeline.settings.training import PairSettings, TrainSettings
 from pipeline.store.store import Store, open_store
@@ -29,6 +29,8 @@ class RunRecord(Stored):
     digest: str
     definition: dict[str, Any]
     """settings and identities of encoder and files: equal ones give equal trainings"""
+    encoder: str
+    """what it starts from, as it was named"""
     counts: tuple[dict[str, int], ...]
     """rows of each source: in the files, and of them left out"""
     steps_per_epoch: int
@@ -47,6 +49,9 @@ class ResultRecord(Stored):
     best_step: int | None = None
     """whose weights the encoder has, where that was chosen by dev"""
     figures: dict[str, float] = {}
+    """dev: the best one"""
+    ended: str = ""
+    """why before the planned steps, in a sentence"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,18 @@ class RunFolder:
     def encoder(self) -> str:
         """Where the trained encoder is, or will be."""
         return self.store.uri_of(ENCODER)
+
+    @property
+    def report(self) -> str:
+        """Where the page of the training is, or will be."""
+        return self.store.uri_of(REPORT)
+
+    def record(self) -> RunRecord:
+        """What the training was begun for. DataError where that is not to be read."""
+        record = RunRecord.load(self.store, RUN)
+        if record is None:
+            raise DataError(self.store.uri_of(RUN), "the record of the training", "no such file", "it was deleted while the training ran: run the command again")
+        return record
 
     def result(self) -> ResultRecord | None:
         """What the training came to; None while it has not ended."""

@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from pipeline.errors import DataError
+from pipeline.flows.train import begin
 from pipeline.flows.training_plan import open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
 from pipeline.flows.training_run import open_run
@@ -28,7 +29,9 @@ class Stop(Exception):
 
 def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
     job = training_job(folder, encoder, *overrides)
-    return TrainRank(open_run(job.train, open_folder(job.encoder)), job.encoder, job.train, plan_of(job.train), open_dev(job.train.dev))
+    run, plan = open_run(job.train, open_folder(job.encoder)), plan_of(job.train)
+    begin(run, plan, job.encoder.path)
+    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train.dev))
 
 
 def until(step: int) -> Callable[[int, str], None]:

@@ -17,7 +17,7 @@ def run_of(folder: Path, encoder: Path, *overrides: str) -> RunFolder:
 
 
 def record_of(run: RunFolder) -> RunRecord:
-    return RunRecord(name=run.name, digest=run.digest, definition=run.definition, counts=({"rows": 96, "unlabelled": 0},), steps_per_epoch=12, steps=12)
+    return RunRecord(name=run.name, digest=run.digest, definition=run.definition, encoder="MiniLM", counts=({"rows": 96, "unlabelled": 0},), steps_per_epoch=12, steps=12)
 
 
 def test_what_changes_no_step_changes_no_name(tmp_path: Path, encoder: Path):
