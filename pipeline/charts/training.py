@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from markupsafe import Markup
 
 from pipeline.charts.frame import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, compact, line, rule, spaced, svg, thinned, ticks, words_at, x_axis, y_axis
 from pipeline.charts.geometry import colour, figure
 
-MEANS = 80              # points of a line that says where a figure goes; what it is step by step stands faintly behind
+POINTS = 80              # points of a line that says where a figure goes; what it is step by step stands faintly behind
 _DOTTED = 60            # measurements that are drawn as dots too
 
 Points = Sequence[tuple[float, float]]
@@ -37,15 +38,15 @@ def curves_chart(
     curves: Sequence[Points], steps: Steps, what: str, *, level: tuple[float, str] | None = None, floor: float | None = None,
     label: Callable[[float], str] = compact,
 ) -> Markup:
-    """Lines over the steps; where there are many points, the means of neighbours, with every point faintly behind.
+    """Lines over the steps; where there are many points, the medians of neighbours, with every point faintly behind.
 
     level: a value that means something, with what it means; floor: where the axis begins at the highest.
     """
-    means = [averaged(points) for points in curves]
-    values = [y for points in means for _, y in points] + ([level[0]] if level else []) + ([floor] if floor is not None else [])
+    shown = [smoothed(points) for points in curves]
+    values = [y for points in shown for _, y in points] + ([level[0]] if level else []) + ([floor] if floor is not None else [])
     frame = steps.frame(*_roomy(min(values), max(values), bottom=floor))
-    faint = "".join(_faint(frame, points, number) for number, points in enumerate(curves) if len(points) > MEANS)
-    drawn = "".join(_line(frame, points, number) for number, points in enumerate(means))
+    faint = "".join(_faint(frame, points, number) for number, points in enumerate(curves) if len(points) > POINTS)
+    drawn = "".join(_line(frame, points, number) for number, points in enumerate(shown))
     mark = "" if level is None else rule(LEFT, frame.py(level[0]), WIDTH - RIGHT, frame.py(level[0]), "target")
     words = "" if level is None else words_at(WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note value")
     return svg(y_axis(frame, ticks(*frame.y, 4), label) + steps.axis(frame) + faint + mark + drawn + words, f"{what} over the steps")
@@ -65,7 +66,7 @@ def dev_chart(points: Points, best: float, steps: Steps) -> Markup:
 
 def way_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """(uniformity, alignment) in the order of the steps, as one way with its beginning and its end: low is good on both axes."""
-    way = averaged(points)
+    way = smoothed(points)
     frame = Frame(_roomy(*_ends([x for x, _ in way])), _roomy(*_ends([y for _, y in way])))
     drawn = line(frame, way, colour(0)) + _named(frame, way[0], "start") + (_named(frame, way[-1], "end") if len(way) > 1 else "")
     axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(frame, ticks(*frame.y, 4))
@@ -78,11 +79,11 @@ def rate(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "\u2212") if value else "0"
 
 
-def averaged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most 80 points: means over neighbours, equally many for each, the last of which may be fewer."""
-    size = math.ceil(len(points) / MEANS) or 1
+def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most 80 points: medians of neighbours, which one wild step does not move, of equally many each; the last may be of fewer."""
+    size = math.ceil(len(points) / POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
+    return [(median(x for x, _ in group), median(y for _, y in group)) for group in groups]
 
 
 def _faint(frame: Frame, points: Points, number: int) -> str:

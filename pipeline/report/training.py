@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from pipeline.charts import frame
 from pipeline.charts.geometry import colour
-from pipeline.charts.training import MEANS, Points, Steps, curves_chart, dev_chart, rate, way_chart
+from pipeline.charts.training import POINTS, Points, Steps, curves_chart, dev_chart, rate, way_chart
 from pipeline.models.folder import SENTENCE_TRANSFORMERS_MODES, Dense, EncoderFolder
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
@@ -263,7 +263,7 @@ def _clipping(settings: TrainSettings) -> str:
 
 
 def _behind(points: Points) -> str:
-    return f"A mean of {-(-len(points) // MEANS)} lines of figures at each point; every line faintly behind." if len(points) > MEANS else ""
+    return f"The median of {-(-len(points) // POINTS)} lines of figures at each point; all of them faintly behind." if len(points) > POINTS else ""
 
 
 def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:

@@ -1,0 +1,74 @@
+"""Charts of a training are well-formed and stay inside their frame, however short or long it was, and hide nothing behind medians."""
+
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.charts.frame import BOTTOM, HEIGHT, TOP
+from pipeline.charts.training import POINTS, Steps, smoothed, curves_chart, dev_chart, rate, way_chart
+from tests.charts.test_night import inside
+
+RNG = np.random.default_rng(0)
+
+
+def noisy(count: int, scale: float = 1.0) -> list[tuple[float, float]]:
+    return [(float(step), scale * value) for step, value in zip(range(10, 10 * count + 1, 10), RNG.normal(size=count), strict=True)]
+
+
+def classes(chart: str, tag: str) -> list[str]:
+    return [element.get("class", "") for element in inside(chart).iter(tag)]
+
+
+@pytest.mark.parametrize("count", [1, 2, POINTS, POINTS + 1, 5000])
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e7])
+def test_curves_of_any_length_and_size_fit(count: int, scale: float):
+    curves = [noisy(count, scale), noisy(count, 2 * scale)]
+    chart = curves_chart(curves, Steps(10 * count), "anything", level=(scale, "a level"))
+    lines = [name for name in classes(chart, "path") if "faint" not in name]
+    assert lines == (["line s0", "line s1"] if count > 1 else [])
+    assert [name for name in classes(chart, "circle") if name] == ([] if count > 1 else ["point s0", "point s1"])
+    assert len([name for name in classes(chart, "path") if "faint" in name]) == (2 if count > POINTS else 0)
+    assert "a level" in chart
+
+
+def test_a_spike_stays_in_the_chart_and_does_not_flatten_the_rest():
+    points = [(float(step), 1e9 if step == 3333 else step / 5000) for step in range(1, 5001)]
+    path = next(element for element in inside(curves_chart([points], Steps(5000), "anything")).iter("path") if element.get("class") == "line s0")
+    heights = [float(pair.split()[1]) for pair in path.attrib["d"].removeprefix("M").split(" L")]
+    assert max(heights) - min(heights) > 0.8 * (HEIGHT - TOP - BOTTOM)
+
+
+def test_medians_of_neighbours_stand_for_equally_many():
+    points = noisy(POINTS * 3)
+    np.testing.assert_array_equal(smoothed(points), np.median(np.reshape(points, (POINTS, 3, 2)), axis=1))
+    assert smoothed(points[:POINTS]) == points[:POINTS]
+    assert len(smoothed(noisy(POINTS * 7 + 3))) <= POINTS
+    assert smoothed([]) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 300])
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_the_best_figure_on_dev_is_marked_with_its_value(count: int, place: float):
+    points = [(250.0 * number, 80 + math.sin(number)) for number in range(count)]
+    best = points[round(place * (count - 1))]
+    chart = dev_chart(points, best[0], Steps(max(250.0 * (count - 1), 1)))
+    assert classes(chart, "circle").count("dot chosen") == 1
+    assert f"{best[1]:.2f} at step {best[0]:,.0f}" in chart
+
+
+@pytest.mark.parametrize("way", [[(-2.0, 0.3)], [(-2.0, 0.3), (-3.0, 0.2)], [(-1e-9, 0.0)] * 5, [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)]])
+def test_the_way_has_a_beginning_and_an_end(way: list[tuple[float, float]]):
+    texts = [element.text for element in inside(way_chart(way)).iter("text")]
+    assert "start" in texts
+    assert ("end" in texts) == (len(way) > 1)
+
+
+def test_beginning_anew_is_shown_where_it_was():
+    chart = inside(curves_chart([noisy(100)], Steps(1000, (250.0, 500.0)), "anything"))
+    rules = [float(element.attrib["x1"]) for element in chart.iter("line") if element.get("class") == "anew"]
+    assert rules == [Steps(1000).frame(0, 1).px(step) for step in (250, 500)]
+
+
+def test_rates_in_few_letters():
+    assert [rate(value) for value in (0.0, 2e-5, 1.5e-4, 0.1, 1.0)] == ["0", "2e−5", "1.5e−4", "1e−1", "1e0"]
