@@ -1,12 +1,15 @@
 """Prompt objectives: what is compared, what the product reads, and how a step goes in chunks."""
 
+import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
@@ -14,12 +17,16 @@ from pipeline.models.prompted import PromptedEncoder, transform_of
 from pipeline.models.saving import save_folder
 from pipeline.models.trainable import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Objective
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.objectives.build import build_objective
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
+from pipeline.train.loop import Training, fit
 from tests.models.folders import folder_of_language_model
 from tests.models.folders import save_folder as random_folder
 from tests.objectives.tiny import assert_same, batch_of, gradients
 
+CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
 TEXTS = ["Two dogs run on the grass.", "A man reads.", "x", "A girl reads a book on the grass.", "The cat's café", "two dogs"]
 BERT = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
 ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
@@ -134,3 +141,41 @@ def test_an_encoder_with_a_template_of_its_own_goes_on_with_it(folders, tmp_path
     np.testing.assert_allclose(vectors.detach(), load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), atol=1e-5)
     rows = batch(saved.path, anchor=TEXTS, positive=TEXTS)
     np.testing.assert_array_equal(objective.views(rows)[0].tokens.ids, saved.tokenizer()(TEXTS).ids)
+
+
+@pytest.mark.parametrize("name", ["promptbert-unsupervised", "promptbert-supervised", "optiprompt"])
+def test_the_published_settings_train_an_encoder_whose_folder_opens(folders, tmp_path, name):
+    job = load_settings(Job, CONFIGS / f"{name}.yaml", (f"encoder.path={folders['bert']}", "train.optimizer.learning_rate=0.003", "train.schedule.name=constant"))
+    folder = open_folder(job.encoder)
+    torch.manual_seed(0)
+    objective = build_objective(job.train, load_trainable(folder, dropout=0.02))
+    columns = dict.fromkeys((*objective.columns, *objective.optional), TEXTS) | ({"positive": TEXTS[::-1]} if "positive" in objective.columns else {})
+    rows, training = replace(batch_of(columns), tokenize=folder.tokenizer()), Training(objective, job.train, steps=40, steps_per_epoch=40)
+    found = [float(step.loss.total) for step in fit(training, itertools.repeat(rows), until=40)]
+    assert np.mean(found[-5:]) < 0.8 * np.mean(found[:5])
+    product = objective.product()
+    saved = save_folder(product.encoder, product.encoder.folder, tmp_path / "saved")
+    assert (saved.max_length, saved.pooling) == (product.encoder.folder.max_length, ("mask",))
+    with torch.no_grad():
+        expected = product.encoder.eval()(saved.tokenizer()(TEXTS))
+    np.testing.assert_allclose(load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), expected, atol=2e-5)
+
+
+def test_beside_another_objective_it_keeps_its_layers_and_its_template(folders):
+    """A sum has the encoder once, and everything else that a term trains."""
+    terms = ({"name": "prompt_supervised", "options": {"hard_negative_weight": 1.0}}, {"name": "supervised", "weight": 0.5})
+    settings, path = TrainSettings(objective=terms), folders["bert"]
+    torch.manual_seed(0)
+    objective = build_objective(settings, load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)).double()
+    rows = batch(path, anchor=TEXTS, positive=TEXTS[::-1], negative=[text.upper() for text in TEXTS])
+    parts = [float(made(path, one["name"]).double().loss(_vectors(made(path, one["name"]).double(), rows), rows).total) for one in terms]
+    outcome, known = loss_and_backward(objective, rows), gradients(objective)
+    assert float(outcome.loss.total) == pytest.approx(parts[0] + 0.5 * parts[1], abs=1e-9)
+    assert sum(name.endswith("transform.dense.weight") for name in known) == 1
+    assert len(objective.state_dict()) == len({id(value) for value in objective.state_dict(keep_vars=True).values()})
+    loss_and_backward(objective, rows, chunk_rows=4)
+    assert_same(gradients(objective), known, 1e-10)
+
+
+def _vectors(objective: Objective, rows: Batch) -> tuple[torch.Tensor, ...]:
+    return tuple(view.encode().detach() for view in objective.views(rows))
