@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,11 @@ class Backbone(nn.Module):
         """(vocabulary, d) rows of the word table, which a language model's decoder shares."""
         raise NotImplementedError
 
+    @property
+    def drops(self) -> bool:
+        """Whether two passes over one text differ in train()."""
+        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.modules())
+
     def draw(self) -> None:
         """New weights from torch's generator, as the architecture begins."""
         raise NotImplementedError
@@ -186,6 +191,10 @@ class PackedBackbone(Backbone):
     @property
     def words(self) -> Tensor:
         return self._table("word").weight
+
+    @property
+    def drops(self) -> bool:
+        return super().drops or any(rate > 0 for rate in astuple(self._rates))
 
     def compile_layers(self) -> None:
         for module in self.modules():

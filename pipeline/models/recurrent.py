@@ -116,6 +116,10 @@ class RecurrentBackbone(Backbone):
         return {number: states[number] for number in request.wanted}, segments(tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept)
 
     @property
+    def drops(self) -> bool:
+        return self.shape.dropout > 0
+
+    @property
     def words(self) -> Tensor:
         """(vocabulary, word_dim)."""
         table = self.embeddings["word_embeddings"].weight

@@ -266,7 +266,7 @@ class Objective(nn.Module):
         """Which of `rivals` is the product from now on; part of its state."""
 
     def doubts(self) -> list[str]:
-        """What is allowed and seldom meant, in sentences, to be said before the first step."""
+        """What is allowed and seldom meant, in sentences, to be said before the first step; one rank alone may ask, so it runs no encoder."""
         return []
 
 

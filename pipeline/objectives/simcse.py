@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Literal, cast
 
-import torch
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
@@ -39,16 +38,7 @@ class SimCSE(Objective):
         return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded(first.device), first=batch.first))
 
     def doubts(self) -> list[str]:
-        if self.masks == "own" and _differs(cast(TrainableEncoder, self.encoder)):
+        if self.masks == "own" and cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
         found, remedy = ("the encoder has no dropout", "train.dropout") if self.masks == "own" else ("masks are shared", "masks to own")
         return [f"simcse: {found}, so that both views of a text are one vector, and little is learnt; set {remedy}"]
-
-
-def _differs(encoder: TrainableEncoder) -> bool:
-    """Whether two passes of one text give two vectors."""
-    tokens, was = encoder.folder.tokenizer()(["a"]), encoder.training
-    with torch.random.fork_rng(), torch.no_grad():
-        first, second = (encoder.train()(tokens) for _ in range(2))
-    encoder.train(was)
-    return not first.equal(second)
