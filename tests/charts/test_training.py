@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.charts.frame import BOTTOM, HEIGHT, TOP
-from pipeline.charts.training import POINTS, Steps, smoothed, curves_chart, dev_chart, rate, way_chart
+from pipeline.charts.training import POINTS, Steps, curves_chart, dev_chart, rate, smoothed, way_chart
 from tests.charts.test_night import inside
 
 RNG = np.random.default_rng(0)

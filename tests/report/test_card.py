@@ -1,0 +1,81 @@
+"""The model card says what the encoder is, can be read by hubs, and changes nothing of the encoder."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from pipeline.models.folder import open_folder
+from pipeline.models.heads import TanhHead
+from pipeline.models.saving import save_folder
+from pipeline.models.trainable import load_trainable
+from pipeline.report.card import CARD, card, write_card
+from pipeline.report.training import Product, Report
+from pipeline.settings import EncoderSettings
+from tests.models import folders
+from tests.report.runs import FULL, SMALLEST, with_settings
+
+
+def front(text: str) -> dict[str, object]:
+    opened, head, _ = text.split("---\n", 2)
+    assert opened == ""
+    return yaml.safe_load(head)
+
+
+def test_hubs_find_what_they_look_for():
+    assert front(card(FULL)) == {
+        "library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "sentence-similarity", "feature-extraction", "manta"],
+    }  # fmt: skip
+
+
+def test_it_says_what_was_trained_on_what_and_how_to_use_it():
+    text = card(FULL)
+    expected = ["# simcse-3fa9c2d1e0b7", "`MiniLM`", "6,500 rows", "| Dimensions | 384 |", "256 tokens", "of length one", "| Head | none", "a1" * 32]
+    expected += ["| best | 250 | 84.50 |", "`STSB-dev.parquet`", "weights after step 250", "temperature 0.05", "learning rate 3e-05", "11, of the rows 3", "torch 2.13.0"]
+    expected += ["manta encode encoder.path=", "SentenceTransformer(", "(2, 384)", "`s3://texts/wiki/*.parquet` (6,400 rows)"]
+    assert [each for each in expected if each not in text] == []
+    assert "/home" not in text                          # it travels; the folders of one machine do not
+    assert "six" not in text
+    assert "Nothing was measured" in card(SMALLEST)
+    assert "the first 64, 128 serve alone" in card(with_settings(matryoshka=(64, 128)))
+
+
+def test_every_table_has_as_many_cells_in_each_row():
+    report = replace(FULL, name="a|b", product=replace(FULL.product, prompt="query|: ", head=True))
+    for table in re.findall(r"(?:^\|.*\|\n)+", card(report), re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
+
+
+def test_what_other_libraries_cannot_load_is_not_offered_to_them():
+    text = card(replace(FULL, product=replace(FULL.product, elsewhere=False)))
+    assert "SentenceTransformer" not in text
+    assert "library_name" not in front(text)
+    assert "do not load it" in text
+
+
+def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[Report, Path]:
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling=pooling)))
+    made = save_folder(encoder, encoder.folder, to, head=TanhHead(encoder.dim) if head else None)
+    return replace(FULL, product=Product.of(made, head=head)), made.path
+
+
+def test_the_card_changes_nothing_of_the_encoder_which_loads_as_it_says(tmp_path: Path):
+    from sentence_transformers import SentenceTransformer
+
+    folder = folders.save_folder(tmp_path / "start", "bert")
+    report, path = saved(folder, tmp_path / "encoder", "mean", head=True)
+    write_card(report, path)
+    assert open_folder(EncoderSettings(path=str(path))).space_id == report.product.space_id
+    assert (path / CARD).read_text() == card(report)
+    assert (report.product.dim, report.product.max_length, report.product.pooling, report.product.elsewhere) == (48, 64, ("mean",), True)
+    assert "a layer behind the pooling" in card(report)
+    model = SentenceTransformer(str(path), device="cpu")
+    assert model.encode(["A sentence.", "Another one."]).shape == (2, 48)
+
+
+def test_a_pooling_without_a_name_elsewhere_is_told(tmp_path: Path):
+    folder = folders.save_folder(tmp_path / "start", "bert")
+    report, _ = saved(folder, tmp_path / "encoder", "first_last", head=False)
+    assert not report.product.elsewhere

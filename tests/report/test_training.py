@@ -1,0 +1,107 @@
+"""The page of a training is one well-formed page that needs nothing else, tells what went wrong, and marks the weights that were kept."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from pipeline.report.training import Report, Source, render, sections, verdict, warnings
+from pipeline.train.figures import Figures
+from tests.report.runs import FULL, LINES, SMALLEST, at_chance, line, with_settings
+from tests.report.test_night import Page
+
+
+def words(report: Report) -> str:
+    return " ".join(Page(render(report)).words.split())
+
+
+@pytest.mark.parametrize("report", [SMALLEST, FULL, replace(FULL, lines=LINES[1:2]), replace(FULL, lines=LINES[:1], steps=0)], ids=["smallest", "full", "line", "before"])
+def test_one_page_needs_nothing_else(report: Report):
+    page = render(report)
+    parsed = Page(page)
+    assert not parsed.links
+    assert "script" not in parsed.names
+    assert not re.search(r"https?:|@import|url\(", page)
+    assert page == render(report)
+
+
+def test_what_was_trained_on_what_is_there():
+    shown = words(FULL)
+    expected = ["simcse-3fa9c2d1e0b7", "simcse on 6,500 rows, 500 steps of 64 rows. On dev the encoder went from 81.24 to 84.50.", "simcse (temperature 0.05)"]
+    expected += ["s3://models/simcse-3fa9c2d1e0b7/encoder", "adamw, learning rate 3e−5, linear; float32", "11, of the rows 3", "2 workers, CPU", "5 epochs"]
+    expected += ["s3://texts/wiki/*.parquet", "6,512", "5 min 50 s", "91.4 rows/s", "mean, up to 256 tokens", "+3.26", "2.13.0", "a<b", "84.50 at step 250"]
+    assert [each for each in expected if each not in shown] == []
+    headings = [chart.heading for _, charts in sections(FULL) for chart in charts]
+    assert headings == [
+        "Spearman x100 on dev", "Loss", "Alignment against uniformity", "Mean cosine of positives and of negatives", "Learning rate", "Norm of the gradient",
+        "Tokens per second", "Share of the time without a batch",
+    ]  # fmt: skip
+
+
+def kept_row(report: Report) -> str:
+    (row,) = re.findall(r'<tr class="kept"><td>(\w+)</td>', render(report))
+    return str(row)
+
+
+def test_the_weights_that_the_encoder_has_are_marked():
+    assert kept_row(FULL) == "best"
+    assert kept_row(with_settings(dev={"uri": "dev.parquet", "keep": "last"})) == "last"
+    last = replace(FULL, lines=(*LINES[:-1], line(500, dev=90.0)), best_step=500)
+    assert kept_row(last) == "best"                     # and it is the last one too
+
+
+def test_figures_that_nobody_has_are_left_out():
+    bare = tuple(Figures(step=step, epoch=0.0, loss=1.0, uniformity=-1.0 - step / 10) for step in (1, 2, 3))
+    headings = [chart.heading for _, charts in sections(replace(FULL, lines=bare)) for chart in charts]
+    assert headings == ["Loss", "Uniformity"]
+
+
+def test_parts_of_the_loss_are_drawn_where_there_are_several():
+    parts = [{"info_nce": 1.0, "masked_lm": 0.1}, {"info_nce": 0.9}]
+    page = words(replace(FULL, lines=tuple(line(10 * number, parts=each) for number, each in enumerate(parts, start=1))))
+    assert "loss info_nce masked_lm" in page
+    assert "loss info_nce" not in words(FULL)
+
+
+def test_where_it_was_begun_anew_is_told():
+    lines = (LINES[0], line(10, resumed=1), line(20), line(30, resumed=2), *LINES[4:])
+    assert "after step 10; after step 30, 2 times" in words(replace(FULL, lines=lines))
+    assert "Begun anew" not in words(FULL)
+
+
+def test_a_good_training_has_no_warning_and_doubts_of_the_objective_come_first():
+    assert warnings(FULL) == []
+    assert warnings(replace(FULL, doubts=("first",), lines=()))[0] == "first"
+
+
+@pytest.mark.parametrize(("report", "said"), [
+    (replace(FULL, lines=LINES[1:20]), "Nothing was measured on dev"),
+    (replace(FULL, lines=(LINES[0], line(10, dev=70.0))), "No measurement on dev was better than the one before the first step"),
+    (replace(FULL, ended="It ended early."), "It ended early."),
+    (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
+    (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
+    (replace(with_settings(across_ranks=False, workers=4), lines=at_chance(16)), "The loss stays at ln 16"),
+    (replace(FULL, lines=(line(10, positive_cosine=1.0, dev=80.0),)), "Positives are one vector"),
+    (replace(FULL, lines=(line(10, negative_cosine=0.995, dev=80.0),)), "Different texts have a mean cosine of 0.995"),
+    (replace(FULL, lines=(*LINES, line(510, counts={"repeated": 640}))), "640 of 32,640 rows (2 %) had a text in common with another row of their batch"),
+    (replace(FULL, lines=(*LINES, line(510, counts={"blank": 7, "overflows": 2}))), "7 texts were missing or blank"),
+    (replace(FULL, lines=(line(10, waiting=0.5, dev=80.0),)), "50 % of the time went by waiting for batches"),
+])  # fmt: skip
+def test_what_a_person_should_know_is_said(report: Report, said: str):
+    assert any(warning.startswith(said) for warning in warnings(report)), warnings(report)
+    assert said in words(report)
+
+
+@pytest.mark.parametrize(("setting", "said"), [("mask", "were no negatives"), ("drop", "too few others")])
+def test_repeats_are_told_as_they_were_treated(setting: str, said: str):
+    report = replace(with_settings(order={"repeats": setting}), lines=(*LINES, line(510, counts={"repeated": 5})))
+    assert said in " ".join(warnings(report))
+
+
+def test_a_training_that_made_nothing_better_says_so():
+    assert "best before the first step: 81.24" in verdict(replace(FULL, lines=(LINES[0], line(10, dev=70.0))))
+
+
+def test_what_comes_from_outside_is_escaped():
+    page = render(replace(FULL, name="<b>&", uri="/a<script>", sources=(Source("x<i>y", 1),), doubts=("<u>",), lines=(line(10, parts={"<s>": 1.0, "b": 2.0}),)))
+    assert not re.search(r"<b>|<script>|<i>|<u>|<s>", page)
