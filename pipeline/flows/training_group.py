@@ -74,13 +74,21 @@ class Group:
     def _attempt(self, work: Work, bar: Running | None) -> str | None:
         """None when all is done, else who was lost."""
         from ray.train import TrainingFailedError
+        from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
         with watched("training", f"{self.cpus:g} CPUs and {self.gpus:g} GPUs", self.failures + 1, bar) as (call, watch), self._storage() as storage:
             try:
                 _follow(_thread(lambda: self._trainer(work, call, storage).fit()), watch)
             except TrainingFailedError as error:
-                return judged(failures_of(error), error)
+                failures = failures_of(error)
+                if any(isinstance(each, WorkerGroupStartupTimeoutError) for each in failures.values()):
+                    raise self._no_room() from None
+                return judged(failures, error)
         return None
+
+    def _no_room(self) -> TransientError:
+        expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs within {self.patience_s:g} s (cluster.patience_s)"
+        return TransientError("cluster", expected, "not all of them", "add nodes, end what occupies them, or lower train.workers; then run again: it goes on from there")
 
     def _trainer(self, work: Work, call: Call, storage: str) -> Any:
         from ray.train import FailureConfig, RunConfig, ScalingConfig

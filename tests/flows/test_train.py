@@ -54,6 +54,13 @@ def workers(process: int) -> list[psutil.Process]:
     return [child for child in children if "RayTrainWorker" in " ".join(child.cmdline()[:1])]
 
 
+def trajectory(run: Path) -> list[tuple[object, ...]]:
+    """Loss, gradient, rate and figure of every step, and how close its vectors lay, to the last digit."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = ("step", "loss", "gradient_norm", "learning_rate", "alignment", "uniformity", "dev")
+    return [tuple(line.get(name) for name in told) for line in lines]
+
+
 def same_weights(one: Path, other: Path) -> bool:
     first, second = weights(one / "encoder"), weights(other / "encoder")
     return set(first) == set(second) and all(np.array_equal(first[name], second[name]) for name in first)
@@ -87,6 +94,8 @@ def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_
     assert answer["status"] == "trained"
     assert "training disturbed goes on after step" in said
     assert same_weights(rows / "trainings/run", disturbed)
+    assert trajectory(rows / "trainings/run") == trajectory(disturbed)
+    assert len(trajectory(disturbed)) == _STEPS + 1
 
     began = time.monotonic()
     again, _ = finish(start(given))
