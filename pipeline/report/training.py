@@ -116,7 +116,7 @@ class Report:
     @property
     def resumed(self) -> tuple[tuple[int, int], ...]:
         """(step, times) of each place where the training was begun anew."""
-        return tuple((line.step if line.rows or line.dev is not None else 0, line.resumed) for line in self.lines if line.resumed)
+        return tuple((line.step, line.resumed) for line in self.lines if line.resumed)
 
     @property
     def dev(self) -> dict[str, Figures]:

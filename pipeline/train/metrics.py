@@ -29,25 +29,26 @@ class MetricsFile:
     """A JSON object for every line. The file is written whole, so that it is never half of a line, and in any store."""
 
     def __init__(self, store: Store, path: str = METRICS, *, step: int = 0) -> None:
-        """step: the last one that is done. Lines of later steps, which are going to be made again, are dropped; so are all lines where no step is done.
+        """step: the last one that is done. Lines of later steps, which are going to be made again, are dropped.
 
         DataError for a file that is none of ours.
         """
         self._store, self._path = store, path
         old = read_metrics(store, path)
-        kept = [line for line in old if 0 < step >= line.step]
-        self._begun_anew = sum(line.resumed for line in old) - sum(line.resumed for line in kept) + bool(old or step)
-        if kept:
-            kept[-1] = self._marked(kept[-1])
-        self.lines = kept
-        self._encoded = [_encoded(line) for line in kept]
-        self._next = 0.0
-        self._written = not kept
+        self.lines = [line for line in old if line.step <= step]
+        if anew := sum(line.resumed for line in old) - sum(line.resumed for line in self.lines) + bool(old or step):
+            last = self.lines.pop() if self.lines else Figures(step=0, epoch=0.0)
+            self.lines.append(last.model_copy(update={"resumed": last.resumed + anew}))
+        self._encoded = [_encoded(line) for line in self.lines]
+        self._next, self._written = 0.0, not self.lines
 
     def add(self, line: Figures) -> None:
-        """One more line, in the file after a few seconds."""
-        self.lines.append(self._marked(line))
-        self._encoded.append(_encoded(self.lines[-1]))
+        """One more line, in the file after a few seconds. A line of the same step as the last one, which has figures that were not there, goes in its place."""
+        if self.lines and self.lines[-1].step == line.step:
+            line = line.model_copy(update={"resumed": self.lines.pop().resumed})
+            self._encoded.pop()
+        self.lines.append(line)
+        self._encoded.append(_encoded(line))
         self._written = False
         if time.monotonic() >= self._next:
             self.write()
@@ -60,11 +61,6 @@ class MetricsFile:
         self._store.write(self._path, b"".join(self._encoded))
         ended = time.monotonic()
         self._next, self._written = ended + max(_EVERY_S, _SHARE * (ended - began)), True
-
-    def _marked(self, line: Figures) -> Figures:
-        """With the beginnings that no line tells of yet."""
-        added, self._begun_anew = self._begun_anew, 0
-        return line.model_copy(update={"resumed": line.resumed + added}) if added else line
 
 
 def read_metrics(store: Store, path: str = METRICS) -> list[Figures]:

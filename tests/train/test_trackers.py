@@ -105,9 +105,16 @@ def test_beginning_anew_is_counted_however_far_back_it_goes(store: Store):
         for number in range(done + 1, made + 1):
             log.add(step(number))
         log.checkpoint()
-    lines = read_metrics(store)
-    assert [line.step for line in lines] == [4]
-    assert sum(line.resumed for line in lines) == 5
+    assert [(line.step, line.resumed, line.rows) for line in read_metrics(store)] == [(0, 5, 0), (4, 0, 256)]
+
+
+def test_the_figure_before_the_first_step_stands_there_once(store: Store):
+    for figure in (50.5, 50.5, None):                   # killed before a checkpoint, killed behind that of step 0, which has the figure
+        log = log_of(store)
+        log.begin(figure)
+        log.add(step(1))
+        log.checkpoint()
+    assert [(line.step, line.dev, line.resumed) for line in read_metrics(store)] == [(0, 50.5, 2), (1, None, 0)]
 
 
 def test_a_file_that_is_none_of_ours_is_told(store: Store):
