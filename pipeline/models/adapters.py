@@ -22,8 +22,9 @@ def check_adapters(settings: TrainSettings) -> None:
         return
     if importlib.util.find_spec("peft") is None:
         raise ConfigError("train.lora.rank", "the package peft", "none", "pip install 'manta-embeddings[lora]', or leave train.lora out")
-    if settings.fresh:
-        raise ConfigError("train.lora.rank", "trained weights to adapt", "train.fresh: true", "leave one of them out: adapters alone cannot make up for random weights")
+    if settings.fresh or settings.recurrent.cell is not None:
+        found, remedy = "train.fresh" if settings.fresh else "train.recurrent", "leave one of them out: adapters alone cannot make up for random weights"
+        raise ConfigError("train.lora.rank", "trained weights to adapt", f"new ones ({found})", remedy)
 
 
 def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:

@@ -4,7 +4,7 @@ Every draw comes from torch's generator when a view is made, and belongs to a te
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Protocol, runtime_checkable
 
@@ -124,12 +124,11 @@ def cutoff(tokens: Tokens, of: Literal["tokens", "features"], rate: float) -> Cu
     return Cutoff(of, rate, tokens.lengths, torch.randint(2**62, (len(tokens),)).numpy())
 
 
-@dataclass(eq=False)
 class Probe:
     """Leaves the embedding layer's output as it is, and holds it as a leaf, of which a loss has a gradient."""
 
-    leaf: Tensor = field(init=False)
-    where: Segments = field(init=False)
+    leaf: Tensor
+    where: Segments
 
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
         self.leaf, self.where = x.detach().requires_grad_(), where

@@ -190,7 +190,7 @@ class MineSettings(Settings):
     """Hard negatives for (anchor, positive) rows, found by the encoder that training starts from, through an index over all positives."""
 
     enabled: bool = False
-    """mine before the first step; rows then have a negative"""
+    """mine before the first step; rows then have a negative, in place of one that they may have already"""
     neighbours: Annotated[int, Field(ge=1)] = 50
     """nearest positives looked at for each anchor, those known to be right not counted"""
     skip: Annotated[int, Field(ge=0)] = 0

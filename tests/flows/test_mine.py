@@ -152,7 +152,7 @@ def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path,
     folder, _ = pairs
     with pytest.raises(DataError, match=rf"none of {PAIRS}.*lower train\.mine\.margin"):
         mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path, process)
-    with pytest.raises(ConfigError, match=r"train\.fresh"):
+    with pytest.raises(ConfigError, match=r"new weights \(train\.fresh\)"):
         mined(job_of(encoder, "train.fresh=true"), folder, tmp_path, process)
     with pytest.raises(ConfigError, match="an objective that reads anchor, positive and negative, found simcse: text"):
         mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path, process)

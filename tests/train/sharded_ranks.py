@@ -29,6 +29,7 @@ SETTINGS = {
     "supervised": TrainSettings(objective="supervised", **_COMMON),
     "in chunks, beside whole weights": TrainSettings(objective=_MIXED, chunk_rows=2, **_COMMON),
     "followed by a copy": TrainSettings(objective={"name": "cert", "options": {"queue": 12}}, **_COMMON),
+    "views made at the embeddings": TrainSettings(objective={"name": "consert", "options": {"views": ["adversarial", "none"]}}, **_COMMON),
     "layers computed again": TrainSettings(objective="supervised", checkpoint_layers=True, **_COMMON),
     "adapters": TrainSettings(objective="supervised", lora=LoraSettings(rank=2), **_COMMON),
     "through transformers": TrainSettings(objective="supervised", **_COMMON),
