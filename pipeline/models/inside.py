@@ -24,6 +24,7 @@ class Inside:
     def __init__(self, model: "Model", tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
         self.layers, self.width = model.layers, model.width
         self._model, self._tokenizer, self._folder = model, tokenizer, folder
+        self._table_width = int(folder.config.get("embedding_size") or self.width)
         self._max_tokens = max(min(max_tokens, _MAX_TOKENS), folder.max_length)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
@@ -46,7 +47,7 @@ class Inside:
 
     def table(self, ids: np.ndarray) -> np.ndarray:
         """(m, d) float32 rows of the word table for the token ids (m,)."""
-        rows = np.zeros((len(ids), self.width), np.float32)
+        rows = np.zeros((len(ids), self._table_width), np.float32)
         offsets = np.append(np.arange(0, len(ids), self._folder.max_length), len(ids))
         tokens = Tokens(ids.astype(np.int32), offsets, np.zeros(len(offsets) - 1, dtype=bool))
         for texts in self._model.plan(tokens.lengths, self._max_tokens):

@@ -166,6 +166,18 @@ def test_what_was_trained_is_what_is_saved_and_sentence_transformers_says_that_i
         SentenceTransformer(str(saved.path), device="cpu")
 
 
+def test_its_inside_is_its_words_and_its_layers(folders):
+    folder = folders["deep"]
+    encoder, inside = load_trainable(folder).eval(), encoder_of(folder).inside()
+    tokens, numbers = inside.tokens(TEXTS[:3]), np.array([3, 7, 5])
+    np.testing.assert_array_equal(inside.table(numbers), encoder.backbone.words.detach()[numbers])
+    [found] = inside.states(tokens)
+    assert [layer.shape[1] for layer in found.layers] == [12, 20, 20]
+    expected = [by_equations(encoder.backbone, ids).detach() for ids in np.split(tokens.ids, tokens.offsets[1:-1])]
+    np.testing.assert_allclose(found.layers[2], torch.cat([expected[row] for row in found.rows]), atol=1e-6)
+    assert np.add.reduceat(inside.words(tokens).is_word, tokens.offsets[:-1]).tolist() == [14, 3, 0]      # no marks, no full stops
+
+
 def test_a_copy_is_an_encoder_of_its_own(folders):
     encoder, tokens = load_trainable(folders["bigru"]), folders["bigru"].tokenizer()(TEXTS[:3])
     before = encoder(tokens).detach()

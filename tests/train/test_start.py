@@ -56,7 +56,8 @@ def write_nli(file: Path) -> Path:
     premises, hypotheses = rng.integers(0, 6, (2, 192))
     hypotheses[::2] = premises[::2]
     labels = np.where(premises == hypotheses, "entailment", "contradiction")
-    pq.write_table(pa.table({"premise": [sentence(rng, topic) for topic in premises], "hypothesis": [sentence(rng, topic) for topic in hypotheses], "label": labels}), file)
+    first, second = ([sentence(rng, topic) for topic in topics] for topics in (premises, hypotheses))
+    pq.write_table(pa.table({"premise": first, "hypothesis": second, "label": labels}), file)
     return file
 
 
@@ -93,8 +94,8 @@ def test_sentences_find_their_neighbours_through_two_grus_that_began_with_nothin
 
 def test_a_maximum_over_two_lstms_learns_to_infer_over_fixed_words(tmp_path):
     words = write_words(tmp_path / "words.txt", *minilm_table())
-    small = (f"train.recurrent.words={words}", "train.recurrent.width=16", "train.recurrent.vocabulary=null", "train.order.batch_rows=16", "train.optimizer.learning_rate=1.0")
-    job = configured("infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", *small)
+    small = (f"train.recurrent.words={words}", "train.recurrent.width=16", "train.recurrent.vocabulary=null", "train.order.batch_rows=16")
+    job = configured("infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.optimizer.learning_rate=1.0", *small)
     training, found = losses(job, 36)
     assert np.mean(found[-6:]) < 0.8 * np.mean(found[:3])
     assert training.objective.product().encoder.folder.pooling == ("max",)
