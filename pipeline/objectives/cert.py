@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moved_average, random_queue
+from pipeline.models.trainable import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 _QUEUE = 96_606     # keys, as published; no multiple of the batches there, nor need it be one
@@ -88,6 +89,11 @@ class Cert(Objective):
         self.pointer.fill_(pointer)
         for slow, fast in ((self.slow_encoder, self.encoder), (self.slow_head, self.head)):
             self._follow(slow, fast)
+
+    def doubts(self) -> list[str]:
+        if len(self.columns) == 2 or cast(TrainableEncoder, self.encoder).backbone.drops:
+            return []
+        return ["cert: the encoder has no dropout, so that both views of a text are one vector but for the momentum; set train.dropout, or give pairs"]
 
     def _keys(self, vectors: Tensor) -> Tensor:
         with torch.no_grad():

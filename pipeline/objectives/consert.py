@@ -1,13 +1,14 @@
 """ConSERT (Yan et al. 2021): two views of each text, made at the embedding layer, find each other among the views of all others."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import nt_xent
+from pipeline.models.trainable import TrainableEncoder
 from pipeline.models.views import Probe, cutoff, keeps_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 from pipeline.text.tokens import Tokens
@@ -55,6 +56,11 @@ class Consert(Objective):
         among = batch.peers.gather(first), batch.peers.gather(second)
         value = nt_xent(first, second, temperature=self.temperature, among=among, start=batch.first, excluded=batch.excluded(first.device))
         return Loss.of(nt_xent=value)
+
+    def doubts(self) -> list[str]:
+        if self.kinds != ("none", "none") or cast(TrainableEncoder, self.encoder).backbone.drops:
+            return []
+        return ["consert: views that are none, of an encoder without dropout, are one vector, and little is learnt; name others, or set train.dropout"]
 
     def _view(self, kind: ViewName, tokens: Tokens) -> View:
         """All but the adversarial one, which is made from another."""

@@ -28,6 +28,7 @@ class ContrastiveTension(Objective):
     """
 
     columns = ("text",)
+    positives = True
     truncates = True
     chosen: Tensor
     least_rows = 3      # of a positive and one negative the negative would have no partner but itself

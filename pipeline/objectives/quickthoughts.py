@@ -55,6 +55,10 @@ class QuickThoughts(Objective):
         value = quick_thoughts(first, second, documents=documents, context=self.context, diag=self.diag, excluded=excluded)
         return Loss.of(neighbours=value)
 
+    def doubts(self) -> list[str]:
+        found = "quickthoughts: one encoder on both sides favours vectors that are all alike; set second to copy or drawn"
+        return [found] if self.twin is None else []
+
     def product(self) -> Product:
         twin = self.twin if self.inference == "both" else None
         return Product(cast(TrainableEncoder, self.encoder), twin=cast(TrainableEncoder | None, twin))

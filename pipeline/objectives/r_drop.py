@@ -1,13 +1,14 @@
 """R-Drop (Liang et al. 2021): two passes of one pair of sentences, under dropout masks of their own, are to say the same of its class."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import SBERT, Feature, classification, pair_features, symmetric_divergence
+from pipeline.models.trainable import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
 from pipeline.objectives.classification import Classification
 
@@ -29,6 +30,11 @@ class RDrop(Classification):
 
     def views(self, batch: Batch) -> Sequence[View]:
         return 2 * tuple(super().views(batch))
+
+    def doubts(self) -> list[str]:
+        if cast(TrainableEncoder, self.encoder).backbone.drops:
+            return []
+        return ["r_drop: the encoder has no dropout, so that both passes are one, and this is classification at twice the cost; set train.dropout"]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = (self.classifier(pair_features(premises, hypotheses, self.features)) for premises, hypotheses in (reps[:2], reps[2:]))
