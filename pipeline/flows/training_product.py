@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.report.training import Report
     from pipeline.train.dev import Best
 
-_PACKAGES = ("torch", "ray", "tokenizers", "transformers", "pyarrow")
+_PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "pyarrow")
 _LAST = ("modules.json", "config.json")         # without them nobody takes a folder for an encoder
 
 
@@ -33,12 +33,14 @@ class Outcome:
 
 
 def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome: Outcome) -> ResultRecord:
-    """Store the trained encoder, the page of the training, and last its result."""
+    """Store the trained encoder with its model card, the page of the training, and last its result."""
+    from pipeline.report.card import write_card
     from pipeline.report.training import render
 
     with run.store.scratch() as scratch:
         folder = _saved(product, scratch / ENCODER)
         report = _report(run, settings, folder, outcome, head=product.head is not None)
+        write_card(report, folder.path)
         _upload(folder, run.store)
     run.store.write(REPORT, render(report).encode())
     figures = {} if outcome.best.figure is None else {"dev": outcome.best.figure}

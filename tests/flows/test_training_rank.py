@@ -54,6 +54,8 @@ def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
     trained = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
     assert (result.steps, result.space_id) == (12, trained.space_id)
     assert trained.space_id != open_folder(EncoderSettings(path=str(encoder))).space_id
+    assert "# run" in Path(rank.run.encoder, "README.md").read_text()
+    assert Path(rank.run.report).read_text().startswith("<!doctype html>")
     texts = sentences(20, seed=3)
     np.testing.assert_allclose(trained.encode(texts), SentenceTransformer(rank.run.encoder, device="cpu").encode(texts), atol=1e-5)
 
