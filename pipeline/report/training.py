@@ -82,7 +82,7 @@ class Report:
     best_step: int | None = None
     """with the best figure on dev"""
     ended: str = ""
-    """why before the planned steps, in a sentence"""
+    """why before the planned steps, as half a sentence"""
     device: str = ""
     """what it ran on: "2 workers, CPU, 1 thread" """
     created: str | None = None
@@ -159,7 +159,7 @@ def _of_dev(report: Report) -> Iterator[str]:
     elif dev["best"].step == 0 and report.steps:
         yield "No measurement on dev was better than the one before the first step. Try a lower learning rate, other data, or another objective."
     if report.ended:
-        yield report.ended
+        yield f"It ended before its last step: {report.ended}."
 
 
 def _of_collapse(report: Report) -> Iterator[str]:

@@ -77,7 +77,7 @@ def test_a_good_training_has_no_warning_and_doubts_of_the_objective_come_first()
 @pytest.mark.parametrize(("report", "said"), [
     (replace(FULL, lines=LINES[1:20]), "Nothing was measured on dev"),
     (replace(FULL, lines=(LINES[0], line(10, dev=70.0))), "No measurement on dev was better than the one before the first step"),
-    (replace(FULL, ended="It ended early."), "It ended early."),
+    (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
     (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
     (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
     (replace(with_settings(across_ranks=False, workers=4), lines=at_chance(16)), "The loss stays at ln 16"),
