@@ -21,7 +21,7 @@ from pipeline.text.templates import in_template
 from pipeline.text.tokens import Side, Tokenizer, load_tokenizer
 
 POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask", "ends")
-DENOISE, ENDS_SENTENCES = "manta.Denoise", "ensure_final_punctuation"        # names of ours in a folder's files
+OWN_MODULES, ENDS_SENTENCES = "template_modules", "ensure_final_punctuation"         # names of ours in a folder's files
 OF_RECURRENT = ("last", "ends", "max", "mean", "sqrt_len", "weighted_mean", "table")         # its layers are as wide as each other, its words are not
 MASKED = ("mask",)              # the state of one token: it stands by itself
 JOINED = "manta-joined"         # the model_type of a folder with several encoders in it
@@ -30,6 +30,7 @@ SENTENCE_TRANSFORMERS_MODES = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
 }
 _OWN_MODES = set(POOLINGS) - set(SENTENCE_TRANSFORMERS_MODES.values())       # a trained encoder's folder names them as we do: that library has no name for them
+_OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoise"}
 POOLING_FLAGS = {f"pooling_mode_{name}": mode for name, mode in (
     ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
     ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
@@ -190,9 +191,9 @@ def _modules(path: Path) -> list[tuple[str, str]]:
         raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
     for kind, _ in entries:
-        if kind != DENOISE and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
+        if kind not in _OWN and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
             raise ModelError(str(file), f"modules among {', '.join(sorted(known))}", f"the module {kind}", "use an encoder made of these modules")
-    kinds = [(kind.rpartition(".")[2], folder) for kind, folder in entries]
+    kinds = [(_OWN.get(kind, kind.rpartition(".")[2]), folder) for kind, folder in entries]
     if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]):
         found = ", ".join(kind for kind, _ in kinds) or "no module"
         raise ModelError(str(file), "Transformer, Pooling, then Dense and Normalize modules", found, "use such an encoder")
@@ -402,7 +403,7 @@ def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> Encode
 def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
     """Relative paths of what loading this folder needs, here and in sentence-transformers."""
     beside = [_joined(folder.transformer, name) for name in ("config.json", *_TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)]
-    configs = ["modules.json", "config_sentence_transformers.json", *(_joined(sub, "config.json") for _, sub in modules[1:])]
+    configs = ["modules.json", "config_sentence_transformers.json", f"{OWN_MODULES}.py", *(_joined(sub, "config.json") for _, sub in modules[1:])]
     layers = [module.weights for module in folder.tail if not isinstance(module, str)]
     counts = [FREQUENCIES] if folder.averages.counts else []
     return sorted(name for name in {*beside, *configs, *layers, *folder.weights, *counts} if folder.file(name).is_file())

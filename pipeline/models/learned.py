@@ -52,15 +52,16 @@ class LearnedTemplate(PromptedEncoder):
         ids, (before, behind) = np.array([*self.frame.prefix, *self.frame.suffix]), self._specials
         free = np.arange(len(ids))[before : len(ids) - behind]
         self._free = free[free != self.frame.mask_place]
-        if not isinstance(self.words, LearnedWords):
-            table = LearnedWords(self.words, ids[self._free].tolist())
+        table = cast(nn.Embedding, self.backbone.get_submodule(WORDS_TABLE))
+        if not isinstance(table, LearnedWords):
+            table = LearnedWords(table, ids[self._free].tolist())
             self.backbone.get_submodule("embeddings").word_embeddings = table
-        self._ids = self.translated(range(self.words.num_embeddings, self.words.num_embeddings + len(self._free)))
+        self._ids = self.translated(range(table.num_embeddings, table.num_embeddings + len(self._free)))
 
     @property
-    def words(self) -> nn.Embedding:
+    def words(self) -> LearnedWords:
         """The word table."""
-        return cast(nn.Embedding, self.backbone.get_submodule(WORDS_TABLE))
+        return cast(LearnedWords, self.backbone.get_submodule(WORDS_TABLE))
 
     def pooled(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
         """(n, width) states of the mask, the free vectors standing where the manual template's words were."""

@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models import template_modules
 from pipeline.models.adapters import merged
 from pipeline.models.backbones import PaddedBackbone
 from pipeline.models.denoise import DenoiseModule
-from pipeline.models.folder import DENOISE, ENDS_SENTENCES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
+from pipeline.models.folder import ENDS_SENTENCES, MASKED, OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
 from pipeline.models.heads import DenseModule
 from pipeline.models.joined import PARTS, described
 from pipeline.models.learned import WORDS_TABLE, LearnedTemplate
@@ -28,6 +29,7 @@ from pipeline.text.templates import add_tokens, wrap_tokenizer
 _WEIGHTS = "model.safetensors"
 _WRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")       # of the files that loading needs; weights apart
 _MODULES = "sentence_transformers.models."              # where every version of that library, and servers, look for modules
+_OWN = {"Pooling": "MaskPooling", "Denoise": "Denoise"}         # classes in the module file that a folder has which reads a mask
 _ONE_CONFIG = "sentence_bert_config.json"               # whatever the family; the first name that is looked for
 
 
@@ -36,8 +38,8 @@ def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | s
 
     folder: where the encoder came from, which gives config, tokenizer, prompts and limits. head: an objective's head that inference keeps, as a Dense module at the
     end; without one no trace of it is left. A cls_mlp layer becomes a Dense module where nothing is concatenated with it. A pooling that sentence-transformers has
-    no name for is written under ours, which that library refuses instead of computing something else. Adapters are added into the weights. ModelError where `path`
-    exists.
+    no name for is written under ours, which that library refuses instead of computing something else; a template's mask it reads with trust_remote_code. Adapters are
+    added into the weights. ModelError where `path` exists.
     """
     whole = merged(encoder)
     return _published(path, lambda written: _write(whole, folder, written, head))
@@ -87,19 +89,31 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     ends = {ENDS_SENTENCES: True} if folder.ends_sentences else {}
     _write_json(to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower} | ends)
     _write_json(to / "config_sentence_transformers.json", _prompts(folder))
+    _write_modules(encoder, folder, to, head)
+
+
+def _write_modules(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
     pooling, layers = _layers(encoder, head)
-    _write_json(to / "1_Pooling" / "config.json", _pooling(pooling, encoder.backbone.width, folder.include_prompt))
     kinds = ["Transformer", "Pooling", *map(_kind, layers)]
     places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
+    _write_json(to / places[1] / "config.json", _pooling(pooling, encoder.backbone.width, folder.include_prompt) | _mask(folder))
     for layer, name in zip(layers, places[2:], strict=True):
         (to / name).mkdir()
         if isinstance(layer, DenseModule):
             _write_dense(layer, to / name)
-        if isinstance(layer, DenoiseModule):
+        elif isinstance(layer, DenoiseModule):
             _write_denoise(layer, to / name)
-    types = [DENOISE if kind == "Denoise" else _MODULES + kind for kind in kinds]
+    types = [_MODULES + kind for kind in kinds]
+    if folder.pooling == MASKED:                        # that library has no name for it: it loads our own module, where its user trusts it
+        shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
+        types = [f"{OWN_MODULES}.{_OWN[kind]}" if kind in _OWN else there for kind, there in zip(kinds, types, strict=True)]
     entries = [{"idx": number, "name": str(number), "path": name, "type": kind} for number, (name, kind) in enumerate(zip(places, types, strict=True))]
     _write_json(to / "modules.json", entries)
+
+
+def _mask(folder: EncoderFolder) -> dict[str, int | None]:
+    """Where the template's mask stands in a row."""
+    return {"mask": folder.tokenizer().mask} if folder.pooling == MASKED else {}
 
 
 def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> dict[str, Tensor]:
@@ -183,7 +197,7 @@ def _write_dense(layer: DenseModule, to: Path) -> None:
 def _write_denoise(layer: DenoiseModule, to: Path) -> None:
     described = layer.described()
     config = {"width": described.width, "activation": described.activation, "epsilon": described.epsilon, "shortest": described.shortest}
-    _write_json(to / "config.json", config)
+    _write_json(to / "config.json", config | {"longest": described.shortest + len(layer.table) - 1})
     _save_tensors(layer.state_dict(), to / _WEIGHTS)
 
 

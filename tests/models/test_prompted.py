@@ -154,8 +154,12 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
     np.testing.assert_allclose(again(saved.tokenizer()(ALL)).detach(), expected, atol=2e-5)
     twice = save_folder(again, saved, tmp_path / "twice")
     assert twice.space_id == saved.space_id != folder.space_id
-    with pytest.raises(ValueError, match="pooling mode"):           # it has no word for it, and says so
+    with pytest.raises(ValueError, match="trust_remote_code"):      # it has no word for it, and says so
         SentenceTransformer(str(saved.path), device="cpu")
+    trusting = SentenceTransformer(str(saved.path), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(trusting.encode(ALL), expected, atol=2e-5)
+    trusting.save_pretrained(str(tmp_path / "theirs"))
+    np.testing.assert_allclose(encoded(tmp_path / "theirs"), expected, atol=2e-5)
 
 
 def test_a_table_is_no_longer_than_the_texts_that_it_was_made_for(folders, tmp_path):
@@ -197,6 +201,8 @@ def test_template_and_full_stop_make_a_space_of_their_own_and_change_nothing_els
     folder = opened(folders["bert"], ensure_final_punctuation=True)
     saved = save_folder(load_trainable(folder), folder, tmp_path / "saved")
     assert saved.ends_sentences
+    with pytest.raises(TypeError, match="ensure_final_punctuation"):
+        SentenceTransformer(str(saved.path), device="cpu")
     np.testing.assert_allclose(encoded(saved.path, ["Two dogs run"]), encoded(saved.path, ["Two dogs run."]), atol=1e-6)
 
 
