@@ -100,6 +100,17 @@ def test_layers_computed_anew_in_the_backward_pass_have_equal_gradients_under_dr
     assert all(torch.equal(*pair) for pair in zip(gradients(False), gradients(True), strict=True))
 
 
+def test_half_precision_is_for_the_inputs_alone(folders):
+    encoder, tokens = load_trainable(folders["bilstm-max"]), folders["bilstm-max"].tokenizer()(MANY[:9])
+    exact = encoder(tokens)
+    encoder.backbone.precision = torch.bfloat16
+    half = encoder(tokens)
+    assert half.dtype == torch.float32
+    assert torch.cosine_similarity(half, exact).min() > 0.999
+    half.square().sum().backward()
+    assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in encoder.parameters())
+
+
 def test_chunks_have_the_gradient_of_the_whole_batch(folders):
     folder = folders["bigru"]
     objective = SimCSE(load_trainable(folder, dropout=0.0))

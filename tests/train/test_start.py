@@ -12,7 +12,7 @@ import torch
 from pipeline.config import load_settings
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
-from pipeline.models.saving import save_folder
+from pipeline.models.saving import save_joined
 from pipeline.models.trainable import load_trainable
 from pipeline.models.words import FIRST, LAST, UNKNOWN
 from pipeline.objectives.build import build_objective, roles_of
@@ -86,9 +86,9 @@ def test_sentences_find_their_neighbours_through_two_grus_that_began_with_nothin
     assert np.mean(found[-5:]) < 0.7 * found[0]
     product = training.objective.product()
     assert (product.encoder.dim, product.dim) == (32, 64)
-    saved = save_folder(product.encoder, product.encoder.folder, tmp_path / "saved")
-    texts = ["a dog runs", "music", ""]
-    expected = product.encoder.eval()(saved.tokenizer()(texts)).detach()
+    saved, texts = save_joined((product.encoder, product.twin), tmp_path / "saved"), ["a dog runs", "music", ""]
+    training.objective.eval()
+    expected = product(saved.tokenizer()(texts)).detach()
     np.testing.assert_allclose(load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(texts), expected, atol=1e-6)
 
 
