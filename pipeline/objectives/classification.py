@@ -37,7 +37,7 @@ class Classification(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         premises, hypotheses = reps
         logits = self.classifier(pair_features(premises, hypotheses, self.features))
-        return Loss.of(cross_entropy=classification(logits, torch.as_tensor(batch.column("label"), device=logits.device)))
+        return Loss.of(cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device)))
 
 
 def _classifier(width: int, classes: int, hidden: int | None, nonlinear: bool, bias: bool) -> nn.Module:

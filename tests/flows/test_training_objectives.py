@@ -8,9 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.flows.training_plan import open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
-from pipeline.flows.training_run import open_run
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
 from pipeline.models.trainable import load_trainable
@@ -18,7 +16,7 @@ from pipeline.objectives import Product
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 from tests.flows.test_training_rank import Stop, rank_of, train
-from tests.flows.training import training_job, write_sts
+from tests.flows.training import write_sts
 
 ROWS, SHORT = 40, ("train.max_steps=4", "train.checkpoint={steps: 2, minutes: null}")
 CASES = {
@@ -65,8 +63,7 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
     figures, spaces = {}, {}
     for inference in ("first", "second", "best"):
         objective = f"{{name: contrastive_tension, options: {{inference: {inference}}}}}"
-        job = training_job(tmp_path, encoder, f"train.objective={objective}", f"train.name={inference}", "train.optimizer.learning_rate=0.003", dev, *SHORT)
-        rank = TrainRank(open_run(job.train, open_folder(job.encoder)), job.encoder, job.train, plan_of(job.train), open_dev(job.train.dev))
+        rank = rank_of(tmp_path, encoder, f"train.objective={objective}", f"train.name={inference}", "train.optimizer.learning_rate=0.003", dev, *SHORT)
         train(rank)
         figures[inference] = rank.dev.score(Product(load_trainable(open_folder(EncoderSettings(path=rank.run.encoder)))))
         spaces[inference] = rank.run.result().space_id
