@@ -11,6 +11,7 @@ from pipeline.charts.frame import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame
 from pipeline.charts.geometry import colour, figure
 
 POINTS = 80              # points of a line that says where a figure goes; what it is step by step stands faintly behind
+_STATIONS = 16          # of the way of the vectors: with more, the steps' own noise is all that one sees
 _DOTTED = 60            # measurements that are drawn as dots too
 
 Points = Sequence[tuple[float, float]]
@@ -66,7 +67,7 @@ def dev_chart(points: Points, best: float, steps: Steps) -> Markup:
 
 def way_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """(uniformity, alignment) in the order of the steps, as one way with its beginning and its end: low is good on both axes."""
-    way = smoothed(points)
+    way = smoothed(points, _STATIONS)
     frame = Frame(_roomy(*_ends([x for x, _ in way])), _roomy(*_ends([y for _, y in way])))
     drawn = line(frame, way, colour(0)) + _named(frame, way[0], "start") + (_named(frame, way[-1], "end") if len(way) > 1 else "")
     axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(frame, ticks(*frame.y, 4))
@@ -79,9 +80,9 @@ def rate(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "\u2212") if value else "0"
 
 
-def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most 80 points: medians of neighbours, which one wild step does not move, of equally many each; the last may be of fewer."""
-    size = math.ceil(len(points) / POINTS) or 1
+def smoothed(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
+    """At most so many points: medians of neighbours, which one wild step does not move, of equally many each; the last may be of fewer."""
+    size = math.ceil(len(points) / most) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(median(x for x, _ in group), median(y for _, y in group)) for group in groups]
 

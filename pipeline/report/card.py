@@ -61,7 +61,7 @@ def _measured(report: Report) -> str:
 
 def _training(report: Report) -> str:
     train, order, optimizer = report.settings, report.settings.order, report.settings.optimizer
-    objectives = "; ".join(term.name + (f" ({options(term.options)})" if term.options else "") for term in train.objective)
+    objectives = "; ".join(term.name + (f" ({said})" if (said := options(term)) else "") for term in train.objective)
     files = ", ".join(f"{_code(_short(source.uri))} ({source.rows - source.unlabelled:,} rows)" for source in report.sources)
     clip = "gradients as they are" if optimizer.clip is None else f"gradients cut to {optimizer.clip:g}"
     facts = [

@@ -1,5 +1,6 @@
 """The page of a training: what was trained on what, how it went, and what came of it; one HTML file, no network, no script."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from pipeline.charts.training import POINTS, Points, Steps, curves_chart, dev_ch
 from pipeline.models.folder import SENTENCE_TRANSFORMERS_MODES, Dense, EncoderFolder
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import ObjectiveSettings, TrainSettings
 from pipeline.train.figures import Figures, totals
 
 _PINNED = 0.02          # of ln N: a loss so near to it tells texts apart no better than chance
@@ -293,6 +294,18 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "\u2212") if round(value, 2) else "0.00"
 
 
-def options(values: Mapping[str, Any]) -> str:
-    """temperature 0.05, head none."""
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+def options(term: ObjectiveSettings) -> str:
+    """temperature 0.05, head none: what was set, and the objective's defaults behind it."""
+    from pipeline.objectives import OBJECTIVES  # here: it loads torch
+
+    parameters = inspect.signature(OBJECTIVES[term.name]).parameters.values()
+    usual = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is not each.empty and each.name not in term.options}
+    return ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in (term.options | usual).items() if value is not None)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " and ".join(map(_said, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
