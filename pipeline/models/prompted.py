@@ -36,7 +36,7 @@ class PromptedEncoder(TrainableEncoder):
         """
         start = encoder.folder.tokenizer()
         folder = in_template(encoder.folder, template, _checked(limit, start.room))
-        super().__init__(folder, encoder.backbone, None, 0)
+        super().__init__(replace(folder, dim=encoder.backbone.width), encoder.backbone, None, 0)
         self.frame, self.denoise, self.transform = frame_of(folder.tokenizer()), denoise, transform
         self._specials = (len(start.prefix), len(start.suffix))
         self.tail = nn.ModuleList([module for module in (head, Normalize() if folder.normalize else None) if module is not None])
@@ -69,10 +69,11 @@ class PromptedEncoder(TrainableEncoder):
         if not self.denoise and self.transform is None:
             return None
         alone, places, _ = without_texts(self.frame.around(lengths_to(self.limit), (0, 0), limit=self.limit))
-        training = self.training
+        modes = {module: module.training for module in self.modules()}
         with torch.no_grad():
             table = self.eval()._read(self.pooled(alone, positions=places)).float().cpu()
-        self.train(training)
+        for module, training in modes.items():
+            module.training = training
         return DenoiseModule(self.transform, table if self.denoise else torch.zeros_like(table), len(self.frame))
 
     def _read(self, x: Tensor) -> Tensor:
@@ -87,8 +88,7 @@ def in_template(folder: EncoderFolder, template: str | None, limit: int) -> Enco
     whole = limit + len(frame_of(plain.tokenizer()))
     if whole > positions_of(folder.config):
         raise ModelError(str(folder.path), f"at most the {positions_of(folder.config)} positions of the model", f"{whole} with the template", "lower limit")
-    width = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.dim)
-    return replace(plain, max_length=whole, tail=("normalize",) if folder.normalize else (), dim=width)
+    return replace(plain, max_length=whole, tail=("normalize",) if folder.normalize else ())
 
 
 def transform_of(encoder: TrainableEncoder) -> Transform:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from pipeline.errors import ModelError
@@ -68,6 +69,8 @@ def test_the_saved_folder_has_new_words_and_equals_the_encoder_and_transformers(
     library = tokenizers.Tokenizer.from_file(str(saved.path / "tokenizer.json"))
     assert library.get_vocab_size() == own.get_vocab_size() + encoder.free
     assert set(library.get_vocab()) - set(own.get_vocab()) == {f"[template {number}]" for number in range(encoder.free)}
+    trusting = SentenceTransformer(str(saved.path), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(trusting.encode(ALL), found, atol=1e-5)
     tokenizer, model = AutoTokenizer.from_pretrained(saved.path), AutoModel.from_pretrained(saved.path).eval()
     with torch.no_grad():
         ids = tokenizer(TEXTS[0], truncation=True, max_length=saved.max_length, return_tensors="pt")["input_ids"]
