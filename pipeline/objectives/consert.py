@@ -1,9 +1,10 @@
 """ConSERT (Yan et al. 2021): two views of each text, made at the embedding layer, find each other among the views of all others."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
@@ -14,6 +15,7 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Vi
 from pipeline.text.tokens import Tokens
 
 ViewName = Literal["none", "shuffle", "token_cutoff", "feature_cutoff", "adversarial"]
+Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
 @OBJECTIVES.register("consert")
@@ -33,8 +35,8 @@ class Consert(Objective):
     truncates = True
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.1, views: tuple[ViewName, ViewName] = ("feature_cutoff", "shuffle"), feature_rate: Positive = 0.2,
-        token_rate: Positive = 0.15, keep_special: bool | None = None, noise: Positive = 1.0,
+        self, encoder: nn.Module, *, temperature: Positive = 0.1, views: tuple[ViewName, ViewName] = ("feature_cutoff", "shuffle"), feature_rate: Rate = 0.2,
+        token_rate: Rate = 0.15, keep_special: bool | None = None, noise: Positive = 1.0,
     ) -> None:
         super().__init__(encoder)
         if views.count("adversarial") > 1:

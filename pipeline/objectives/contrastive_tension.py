@@ -66,6 +66,10 @@ class ContrastiveTension(Objective):
         partners[negative] = rows[negative].roll(-1)
         return partners
 
+    def doubts(self) -> list[str]:
+        folder = cast(TrainableEncoder, self.encoder).folder
+        return ["contrastive_tension: inner products of vectors of length one stay between -1 and 1; set encoder.normalize to false"] if folder.normalize else []
+
     def product(self) -> Product:
         return self.rivals()[int(self.chosen)]
 

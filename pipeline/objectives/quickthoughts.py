@@ -56,8 +56,9 @@ class QuickThoughts(Objective):
         return Loss.of(neighbours=value)
 
     def doubts(self) -> list[str]:
-        found = "quickthoughts: one encoder on both sides favours vectors that are all alike; set second to copy or drawn"
-        return [found] if self.twin is None else []
+        alike = "quickthoughts: one encoder on both sides favours vectors that are all alike; set second to copy or drawn"
+        short = "quickthoughts: inner products of vectors of length one stay between -1 and 1; set encoder.normalize to false"
+        return [alike] * (self.twin is None) + [short] * cast(TrainableEncoder, self.encoder).folder.normalize
 
     def product(self) -> Product:
         twin = self.twin if self.inference == "both" else None

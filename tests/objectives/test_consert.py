@@ -8,7 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
+from pipeline.objectives.build import build_objective
 from pipeline.objectives.consert import Consert
+from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
@@ -84,6 +86,13 @@ def test_the_adversarial_view_trains_and_refuses_chunks():
     assert all(gradient.abs().max() > 0 for gradient in gradients(objective).values())
     with pytest.raises(ConfigError, match=r"chunk_rows: expected no chunks, since the adversarial view needs the gradient of all rows"):
         loss_and_backward(objective, BATCH, chunk_rows=2)
+
+
+@pytest.mark.parametrize("options", [{"feature_rate": 1.0}, {"token_rate": 0}, {"views": ["none", "crop"]}, {"views": ["none"]}])
+def test_options_that_cannot_be_are_refused(options: dict[str, object]):
+    settings = TrainSettings(objective={"name": "consert", "options": options})
+    with pytest.raises(ConfigError, match=r"train.objective\[0\].options of consert: " + next(iter(options))):
+        build_objective(settings, Tiny())
 
 
 def test_two_adversarial_views_are_refused():

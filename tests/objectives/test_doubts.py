@@ -24,6 +24,17 @@ def test_without_dropout_two_views_are_one(name: str, encoder: TrainableEncoder)
     assert [f"{name}: " in doubt and "train.dropout" in doubt for doubt in told] == [True] * (not encoder.backbone.drops)
 
 
+@pytest.mark.parametrize("name", ["contrastive_tension", "quickthoughts"])
+def test_inner_products_want_vectors_of_any_length(name: str, encoder: TrainableEncoder):
+    assert not OBJECTIVES[name](encoder).doubts()
+    short = load_trainable(open_folder(EncoderSettings(path=str(encoder.folder.path), normalize=True)))
+    assert "encoder.normalize" in OBJECTIVES[name](short).doubts()[0]
+
+
+def test_one_encoder_on_both_sides_is_told_of(encoder: TrainableEncoder):
+    assert "all alike" in OBJECTIVES["quickthoughts"](encoder, second="same").doubts()[0]
+
+
 def test_views_that_differ_need_no_dropout(encoder: TrainableEncoder):
     assert not OBJECTIVES["consert"](encoder).doubts()
     assert not OBJECTIVES["cert"](encoder, queue=8).doubts()
