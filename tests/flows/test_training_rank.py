@@ -1,12 +1,11 @@
 """What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
@@ -20,11 +19,7 @@ from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.batches import Share
 from tests.flows.conftest import sentences
-from tests.flows.training import training_job, weights, write_sts
-
-
-class Stop(Exception):
-    """Ends a training in its middle."""
+from tests.flows.training import Stop, losses, training_job, until, weights, work, write_sts
 
 
 def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
@@ -32,14 +27,6 @@ def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
     run, plan = open_run(job.train, open_folder(job.encoder)), plan_of(job.train)
     begin(run, plan, job.encoder.path)
     return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train.dev))
-
-
-def until(step: int) -> Callable[[int, str], None]:
-    def tell(done: int, note: str) -> None:
-        if done == step:
-            raise Stop
-
-    return tell
 
 
 def train(rank: TrainRank, stop: int = -1) -> None:
@@ -139,10 +126,17 @@ def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Pa
     assert rank.run.result() is None
 
 
-def test_other_workers_meet_the_same_rows(tmp_path: Path, encoder: Path):
-    rank = rank_of(tmp_path, encoder, "train.dropout=0", "train.max_steps=8")
-    with pytest.raises(Stop):
-        train(rank, 6)
-    more = replace(rank, settings=rank.settings.model_copy(update={"workers": 2}))
-    assert more.run.digest == open_run(more.settings, open_folder(more.encoder)).digest
-    train(more)
+def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, encoder: Path):
+    whole, parts = rank_of(tmp_path, encoder, "train.dropout=0"), rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts")
+    train(whole)
+    train_apart(parts, tmp_path, stop=6)                # two of them, past the checkpoint of step 4
+    train(parts)                                        # one
+    expected, found = losses(Path(whole.run.store.uri)), losses(Path(parts.run.store.uri))
+    assert len(found) == 12
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert np.ptp(expected) > 0.01, "steps differ by far more than rounding"
+
+
+def train_apart(rank: TrainRank, folder: Path, stop: int) -> None:
+    """Two processes."""
+    torch.multiprocessing.start_processes(work, (2, rank, stop, folder / "meeting"), nprocs=2, start_method="spawn")

@@ -1,15 +1,21 @@
 """Training rows, and jobs that are over in seconds."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from pipeline.config import load_settings
+from pipeline.flows.training_rank import TrainRank
 from pipeline.settings import Job
+from pipeline.text.batches import Share
 from tests.flows.conftest import sentences
 
 
@@ -40,6 +46,35 @@ def training_job(folder: Path, encoder: Path, *overrides: str) -> Job:
     if not (folder / "sentences.parquet").exists():
         write_sentences(folder / "sentences.parquet")
     return load_settings(Job, None, (*training_arguments(folder, encoder), *overrides))
+
+
+class Stop(Exception):
+    """Ends a training in its middle."""
+
+
+def until(step: int) -> Callable[[int, str], None]:
+    """What a worker is to tell its steps to, so that it ends in that one."""
+
+    def tell(done: int, note: str) -> None:
+        if done == step:
+            raise Stop
+
+    return tell
+
+
+def work(rank: int, world: int, task: TrainRank, stop: int, meeting: Path) -> None:
+    """One of several ranks, in a process of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=world)
+    with suppress(Stop):
+        task(Share(rank, world), "cpu", until(stop))
+    dist.destroy_process_group()
+
+
+def losses(run: Path) -> list[float]:
+    """Of every step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
 
 
 def weights(folder: Path) -> Mapping[str, np.ndarray]:
