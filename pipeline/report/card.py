@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.report.training import Report, options, two_digits, warnings
+from pipeline.report.signs import warnings
+from pipeline.report.training import Report, options, two_digits
 
 CARD = "README.md"
 _TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "manta")

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.report.training import Report, Source, render, sections, verdict, warnings
+from pipeline.report.signs import warnings
+from pipeline.report.training import Report, Source, render, sections, verdict
 from pipeline.train.figures import Figures
 from tests.report.runs import FULL, LINES, SMALLEST, at_chance, line, with_settings
 from tests.report.test_night import Page
@@ -81,6 +82,7 @@ def test_a_good_training_has_no_warning_and_doubts_of_the_objective_come_first()
     (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
     (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
     (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
+    (replace(with_settings(matryoshka=(8, 16, 32)), lines=at_chance(64**3)), "The loss stays at ln 64"),
     (replace(with_settings(across_ranks=False, workers=4), lines=at_chance(16)), "The loss stays at ln 16"),
     (replace(FULL, lines=(line(10, positive_cosine=1.0, dev=80.0),)), "Positives are one vector"),
     (replace(FULL, lines=(line(10, negative_cosine=0.995, dev=80.0),)), "Different texts have a mean cosine of 0.995"),
