@@ -22,7 +22,7 @@ from pipeline.models.inside import Inside
 from pipeline.models.packed import PackedModel
 from pipeline.models.padded import PaddedModel
 from pipeline.models.pooling import Segments, layers_of, pool
-from pipeline.models.recurrent import RecurrentModel
+from pipeline.models.stepped import SteppedModel
 from pipeline.models.tail import load_mlp, load_tail, through
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -257,7 +257,7 @@ def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -
     if folder.family == "words":
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if folder.family == "recurrent":
-        return RecurrentModel(folder, checkpoint, arithmetic), None
+        return SteppedModel(folder, checkpoint, arithmetic), None
     model: Model = PaddedModel(folder, arithmetic) if folder.family == "other" else PackedModel(folder, checkpoint, arithmetic)
     return model, load_mlp(checkpoint, model.width, arithmetic.place) if "cls_mlp" in folder.pooling else None
 

@@ -255,6 +255,8 @@ def _check_recurrent(folder: EncoderFolder) -> None:
     pooling, recurrent = "+".join(folder.pooling), folder.family == "recurrent"
     if recurrent and not set(folder.pooling) <= set(OF_RECURRENT):
         raise ModelError("encoder.pooling", f"one of {', '.join(OF_RECURRENT)} for a recurrent encoder", pooling, "choose one of these")
+    if recurrent and folder.config.get("contexts") and folder.pooling != ("mean",):
+        raise ModelError("encoder.pooling", "mean, which the encoder's weights of words are made for", pooling, "set it to null")
     if "ends" in folder.pooling and folder.config.get("directions") != 2:
         raise ModelError("encoder.pooling", "an encoder of two directions for ends, the final state of each", pooling, "choose last, mean or max")
 

@@ -62,9 +62,9 @@ class Gru:
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h,), width = before, before[0].shape[1]
         gated, proposed = products
-        rz = _alike(torch.sigmoid, x[:, : 2 * width] + gated(h))
+        rz = alike(torch.sigmoid, x[:, : 2 * width] + gated(h))
         r, z = rz.split(width, dim=1)
-        g = _alike(torch.tanh, x[:, 2 * width :] + proposed(r * h))
+        g = alike(torch.tanh, x[:, 2 * width :] + proposed(r * h))
         return torch.cat([rz, g], dim=1), ((1 - z) * h + z * g,)
 
     def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
@@ -97,10 +97,10 @@ class Lstm:
         (h, c), (product,) = before, products
         width = h.shape[1]
         inner = x + product(h)
-        ifo, g = _alike(torch.sigmoid, inner[:, : 3 * width]), _alike(torch.tanh, inner[:, 3 * width :])
+        ifo, g = alike(torch.sigmoid, inner[:, : 3 * width]), alike(torch.tanh, inner[:, 3 * width :])
         i, f, o = ifo.split(width, dim=1)
         c = f * c + i * g
-        return torch.cat([ifo, g], dim=1), (o * _alike(torch.tanh, c), c)
+        return torch.cat([ifo, g], dim=1), (o * alike(torch.tanh, c), c)
 
     def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
         return (Linear(recurrent.T, None, rows=rows),)
@@ -172,7 +172,7 @@ def _before(memory: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat(parts)
 
 
-def _alike(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def alike(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`function` of each value, with bits that do not depend on where it stands: at the end of a thread's share a processor computes by other means."""
     if x.device.type != "cpu" or x.numel() <= _PIECE:
         return function(x.contiguous())

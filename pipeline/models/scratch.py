@@ -19,6 +19,7 @@ from pipeline.settings.training import RecurrentSettings
 
 FORMAT = 1                      # changes with the rules below
 _MAX_LENGTH = 256               # words of one text where nobody says otherwise: a recurrent encoder takes as many steps
+_CONTEXTS = 4                   # weighted sums, as published
 _MOST_COUNTED = 4_000_000       # words held while counting, about 400 MB
 _STEM = "sentence_transformers.models."
 
@@ -51,7 +52,7 @@ def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Pat
     (folder / "vocab.txt").write_bytes("\n".join(vocabulary).encode())
     _write(folder / "config.json", _config(shape))
     _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_LENGTH, "do_lower_case": lower})
-    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": shape.size, "pooling_mode": _pooling(settings), "include_prompt": True})
+    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": shape.last, "pooling_mode": _pooling(settings), "include_prompt": True})
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     _write(folder / "modules.json", [{"idx": place, "name": str(place), "path": path, "type": _STEM + kind} for place, (path, kind) in enumerate(modules)])
 
@@ -82,7 +83,10 @@ def _known(settings: RecurrentSettings) -> tuple[list[str], Tensor, bool]:
 def _shape(settings: RecurrentSettings, vocabulary: int, word_dim: int) -> Recurrent:
     if settings.cell is None:
         raise ConfigError("train.recurrent.cell", f"one of {', '.join(CELLS)}", "null", "name one")
-    return Recurrent(settings.cell, settings.width, settings.directions, settings.layers, vocabulary, word_dim, settings.words is None, 0.0)
+    return Recurrent(
+        cell=settings.cell, width=settings.width, directions=settings.directions, layers=settings.layers, vocabulary=vocabulary, word_dim=word_dim,
+        learned=settings.words is None, dropout=0.0, contexts=_CONTEXTS if settings.readout == "attention" else 0,
+    )
 
 
 def _drawn(shape: Recurrent, where: str) -> RecurrentBackbone:
@@ -94,14 +98,15 @@ def _drawn(shape: Recurrent, where: str) -> RecurrentBackbone:
 
 def _config(shape: Recurrent) -> dict[str, Any]:
     return {
-        "model_type": RECURRENT, "cell": shape.cell, "hidden_size": shape.size, "directions": shape.directions, "num_hidden_layers": shape.layers,
-        "vocab_size": shape.vocabulary, "embedding_size": shape.word_dim, "learned_words": shape.learned, "dropout": shape.dropout, "format": FORMAT,
+        "model_type": RECURRENT, "cell": shape.cell, "hidden_size": shape.last, "directions": shape.directions, "num_hidden_layers": shape.layers,
+        "contexts": shape.contexts, "vocab_size": shape.vocabulary, "embedding_size": shape.word_dim, "learned_words": shape.learned, "dropout": shape.dropout,
+        "format": FORMAT,
     }
 
 
 def _pooling(settings: RecurrentSettings) -> list[str]:
     """The readout under the name of the pooling that it is, as a list: a name of ours alone would be no mode of that library."""
-    names = {"last": "lasttoken" if settings.directions == 1 else "ends", "max": "max", "mean": "mean"}
+    names = {"last": "lasttoken" if settings.directions == 1 else "ends", "max": "max", "mean": "mean", "attention": "mean"}
     return [names[settings.readout]]
 
 

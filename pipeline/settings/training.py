@@ -175,8 +175,8 @@ class RecurrentSettings(Settings):
     """1: texts are read from their beginning; 2: from their end too, by other weights"""
     layers: Annotated[int, Field(ge=1)] = 1
     """each one reads the states of the one before"""
-    readout: Literal["last", "max", "mean"] = "last"
-    """the final state of each direction, or the largest or mean value of the states at all words"""
+    readout: Literal["last", "max", "mean", "attention"] = "last"
+    """the final state of each direction, or the largest or mean value of the states at all words, or four sums of them weighted by the words themselves"""
     words: str | None = None
     """a file of word vectors (GloVe, word2vec), which are not trained; null: vectors are learned"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_001

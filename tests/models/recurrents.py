@@ -18,6 +18,7 @@ SHAPES = {
     "bigru": RecurrentSettings(cell="gru", width=17, directions=2, word_dim=20),
     "bilstm-max": RecurrentSettings(cell="lstm", width=24, directions=2, readout="max", word_dim=20),
     "deep": RecurrentSettings(cell="lstm", width=10, directions=2, layers=2, readout="mean", word_dim=12),
+    "attentive": RecurrentSettings(cell="gru", width=9, directions=2, readout="attention", word_dim=12),
 }
 
 

@@ -48,14 +48,20 @@ def test_vectors_are_the_readout_of_the_equations(folders, shape):
     encoder, tokens = load_trainable(folder).eval(), folder.tokenizer()(texts)
     read = {
         "last": lambda states: states[-1], "ends": lambda states: torch.cat([states[-1, :17], states[0, 17:]]), "max": lambda states: states.max(0).values,
-        "mean": lambda states: states.mean(0),
-    }[folder.pooling[0]]
+        "mean": lambda states: states.mean(0), "attentive": lambda states: attention(encoder.backbone.attentive, states),
+    }[shape if shape == "attentive" else folder.pooling[0]]
     expected = torch.stack([read(by_equations(encoder.backbone, ids)) for ids in np.split(tokens.ids, tokens.offsets[1:-1])]).detach()
     np.testing.assert_allclose(encoder(tokens).detach(), expected, atol=1e-6)
     reference = encoder_of(folder)
     np.testing.assert_allclose(reference.encode(texts), expected, atol=1e-6)
     np.testing.assert_allclose(reference.encode(texts, query=True), expected, atol=1e-6)
     assert folder.dim == expected.shape[1]
+
+
+def attention(readout, states):
+    """(4 * size,) of one text by the equation."""
+    scores = torch.tanh(states @ readout.inner.weight.T.to(states) + readout.inner.bias.to(states)) @ readout.contexts.weight.T.to(states)
+    return (torch.softmax(scores, dim=0).T @ states).flatten()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -66,7 +72,7 @@ def test_a_text_has_the_same_bits_whatever_its_neighbours(folders, shape):
     np.testing.assert_array_equal(np.concatenate([encoder.encode(texts[place : place + 1]) for place in range(0, len(texts), 9)]), vectors[::9])
 
 
-@pytest.mark.parametrize("shape", ["bigru", "deep"])
+@pytest.mark.parametrize("shape", ["bigru", "deep", "attentive"])
 def test_every_gradient_is_that_of_the_equations(folders, shape):
     encoder = load_trainable(folders[shape])
     rows = [np.array(row) for row in ([1, 5, 9, 2], [1, 2], [1, 7, 5, 5, 8, 2])]
@@ -77,7 +83,10 @@ def test_every_gradient_is_that_of_the_equations(folders, shape):
     encoder.zero_grad()
     states = [by_equations(encoder.backbone, row) for row in rows]
     half = encoder.backbone.shape.width
-    read = {"bigru": lambda each: torch.cat([each[-1, :half], each[0, half:]]), "deep": lambda each: each.mean(0)}[shape]
+    read = {
+        "bigru": lambda each: torch.cat([each[-1, :half], each[0, half:]]), "deep": lambda each: each.mean(0),
+        "attentive": lambda each: attention(encoder.backbone.attentive, each),
+    }[shape]
     (torch.stack([read(each) for each in states]) * toward).sum().backward()
     for name, parameter in encoder.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-12, rtol=1e-9, msg=name)
@@ -144,6 +153,8 @@ def test_what_it_has_not_is_refused(folders):
     for pooling, found in (("cls", "for a recurrent encoder"), ("ends", "two directions"), ("mask", "for a recurrent encoder")):
         with pytest.raises(ModelError, match=found):
             open_folder(EncoderSettings(path=str(folders["gru"].path), pooling=pooling))
+    with pytest.raises(ModelError, match="weights of words are made for"):
+        open_folder(EncoderSettings(path=str(folders["attentive"].path), pooling="max"))
 
 
 def test_a_change_at_the_words_reaches_its_own_text_alone(folders):
