@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.folder import read_json
 from pipeline.models.locate import locate
 from pipeline.models.recurrence import CELLS
 from pipeline.models.recurrent import Recurrent, RecurrentBackbone
@@ -39,7 +40,7 @@ def count_words(texts: Iterable[str], most: int = _MOST_COUNTED) -> Counter[str]
 def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Path, *, seed: int) -> None:
     """Write the encoder folder, weights drawn by the seed. counts: of the words to learn vectors for; not used where `settings.words` names vectors.
 
-    ConfigError for a cell that is not named; ModelError where the file of word vectors cannot be read.
+    ConfigError for a cell that is not named, and for word vectors that are not there; ModelError where their file cannot be read.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -57,6 +58,16 @@ def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Pat
     _write(folder / "modules.json", [{"idx": place, "name": str(place), "path": path, "type": _STEM + kind} for place, (path, kind) in enumerate(modules)])
 
 
+def folder_of_words(file: str) -> Path:
+    """The folder that this machine's cache has for a file of word vectors, at a path or a URI. ConfigError where there is none; ModelError as of `read_vectors`."""
+    if "://" not in file and not Path(file).expanduser().exists():
+        raise ConfigError("train.recurrent.words", "a file of word vectors", f"no file {file}", "name one, such as a GloVe text file, or null to learn vectors")
+    folder = locate(file)
+    if (found := read_json(folder / "config.json", required=True).get("model_type")) != WORDS:
+        raise ConfigError("train.recurrent.words", "a file of word vectors", f"the {found} encoder {file}", "name such a file")
+    return folder
+
+
 def _learned(settings: RecurrentSettings, counts: Counter[str]) -> list[str]:
     """The commonest words, equally common ones by their letters; first what stands for all others, and the marks."""
     if not counts:
@@ -69,9 +80,7 @@ def _known(settings: RecurrentSettings) -> tuple[list[str], Tensor, bool]:
     """(the marks and the first words of the file, their vectors, whether texts are lower-cased). A mark that the file lacks gets a new vector, as long as others."""
     from safetensors.torch import load_file
 
-    folder = locate(str(settings.words))
-    if json.loads((folder / "config.json").read_text()).get("model_type") != WORDS:
-        raise ModelError(str(settings.words), "a file of word vectors", "an encoder of another kind", "name such a file in train.recurrent.words")
+    folder = folder_of_words(str(settings.words))
     words, table = (folder / "vocab.txt").read_bytes().decode().split("\n"), load_file(folder / "model.safetensors")[TABLE]
     places = {word: place for place, word in enumerate(words)}
     marks = [table[places[mark]] if mark in places else torch.randn(table.shape[1]) * table.std() for mark in (FIRST, LAST)]

@@ -8,8 +8,8 @@ import torch
 
 from pipeline.config import digest_of
 from pipeline.log import say
-from pipeline.models.locate import locate, made
-from pipeline.models.scratch import FORMAT, count_words, write_scratch
+from pipeline.models.locate import made
+from pipeline.models.scratch import FORMAT, count_words, folder_of_words, write_scratch
 from pipeline.objectives.build import roles_of
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
@@ -32,7 +32,7 @@ def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
             say("the words of the training rows are counted, once on this machine")
         write_scratch(settings, count_words(_texts(train)) if counted else Counter(), folder, seed=train.seed)
 
-    origin = _files(train) if counted else _vectors(locate(str(settings.words)))
+    origin = _files(train) if counted else _vectors(folder_of_words(str(settings.words)))
     version = digest_of({"format": FORMAT, "settings": settings.model_dump(mode="json", exclude={"words"}), "seed": train.seed, "torch": torch.__version__, "of": origin})
     return encoder.model_copy(update={"path": str(made("recurrent", version, build))})
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeline.config import load_settings
+from pipeline.errors import ConfigError
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
 from pipeline.models.saving import save_joined
@@ -116,6 +117,15 @@ def test_the_start_is_made_once_for_equal_rows_and_settings(tmp_path, capfd):
     assert open_folder(other).space_id != folder.space_id
     pq.write_table(pq.read_table(data).slice(0, 48), data)
     assert start_of(job.train, job.encoder).path not in (first.path, other.path)
+
+
+def test_word_vectors_that_are_none_are_told_before_anything_is_made(tmp_path):
+    job = configured("infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.recurrent.width=2")
+    with pytest.raises(ConfigError, match=r"no file glove.840B.300d.txt"):
+        start_of(job.train, job.encoder)
+    other = start_of(configured("quickthoughts-gru.yaml", f"train.data={write_books(tmp_path / 'books.parquet')}", "train.recurrent.width=2").train, job.encoder).path
+    with pytest.raises(ConfigError, match="the manta-recurrent encoder"):
+        start_of(job.train.model_copy(update={"recurrent": job.train.recurrent.model_copy(update={"words": other})}), job.encoder)
 
 
 def test_without_a_cell_the_encoder_is_the_one_that_is_named(tmp_path):
