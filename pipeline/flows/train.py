@@ -7,7 +7,7 @@ from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.mine import check_mining, mine
 from pipeline.flows.training_group import group_of
-from pipeline.flows.training_plan import Plan, open_dev, plan_of
+from pipeline.flows.training_plan import Plan, check_settings, open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
 from pipeline.flows.training_run import CHECKPOINTS, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.log import Stages, say
@@ -72,6 +72,7 @@ def _mines(job: Job) -> bool:
     """Whether the rows have to be given hard negatives first. ConfigError where that cannot be."""
     if not job.train.mine.enabled:
         return False
+    check_settings(job.train)                           # now, since mining may take long
     check_mining(job)
     return True
 

@@ -1,5 +1,6 @@
 """Each step of a training stands in one line of its file, once, wherever the training was stopped; trackers get the same lines."""
 
+import importlib.util
 import json
 import uuid
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.flows.train import train
+from pipeline.log import Stages
 from pipeline.objectives import Loss
-from pipeline.settings.training import WatchSettings
+from pipeline.settings import Job
+from pipeline.settings.training import TrainSettings, WatchSettings
 from pipeline.store.store import Store, open_store
 from pipeline.train.figures import Figures, totals
 from pipeline.train.loop import Step
@@ -174,13 +178,17 @@ def test_tensorboard_shows_each_step_once_wherever_the_training_lies(store: Stor
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    import importlib.util
-
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert chosen(WatchSettings()) == ()
     for name, command in (("tensorboard", r'pip install "manta-embeddings\[watch\]"'), ("mlflow", "pip install mlflow"), ("wandb", "pip install wandb")):
         with pytest.raises(ConfigError, match=rf"train.watch.trackers: expected the package {name} .* {command}"):
             chosen(WatchSettings(trackers=(name,)))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="MLflow is installed")
+def test_a_training_does_not_begin_without_a_tracker_that_it_should_tell():
+    with pytest.raises(ConfigError, match="the package mlflow"):
+        train(Job(train=TrainSettings(watch=WatchSettings(trackers=("mlflow",)))), Stages())
 
 
 def test_trackers_that_nobody_wants_are_none(tmp_path: Path):
