@@ -44,7 +44,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         group = group_of(job.train, job.cluster)
         group.check(cluster)
         plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
-        begun = begin(run, plan, job.encoder.path)
+        begun = begin(run, plan, _named(job))
         work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
         with stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
@@ -59,6 +59,12 @@ def _start(job: Job) -> EncoderSettings:
     from pipeline.train.start import start_of
 
     return start_of(job.train, job.encoder)
+
+
+def _named(job: Job) -> str:
+    """What training starts from, for people."""
+    new = job.train.recurrent
+    return job.encoder.path if new.cell is None else f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
 
 
 def _planned(settings: TrainSettings, stages: Stages) -> Plan:
