@@ -20,16 +20,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.config import validated
 from pipeline.evaluate.similarity import paired
-from pipeline.flows.training_plan import plan_of
+from pipeline.flows.train import begin
+from pipeline.flows.training_plan import open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
-from pipeline.flows.training_run import ResultRecord, RunRecord, open_run
+from pipeline.flows.training_run import RunFolder, open_run
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
-from pipeline.objectives import Batch, Loss, Objective
+from pipeline.objectives import OBJECTIVES, Batch, Loss
+from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.stats.correlation import spearman
@@ -37,6 +39,7 @@ from pipeline.store.store import open_store
 from pipeline.text.batches import Share
 from pipeline.text.pairs import open_pairs
 from pipeline.text.triples import write_triples
+from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
@@ -47,14 +50,13 @@ NO_NEGATIVE = {"columns": {"negative": "none"}}
 
 @dataclass(frozen=True)
 class Case:
-    """One training. rate: of the learning rate that all have; chunked: rows of a part with negatives of its own only, the wrong way to accumulate."""
+    """One training. rate: of the learning rate that all have."""
 
     data: str
     objective: Any
     train: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
     rate: float = 1.0
-    chunked: int | None = None
 
 
 TEXTS = {"template": 'This sentence : "[X]" means [MASK].', "pooling": "mask"}
@@ -67,7 +69,7 @@ CASES: dict[str, Case] = {
     "pser, similarity": Case("wikipedia", {"name": "pser", "options": {"kl_on": "similarity"}}),
     "consert": Case("wikipedia", "consert", {"dropout": 0.0}),
     "contrastive tension": Case("wikipedia", "contrastive_tension", {"dropout": 0.0, "optimizer": {"name": "rmsprop"}}, {"normalize": False}, rate=0.5),
-    "cert": Case("wikipedia", {"name": "cert", "options": {"queue": 4096}}),
+    "cert": Case("wikipedia", {"name": "cert", "options": {"queue": 4096, "pairs": False}}),
     "quickthoughts": Case("documents", {"name": "quickthoughts", "options": {"inference": "first"}}, encoder={"normalize": False}),
     "prompt, unsupervised": Case("wikipedia", "prompt", encoder=TEXTS),
     "nli classification": Case("snli", "classification"),
@@ -77,39 +79,25 @@ CASES: dict[str, Case] = {
     "supervised, no negatives": Case("triples", "supervised", {"data": NO_NEGATIVE}),
     "supervised on captions": Case("captions", "supervised"),
     "supervised on captions, GradCache": Case("captions", "supervised", {"chunk_rows": 8}),
-    "supervised on captions, naive accumulation": Case("captions", "supervised", chunked=8),
+    "supervised on captions, naive accumulation": Case("captions", "accumulated"),
     "supervised + masked words": Case("triples", ["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}]),
     "supervised, Matryoshka": Case("triples", "supervised", {"matryoshka": [32, 64, 128]}),
-    "joint nli + consert": Case("snli", ["classification", {"name": "consert", "weight": 0.15, "options": {"role": "premise"}}]),
+    "joint nli + consert": Case("snli", ["classification", {"name": "consert", "weight": 0.15}], {"data": {"columns": {"text": "premise"}}, "dropout": 0.0}),
 }
 
 
-class Accumulated(Objective):
-    """Parts of a batch one after the other, each with its own candidates alone: what accumulation of gradients does to a contrastive loss."""
+@OBJECTIVES.register("accumulated")
+class Accumulated(Supervised):
+    """Parts of a batch one after the other, each with its own candidates alone: what accumulation of gradients makes of a contrastive loss."""
 
-    def __init__(self, inner: Objective, rows: int) -> None:
-        super().__init__(inner.encoder)
-        self.inner, self.rows = inner, rows
-        self.product = inner.product                # type: ignore[method-assign]
-        self.views = inner.views                    # type: ignore[method-assign]
+    def __init__(self, encoder: nn.Module, *, rows: int = 8) -> None:
+        super().__init__(encoder)
+        self.rows = rows
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        places = np.array_split(np.arange(len(batch)), max(1, len(batch) // self.rows))
-        parts = [self.inner.loss(tuple(rep[torch.from_numpy(part)] for rep in reps), batch.of_rows(part)) for part in places]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total * (1 / len(parts))
-
-
-@dataclass(frozen=True)
-class Chunked(TrainRank):
-    """A training with its loss taken apart."""
-
-    rows: int = 8
-
-    def _objective(self) -> Objective:
-        return Accumulated(super()._objective(), self.rows)
+        places = np.array_split(np.arange(len(batch)), len(batch) // self.rows)
+        parts = [super(Accumulated, self).loss(tuple(rep[torch.from_numpy(part)] for rep in reps), batch.of_rows(part)) for part in places]
+        return Loss.of(info_nce=sum((part.total for part in parts), torch.zeros(())) / len(parts))
 
 
 def small_bert(folder: Path) -> Path:
@@ -160,21 +148,15 @@ def job_of(case: Case, start: str, given: argparse.Namespace, data: Mapping[str,
     return validated(Job, {"encoder": {"path": path, "max_length": 64, **case.encoder}, "train": train}, "case")
 
 
-def trained(case: Case, job: Job) -> tuple[ResultRecord, str, float]:
-    """The result, the encoder's folder, and seconds that it took; those of an earlier run are not known any more."""
+def trained(case: Case, job: Job) -> tuple[RunFolder, float]:
+    """The training, ended, and the seconds that it took now."""
     run = open_run(job.train, open_folder(job.encoder))
-    if case.chunked is not None:
-        run = type(run)(f"{run.name}-naive", open_store(f"{run.store.uri}-naive"), run.definition)
     started = time.perf_counter()
     if run.result() is None:
         plan = plan_of(job.train)
-        counts = tuple(dict(each) for each in plan.counts)
-        run.begin(RunRecord(name=run.name, digest=run.digest, definition=run.definition, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps))
-        rank = TrainRank(run, job.encoder, job.train, plan) if case.chunked is None else Chunked(run, job.encoder, job.train, plan, rows=case.chunked)
-        rank(Share(), "cpu", lambda *_: None)
-    result = run.result()
-    assert result is not None
-    return result, str(Path(run.encoder.removeprefix("file://"))), time.perf_counter() - started
+        begin(run, plan, job.encoder.path)
+        TrainRank(run, job.encoder, job.train, plan, open_dev(job.train.dev))(Share(), "cpu", lambda *_: None)
+    return run, time.perf_counter() - started
 
 
 class Sets:
@@ -214,11 +196,11 @@ def main() -> None:
     for name in given.only:
         for seed in given.seeds:
             case = CASES[name]
-            job = job_of(case, given.start, given, data, seed)
-            result, folder, took = trained(case, job)
-            dev = [cell(result.figures[figure]) if figure in result.figures else "" for figure in ("dev_before", "dev_best", "dev_last")]
-            scores = map(cell, sets.scores(EncoderSettings(path=folder)))
-            lines.append([name, case.data, f"{seed}", f"{result.steps}", *dev, f"{result.best_step}", *scores, f"{took:.0f}"])
+            run, took = trained(case, job_of(case, given.start, given, data, seed))
+            dev = [line.dev for line in read_metrics(run.store) if line.dev is not None]
+            scores = sets.scores(EncoderSettings(path=run.encoder.removeprefix("file://")))
+            ended = run.ended()
+            lines.append([name, case.data, f"{seed}", f"{ended.steps}", *map(cell, (dev[0], max(dev), dev[-1])), f"{ended.best_step}", *map(cell, scores), f"{took:.0f}"])
             print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
     if given.start == "minilm":
         lines.append(["(before)", "", "", "0", "", "", "", "", *map(cell, sets.scores(EncoderSettings())), ""])
