@@ -141,6 +141,9 @@ def _work(config: dict[str, Any]) -> None:
     with call.alive(), listening() as heard:
         try:
             config["work"](share, str(_device()), partial(_tell, call, heard, share.rank))
+        except torch.OutOfMemoryError as error:
+            remedy = "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or train.precision=bfloat16"
+            raise ConfigError("train", "a step that fits into the GPU's memory", str(error).splitlines()[0][:200], remedy) from None
         except RuntimeError as error:
             if any(word in str(error).lower() for word in _LOST):
                 raise LostPeer(str(error).splitlines()[0][:200]) from None

@@ -27,8 +27,8 @@ class Plan:
     """of each source: rows in the files, unlabelled ones left out"""
 
 
-def plan_of(settings: TrainSettings) -> Plan:
-    """ConfigError for an objective, a batch or weights that cannot be; DataError for rows that cannot be trained on: columns, labels and scores are looked at here."""
+def check_settings(settings: TrainSettings) -> None:
+    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, an objective and its options, a batch that workers cannot share."""
     from pipeline.models.adapters import check_adapters
     from pipeline.objectives.build import roles_of
     from pipeline.train.trackers import chosen
@@ -37,8 +37,16 @@ def plan_of(settings: TrainSettings) -> Plan:
     chosen(settings.watch)
     if not settings.data:
         raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
-    columns, optional, order = roles_of(settings)
+    roles_of(settings)
     _check_rows(settings)
+
+
+def plan_of(settings: TrainSettings) -> Plan:
+    """DataError for rows that cannot be trained on: columns, labels and scores are looked at here; ConfigError as of `check_settings`, and for weights that cannot be."""
+    from pipeline.objectives.build import roles_of
+
+    check_settings(settings)
+    columns, optional, order = roles_of(settings)
     sources = tuple(open_pairs(source, columns, optional) for source in settings.data)
     rows = order_of(settings, sources, contiguous=order == "contiguous")
     return Plan(rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources))
