@@ -43,12 +43,14 @@ def _heading(report: Report) -> str:
 def _use(report: Report) -> str:
     product = report.product
     manta = "```bash\nmanta encode encoder.path=path/of/this/folder corpus.uri=texts.parquet\n```"
-    if not product.elsewhere:
+    if not (product.elsewhere or product.trusted):
         return f"## Use\n\n{manta}\n\nOther libraries have no name for a part of it, and do not load it."
     prompt = f", prompt={product.prompt!r}" if product.prompt else ""
-    lines = ["from sentence_transformers import SentenceTransformer", "", 'model = SentenceTransformer("path/of/this/folder")',
+    trust = ", trust_remote_code=True" if product.trusted else ""
+    lines = ["from sentence_transformers import SentenceTransformer", "", f'model = SentenceTransformer("path/of/this/folder"{trust})',
              f'vectors = model.encode(["A sentence.", "Another one."]{prompt})       # (2, {product.dim})']
-    return f"## Use\n\n{manta}\n\n```python\n" + "\n".join(lines) + "\n```"
+    said = "\n\n`template_modules.py` in this folder reads the mask of its template there; embedding servers have no name for that." if product.trusted else ""
+    return f"## Use\n\n{manta}\n\n```python\n" + "\n".join(lines) + f"\n```{said}"
 
 
 def _measured(report: Report) -> str:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from pipeline.charts import frame
 from pipeline.charts.geometry import colour
 from pipeline.charts.training import POINTS, Points, Steps, curves_chart, dev_chart, rate, way_chart
-from pipeline.models.folder import SENTENCE_TRANSFORMERS_MODES, Dense, EncoderFolder
+from pipeline.models.folder import MASKED, SENTENCE_TRANSFORMERS_MODES, Denoise, Dense, EncoderFolder
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
 from pipeline.report.signs import warnings
@@ -33,7 +33,7 @@ class Product:
     """The encoder that came of it.
 
     head: whether a layer of the objective stays behind the encoder; prompt, template: what stands before every text, or around it; elsewhere: whether
-    sentence-transformers and embedding servers have a name for every part of it, and load it.
+    sentence-transformers and embedding servers have a name for every part of it, and load it; trusted: whether the former does with the folder's own module file.
     """
 
     space_id: str
@@ -45,6 +45,7 @@ class Product:
     prompt: str = ""
     template: str = ""
     elsewhere: bool = True
+    trusted: bool = False
 
     @classmethod
     def of(cls, folder: EncoderFolder, *, head: bool) -> "Product":
@@ -52,7 +53,8 @@ class Product:
         pooling = folder.pooling or tuple(dict.fromkeys(name for part in folder.parts for name in part.pooling))
         named = set(pooling) <= set(SENTENCE_TRANSFORMERS_MODES.values()) and all(isinstance(module, Dense | str) for module in folder.tail)
         elsewhere = named and not (folder.whole_words or folder.parts or folder.template or folder.ends_sentences)
-        return cls(folder.space_id, folder.dim, folder.max_length, pooling, folder.normalize, head, folder.prompt, folder.template or "", elsewhere)
+        trusted, kept = pooling == MASKED and not folder.ends_sentences, head or any(isinstance(module, Denoise) for module in folder.tail)
+        return cls(folder.space_id, folder.dim, folder.max_length, pooling, folder.normalize, kept, folder.prompt, folder.template or "", elsewhere, trusted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import yaml
 
 from pipeline.models.folder import open_folder
 from pipeline.models.heads import TanhHead
+from pipeline.models.prompted import PromptedEncoder
 from pipeline.models.saving import save_folder
 from pipeline.models.trainable import load_trainable
 from pipeline.report.card import CARD, card, write_card
@@ -53,6 +54,15 @@ def test_what_other_libraries_cannot_load_is_not_offered_to_them():
     assert "SentenceTransformer" not in text
     assert "library_name" not in front(text)
     assert "do not load it" in text
+
+
+def test_a_template_that_its_own_module_file_reads_is_offered_with_the_trust_that_it_needs(tmp_path: Path):
+    source = load_trainable(open_folder(EncoderSettings(path=str(folders.save_folder(tmp_path / "start", "bert")))))
+    for denoise in (False, True):
+        encoder = PromptedEncoder(source, "It says [X] : [MASK]", limit=12, denoise=denoise)
+        product = Product.of(save_folder(encoder, encoder.folder, tmp_path / f"saved {denoise}"), head=False)
+        assert (product.elsewhere, product.trusted, product.head) == (False, True, denoise)
+        assert 'SentenceTransformer("path/of/this/folder", trust_remote_code=True)' in card(replace(FULL, product=product))
 
 
 def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[Report, Path]:
