@@ -9,8 +9,8 @@ from pipeline.stats.geometry import alignment, cosines, uniformity
 from pipeline.train.measures import MOST_ROWS, measured
 from tests.objectives.tiny import Tiny
 
-PAIRED = {"simcse", "supervised", "consert", "cert", "pser", "triplet"}
-OTHERS = {"classification", "regression", "contrastive_tension", "quickthoughts"}
+PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "pser", "triplet"}
+OTHERS = {"classification", "regression", "quickthoughts"}
 
 
 def views(count: int, dim: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
