@@ -74,6 +74,8 @@ def in_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, mas
     if template is not None:
         if mask in (*tokenizer.prefix, *tokenizer.suffix):
             raise ModelError(where, "an encoder without a template of its own", f"one in {folder / 'tokenizer.json'}", "set encoder.template to null")
+        if template.count(TEXT) != 1:
+            raise ModelError(where, f"a template with {TEXT} once", repr(template), f"write {TEXT} where the text stands")
         before, behind = tokenizer.source(template.replace(MASK, name).split(TEXT))
         tokenizer = replace(tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix))
     around = (*tokenizer.prefix, *tokenizer.suffix)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from pipeline.config import load_settings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
 from pipeline.models.prompted import PromptedEncoder, transform_of
@@ -131,6 +131,12 @@ def test_views_of_both_templates_share_a_pass_and_each_length_costs_one_row_more
 def test_a_limit_beyond_what_the_batches_have_is_refused(folders, name):
     with pytest.raises(ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"):
         made(folders["bert"], name, limit=63)
+
+
+@pytest.mark.parametrize(("second", "said"), [("a [MASK]", r"a template with \[X\] once"), ("[X]", r"one \[MASK\] around a text, found 0"), ("[X] [MASK] [MASK]", "found 2")])
+def test_a_template_without_its_parts_is_refused(folders, second, said):
+    with pytest.raises(ModelError, match=said):
+        made(folders["bert"], "prompt", templates=(BERT[0], second))
 
 
 def test_an_encoder_with_a_template_of_its_own_goes_on_with_it(folders, tmp_path):
