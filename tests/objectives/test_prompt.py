@@ -133,7 +133,9 @@ def test_a_limit_beyond_what_the_batches_have_is_refused(folders, name):
         made(folders["bert"], name, limit=63)
 
 
-@pytest.mark.parametrize(("second", "said"), [("a [MASK]", r"a template with \[X\] once"), ("[X]", r"one \[MASK\] around a text, found 0"), ("[X] [MASK] [MASK]", "found 2")])
+@pytest.mark.parametrize(("second", "said"), [
+    ("a [MASK]", r"a template with \[X\] once"), ("[X]", r"one \[MASK\] around a text, found 0"), ("[X] [MASK] [MASK]", "found 2"),
+])
 def test_a_template_without_its_parts_is_refused(folders, second, said):
     with pytest.raises(ModelError, match=said):
         made(folders["bert"], "prompt", templates=(BERT[0], second))
