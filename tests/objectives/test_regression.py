@@ -1,5 +1,7 @@
 """Cosines as near as people say."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -23,3 +25,10 @@ def test_lengths_of_vectors_mean_nothing_and_scores_of_any_kind_do():
     cosines = torch.nn.functional.cosine_similarity(left, right).numpy()
     for scale in (1.0, 100.0):
         assert objective.loss((left * scale, right), batch).total.item() == pytest.approx(np.mean((cosines - [0, 0.5, 1]) ** 2), abs=1e-12)
+
+
+def test_scores_that_nobody_may_write_to_are_read_without_a_warning():
+    batch = pairs([0.2, 0.4])
+    batch.columns["score"].flags.writeable = False                  # as those of a column in a file are
+    with warnings.catch_warnings(action="error"):
+        assert torch.isfinite(CosineRegression(Tiny(dim=2)).loss((torch.eye(2).double(), torch.eye(2).double()), batch).total)
