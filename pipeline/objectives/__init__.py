@@ -70,9 +70,9 @@ class Batch:
     tokenize: Callable[[Sequence[str]], Tokens]
     peers: Peers = ALONE
     """whose rows are candidates too"""
-    false_negatives: np.ndarray | None = None
-    """(n, candidates) bool: candidate j says the same as row i without being its own positive; candidates are a column of positives, then one of negatives if there is
-    one, of all peers"""
+    false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """role -> (n, candidates) bool: candidate j says the same as row i without being its own positive; candidates of a text are the texts, those of an anchor a column of
+    positives, then one of negatives if there is one, of all peers"""
     source: str = ""
     """whose rows they are"""
     places: np.ndarray | None = None
@@ -102,11 +102,11 @@ class Batch:
     def of_rows(self, places: np.ndarray) -> "Batch":
         """The rows at those places, for what each costs by itself: nothing is known of what is alike among other candidates."""
         columns = {role: _taken(values, places) for role, values in self.columns.items()}
-        return replace(self, columns=columns, rows=self.rows[places], false_negatives=None, places=places if self.places is None else self.places[places])
+        return replace(self, columns=columns, rows=self.rows[places], false_negatives={}, places=places if self.places is None else self.places[places])
 
-    def excluded(self, device: torch.device) -> Tensor | None:
-        """`false_negatives` for a loss there; None where none are told."""
-        return None if self.false_negatives is None else torch.from_numpy(self.false_negatives).to(device)
+    def excluded(self, role: str, device: torch.device) -> Tensor | None:
+        """`false_negatives` of a text or an anchor, for a loss there; None where none are told."""
+        return torch.from_numpy(self.false_negatives[role]).to(device) if role in self.false_negatives else None
 
     @property
     def first(self) -> int:

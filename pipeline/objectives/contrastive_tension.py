@@ -52,7 +52,7 @@ class ContrastiveTension(Objective):
         own = torch.arange(len(batch), device=first.device)
         partners = self.partners(len(candidates)).to(first.device)[batch.first + own]
         equal = partners == batch.first + own
-        if (alike := batch.excluded(first.device)) is not None:
+        if (alike := batch.excluded("text", first.device)) is not None:
             equal = equal | alike[own, partners]
         value = contrastive_tension(first, candidates[partners], equal, reduction=self.reduction)
         ranks = len(candidates) // len(batch)           # losses are averaged over ranks, which is not what a sum wants

@@ -44,7 +44,7 @@ class OptiPrompt(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
         candidates = batch.peers.gather(second)
-        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded(first.device), first=batch.first))
+        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first))
 
     def product(self) -> Product:
         return Product(self._product)

@@ -55,7 +55,7 @@ class PromptSupervised(Objective):
         positives, *rest = [batch.peers.gather(column) for column in columns]
         value = info_nce(
             anchors, positives, negatives=rest[0] if rest else None, hard_negative_weight=self.hard_negative_weight,
-            temperature=self.temperature, excluded=batch.excluded(anchors.device), first=batch.first,
+            temperature=self.temperature, excluded=batch.excluded("anchor", anchors.device), first=batch.first,
         )
         return Loss.of(info_nce=value)
 

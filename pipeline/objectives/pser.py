@@ -39,7 +39,7 @@ class Pser(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
         candidates = batch.peers.gather(second)
-        value = info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded(first.device), first=batch.first)
+        value = info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first)
         return Loss.of(info_nce=value, divergence=self.alpha * self._divergence(first, second, candidates, batch))
 
     def _divergence(self, first: Tensor, second: Tensor, candidates: Tensor, batch: Batch) -> Tensor:

@@ -35,7 +35,7 @@ class SimCSE(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = self.head(reps[0]), self.head(reps[-1])
         candidates = batch.peers.gather(second)
-        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded(first.device), first=batch.first))
+        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first))
 
     def doubts(self) -> list[str]:
         if self.masks == "own" and cast(TrainableEncoder, self.encoder).backbone.drops:

@@ -21,17 +21,31 @@ def repeated(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
     return _repeated(codes(table, roles))
 
 
-def false_negatives(table: pa.Table, first: int, last: int) -> np.ndarray:
-    """(last - first, m) bool for the rows first to last of a batch: candidates that equal the row's anchor or positive and are not its own positive.
-
-    Candidates are the n positives, then the n negatives where there are any; with one text a row, the n texts. Roles: text, or anchor and positive.
+def false_negatives(table: pa.Table, first: int, last: int) -> dict[str, np.ndarray]:
+    """For the rows first to last of a batch of n, by the role that is compared with candidates: text (last - first, n) bool, true where another row's text is equal;
+    anchor (last - first, n, or 2 n with negatives), true where another row's positive, or any negative, equals the row's anchor or positive, or that row's anchor does:
+    its positive is then one of this row's too, while its negative is as good as any. Roles that the table has not are not there.
     """
-    pair = ["anchor", "positive"] if "anchor" in table.column_names else ["text", "text"]
-    found = codes(table, [*pair, *(["negative"] if "negative" in table.column_names else [])])
-    candidates, own = found[:, 1:].T.ravel(), found[first:last, :2]
-    alike = (candidates == own[:, :1]) | (candidates == own[:, 1:])
+    found = {}
+    if "text" in table.column_names:
+        found["text"] = _others(codes(table, ["text"]), first, last)
+    if {"anchor", "positive"} <= set(table.column_names):
+        texts = codes(table, ["anchor", "positive", *(["negative"] if "negative" in table.column_names else [])])
+        negatives = [_among(column, texts[first:last, :2]) for column in texts.T[2:]]
+        found["anchor"] = np.concatenate([_others(texts[:, :2], first, last), *negatives], axis=1)
+    return found
+
+
+def _others(found: np.ndarray, first: int, last: int) -> np.ndarray:
+    """(last - first, n) bool: other rows that have a code with the row in common."""
+    alike = np.any([_among(column, found[first:last]) for column in found.T], axis=0)
     alike[np.arange(last - first), np.arange(first, last)] = False
     return np.asarray(alike)
+
+
+def _among(column: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """(rows, n) bool: codes of a column (n,) that are among those of each row, own (rows, k)."""
+    return np.asarray((column == own[:, :, None]).any(axis=1))
 
 
 def apart(order: np.ndarray, found: np.ndarray) -> np.ndarray:

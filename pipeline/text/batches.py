@@ -56,8 +56,9 @@ class Rows:
     counts: Mapping[str, int] = field(default_factory=dict)
     """of the global batch: repeated (rows that have a text with an earlier one in common), exchanged (rows that changed
     places with one of another batch, so that fewer are), blank (texts that were missing, or are one blank)"""
-    false_negatives: np.ndarray | None = None
-    """(n, m) bool: candidate j, a row's positive (or, in the second half, its negative) on all ranks, equals row i's anchor or positive without being its own"""
+    false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """role text or anchor -> (n, m) bool: candidate j, of all ranks, says the same as row i without being its own, as of `pipeline.text.alike.false_negatives`; nothing
+    where it is not asked for"""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,7 +90,7 @@ def share_of(order: Order, start: int, share: Share = Share()) -> Iterator[Rows]
 def _rows(batch: GlobalBatch, first: int, last: int) -> Rows:
     own = batch.table.slice(first, last - first)
     columns = {role: own[role].to_pylist() if pa.types.is_large_string(own[role].type) else own[role].to_numpy() for role in own.column_names if role != "row"}
-    masked = false_negatives(batch.table, first, last) if batch.mask else None
+    masked = false_negatives(batch.table, first, last) if batch.mask else {}
     return Rows(columns, own["row"].to_numpy(), batch.source, _counts(batch), masked)
 
 

@@ -39,7 +39,7 @@ def batch(rank: int, world: int, step: int, peers: Peers = ALONE, alike: bool = 
     mask = np.zeros((ROWS, ROWS), bool)
     mask[[1, 5, 2, 3], [5, 1, 3, 2]] = True
     whole = batch_of({**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers)
-    return replace(whole.of_rows(own), false_negatives=mask[own] if alike else None)
+    return replace(whole.of_rows(own), false_negatives={"text": mask[own]} if alike else {})
 
 
 def trained(name: str, alike: bool, batches: Callable[[int], Batch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +73,16 @@ def test_a_sum_costs_the_weighted_sum_of_its_terms_and_has_its_gradient():
     assert outcome.loss.total.item() == pytest.approx(sum(parts.values()), abs=1e-12)
     assert {name: value.item() for name, value in outcome.loss.parts.items()} == pytest.approx(parts, abs=1e-12)
     assert_same(gradients(total.encoder), expected)
+
+
+def test_each_term_leaves_out_the_false_negatives_of_its_own_roles():
+    rng = np.random.default_rng(0)
+    alike = {"text": rng.random((4, 4)) < 0.4, "anchor": rng.random((4, 8)) < 0.4}
+    columns = {role: texts(4, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))}
+    batch, total = replace(batch_of(columns), false_negatives=alike), built([PLAIN, "supervised"])
+    alone = {"simcse.info_nce": SimCSE(total.encoder, head="none"), "supervised.info_nce": Supervised(total.encoder)}
+    expected = {name: loss_and_backward(each, batch).loss.total.item() for name, each in alone.items()}
+    assert {name: value.item() for name, value in loss_and_backward(total, batch).loss.parts.items()} == pytest.approx(expected, abs=1e-12)
 
 
 def test_terms_of_one_name_are_told_apart():

@@ -40,7 +40,7 @@ def test_equal_texts_are_no_negatives_where_it_is_told():
     alike = np.zeros((6, 6), bool)
     alike[1, 4] = alike[4, 1] = True
     reps = tuple(view.encode() for view in objective.views(BATCH))
-    assert objective.loss(reps, replace(BATCH, false_negatives=alike)).total.item() == pytest.approx(nt_xent(*reps, 0.3, alike), abs=1e-12)
+    assert objective.loss(reps, replace(BATCH, false_negatives={"text": alike})).total.item() == pytest.approx(nt_xent(*reps, 0.3, alike), abs=1e-12)
     assert objective.loss(reps, BATCH).total.item() == pytest.approx(nt_xent(*reps, 0.3, np.zeros((6, 6), bool)), abs=1e-12)
 
 

@@ -35,7 +35,7 @@ def test_a_pair_of_rows_with_one_text_is_a_positive_where_it_is_told():
     alike[1, 2] = alike[2, 1] = True
     products = (reps[0] * reps[1][[0, 2, 1]]).sum(1).detach().numpy()
     expected = np.log1p(np.exp(-products)).mean()
-    assert objective.loss(reps, replace(THREE, false_negatives=alike)).total.item() == pytest.approx(expected, abs=1e-12)
+    assert objective.loss(reps, replace(THREE, false_negatives={"text": alike})).total.item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_both_encoders_begin_alike_are_trained_and_part():

@@ -10,18 +10,19 @@ from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
 
 
 def test_a_batch_gives_tokens_of_a_role_and_some_of_its_rows():
-    batch = Batch({"text": ["ab", "c", "def"], "score": np.array([1.0, 2.0, 3.0])}, np.array([7, 8, 9]), tokenize, false_negatives=np.ones((3, 3), bool))
+    batch = Batch({"text": ["ab", "c", "def"], "score": np.array([1.0, 2.0, 3.0])}, np.array([7, 8, 9]), tokenize, false_negatives={"text": np.ones((3, 3), bool)})
     assert len(batch) == 3
     assert "text" in batch
     assert "label" not in batch
     assert batch.tokens("text").lengths.tolist() == [2, 1, 3]
     part = batch.of_rows(np.array([2, 0]))
     assert (part.columns["text"], part.columns["score"].tolist(), part.rows.tolist()) == (["def", "ab"], [3.0, 1.0], [9, 7])
-    assert part.false_negatives is None
+    assert not part.false_negatives
     assert part.places.tolist() == [2, 0]
     assert part.of_rows(np.array([1])).places.tolist() == [0]
     assert batch.first == 0
-    assert batch.excluded(torch.device("cpu")).all()
+    assert batch.excluded("text", torch.device("cpu")).all()
+    assert batch.excluded("anchor", torch.device("cpu")) is None
 
 
 def test_a_role_that_is_not_there_or_too_short_is_an_error():

@@ -48,7 +48,7 @@ def test_neighbours_are_of_one_document():
 def test_equal_sentences_are_no_candidates_where_it_is_told():
     alike = np.zeros((3, 3), bool)
     alike[0, 2] = alike[2, 0] = True
-    loss = QuickThoughts(Tiny(dim=2)).loss((F, G), replace(piece(3), false_negatives=alike)).total.item()
+    loss = QuickThoughts(Tiny(dim=2)).loss((F, G), replace(piece(3), false_negatives={"text": alike})).total.item()
     assert loss == pytest.approx(0.813262 / 3, abs=1e-6)                    # the outer sentences have their neighbour alone to pick
 
 

@@ -69,7 +69,7 @@ def test_a_text_that_stands_twice_is_no_negative_where_it_is_told():
     cosines = torch.nn.functional.cosine_similarity(reps[0][:, None], reps[1][None], dim=2).detach().numpy() / 0.3
     kept = np.where(alike, -np.inf, cosines)
     expected = np.mean(np.log(np.exp(kept).sum(axis=1)) - np.diag(cosines))
-    assert objective.loss(reps, replace(batch, false_negatives=alike)).total.item() == pytest.approx(expected, abs=1e-12)
+    assert objective.loss(reps, replace(batch, false_negatives={"text": alike})).total.item() == pytest.approx(expected, abs=1e-12)
     assert objective.loss(reps, batch).total.item() > expected + 0.1
 
 

@@ -34,19 +34,35 @@ def test_a_row_repeats_an_earlier_one_when_they_share_an_anchor_or_a_positive(ro
 
 
 @given(rows=triples, cut=st.integers(0, 12))
-def test_false_negatives_are_the_candidates_that_equal_anchor_or_positive(rows: list[tuple[str, str, str]], cut: int):
-    candidates = [row[1] for row in rows] + [row[2] for row in rows]
+def test_false_negatives_are_positives_of_rows_that_share_a_text_and_negatives_that_equal_one(rows: list[tuple[str, str, str]], cut: int):
     first = min(cut, len(rows) - 1)
     for bounds in ((0, len(rows)), (0, first), (first, len(rows))):
-        expected = [[candidate in rows[row][:2] and place != row for place, candidate in enumerate(candidates)] for row in range(*bounds)]
-        found = false_negatives(table(rows), *bounds)
+        expected = [
+            [bool({*other[:2]} & {*rows[row][:2]}) and place != row for place, other in enumerate(rows)] + [other[2] in rows[row][:2] for other in rows]
+            for row in range(*bounds)
+        ]
+        found = false_negatives(table(rows), *bounds)["anchor"]
         np.testing.assert_array_equal(found, np.array(expected, bool).reshape(found.shape))
+
+
+def test_another_positive_of_the_same_anchor_is_no_negative_and_its_hard_negative_is_one():
+    rows = [("a man", "someone", "nobody"), ("a man", "a person", "a dog"), ("a cat", "an animal", "a bird")]
+    assert false_negatives(table(rows), 0, 3)["anchor"].astype(int).tolist() == [[0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
+
+
+@given(rows=triples)
+def test_texts_beside_pairs_are_compared_among_themselves(rows: list[tuple[str, str, str]]):
+    texts = pa.array([row[2] for row in rows], pa.large_string())
+    found = false_negatives(table(rows).append_column("text", texts), 0, len(rows))
+    assert found.keys() == {"text", "anchor"}
+    np.testing.assert_array_equal(found["text"], false_negatives(pa.table({"text": texts}), 0, len(rows))["text"])
+    np.testing.assert_array_equal(found["anchor"], false_negatives(table(rows), 0, len(rows))["anchor"])
 
 
 @given(rows=triples)
 def test_with_one_text_a_row_its_copies_are_false_negatives(rows: list[tuple[str, str, str]]):
     texts = np.array([row[0] for row in rows])
-    found = false_negatives(pa.table({"text": pa.array(texts.tolist(), pa.large_string())}), 0, len(rows))
+    found = false_negatives(pa.table({"text": pa.array(texts.tolist(), pa.large_string())}), 0, len(rows))["text"]
     np.testing.assert_array_equal(found, (texts[:, None] == texts) & ~np.eye(len(rows), dtype=bool))
 
 
@@ -89,12 +105,11 @@ def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: 
     assert sum(one.counts["repeated"] for one in rows["drop"]) == 0
     assert sum(one.counts["exchanged"] for one in rows["drop"]) > 0
     assert sorted(np.concatenate([one.rows for one in rows["drop"]]).tolist()) == list(range(256))
-    assert all(one.false_negatives is None for one in rows["keep"])
+    assert not any(one.false_negatives for one in rows["keep"])
     halves = [list(islice(share_of(orders["mask"], 0, Share(rank, 2)), 16)) for rank in (0, 1)]
     for step, one in enumerate(rows["mask"]):
-        assert one.false_negatives is not None
-        assert one.false_negatives.any(1).sum() >= one.counts["repeated"]
-        np.testing.assert_array_equal(np.concatenate([half[step].false_negatives for half in halves]), one.false_negatives)
+        assert one.false_negatives["text"].any(1).sum() >= one.counts["repeated"]
+        np.testing.assert_array_equal(np.concatenate([half[step].false_negatives["text"] for half in halves]), one.false_negatives["text"])
 
 
 def test_codes_are_equal_where_texts_are_across_columns_and_chunks():

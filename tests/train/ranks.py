@@ -51,7 +51,7 @@ def objectives() -> dict[str, Objective]:
 def part(rank: int, world: int, peers: Peers = ALONE, alike: np.ndarray | None = None) -> Batch:
     """Its slice of the whole batch."""
     rows = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
-    return replace(batch_of(COLUMNS, peers).of_rows(rows), false_negatives=None if alike is None else alike[rows])
+    return replace(batch_of(COLUMNS, peers).of_rows(rows), false_negatives={} if alike is None else dict.fromkeys(("text", "anchor"), alike[rows]))
 
 
 def candidates(name: str) -> np.ndarray:

@@ -61,7 +61,7 @@ def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
             assert batch.column(role) == expected.columns[role]
             assert_equal(batch.tokens(role), tokenize(expected.columns[role]))
         np.testing.assert_array_equal(batch.rows, expected.rows)
-        np.testing.assert_array_equal(batch.false_negatives, expected.false_negatives)
+        np.testing.assert_equal(batch.false_negatives, expected.false_negatives)
         assert (batch.source, batch.counts) == ("there", expected.counts)
     made.close()
 
