@@ -24,3 +24,9 @@ def test_it_loads_and_its_objectives_take_their_options(file: Path):
 def test_it_names_the_command_that_runs_it(file: Path):
     comment = [line.removeprefix("#").strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert any(line.startswith(f"manta train --config {file.relative_to(ROOT)} ") for line in comment)
+
+
+@pytest.mark.parametrize("name", ["simcse-unsupervised", "simcse-supervised", "simcse-masked-lm"])
+def test_simcse_s_layer_over_cls_is_newly_drawn_and_no_pooler_of_the_checkpoint(name: str):
+    job = load_settings(Job, ROOT / "jobs" / "configs" / "train" / f"{name}.yaml")
+    assert (job.encoder.pooling, job.train.objective[0].options["head"]) == ("cls", "cls_mlp")
