@@ -60,13 +60,15 @@ def open_dev(settings: DevSettings) -> "Dev | None":
 
 
 def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:
-    """One order of all rows. contiguous: batches are pieces of documents."""
+    """One order of all rows. contiguous: batches are pieces of documents. ConfigError where such pieces would be blended, and for weights that do not divide a batch."""
     kind = NeighbourOrder if contiguous else ShuffledOrder
     weights = weights_of([source.settings.weight for source in sources])
     if len(sources) == 1:
         return kind(sources[0], settings.order)
     if settings.mixing == "alternate":
         return AlternatingOrder(tuple(kind(source, settings.order) for source in sources), weights, settings.order.seed)
+    if contiguous:
+        raise ConfigError("train.mixing", "alternate for an objective that reads neighbours, of which a batch is one piece", "blend", "leave it out")
     parts = parts_of(settings.order.batch_rows, weights)
     orders = tuple(kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True))
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))

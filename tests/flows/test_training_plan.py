@@ -89,3 +89,7 @@ def test_an_objective_of_neighbours_gets_pieces_of_documents(tmp_path: Path):
     pq.write_table(pa.table(columns), tmp_path / "documents.parquet")
     found = plan(tmp_path, f"train.data={tmp_path / 'documents.parquet'}", f"train.objective={name}")
     assert isinstance(found.order, NeighbourOrder)
+    two = f"train.data=[{tmp_path / 'documents.parquet'}, {tmp_path / 'documents.parquet'}]"
+    assert plan(tmp_path, two, f"train.objective={name}").steps == 2 * found.steps
+    with pytest.raises(ConfigError, match=r"train.mixing: expected alternate for an objective that reads neighbours"):
+        plan(tmp_path, two, f"train.objective={name}", "train.mixing=blend")
