@@ -16,6 +16,7 @@ from pipeline.settings import EncoderSettings
 from pipeline.text.tokens import Tokenizer
 
 Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
+_LEAST = 3          # texts whose similarities can be told apart
 
 
 @OBJECTIVES.register("distillation")
@@ -36,7 +37,7 @@ class Distillation(Objective):
     ) -> None:
         super().__init__(encoder)
         self.columns, self.match, self.temperature = roles, match, temperature
-        self.least_rows = 3 if match == "similarity" else 1         # of two texts each has one other: nothing to tell apart
+        self.least_rows = _LEAST if match == "similarity" else 1
         loaded = load_trainable(open_folder(EncoderSettings(path=teacher))).eval().requires_grad_(False)
         if match == "embedding" and loaded.dim != self.dim:
             found = f"{loaded.dim} of {teacher} for an encoder of {self.dim}"
@@ -51,6 +52,13 @@ class Distillation(Objective):
     def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         named = options.get("roles", cls.columns)
         return (tuple(map(str, named)) if isinstance(named, list | tuple) else cls.columns), ()
+
+    @classmethod
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
+        texts = rows * len(cls.roles(options)[0])
+        if options.get("match", "similarity") == "similarity" and texts < _LEAST:
+            expected = f"{_LEAST} texts or more, since of two each has one other, which is nothing to tell apart"
+            raise ConfigError("distillation: match similarity", expected, f"{texts}", "make the batch larger, or set match to embedding")
 
     def views(self, batch: Batch) -> Sequence[View]:
         teacher, tokenize = self._ready()

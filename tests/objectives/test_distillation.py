@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.encoder import load_encoder
 from pipeline.objectives import Objective
 from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.distillation import Distillation
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
@@ -93,3 +94,11 @@ def test_a_student_that_says_the_same_costs_nothing(teacher):
     objective = built(teacher)
     vectors = torch.from_numpy(known(teacher, "text")).double()
     assert objective.loss((3 * vectors, vectors), BATCH).total.item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("options", "rows"), [({}, 3), ({"match": "similarity"}, 3), ({"roles": ["sentence1", "sentence2"]}, 2), ({"match": "embedding"}, 1)])
+def test_fewer_texts_than_similarities_take_are_refused_before_the_first_step(options, rows):
+    Distillation.check_batch(options, rows, everyone=True)
+    if options.get("match") != "embedding":
+        with pytest.raises(ConfigError, match=r"3 texts or more"):
+            Distillation.check_batch(options, rows - 1, everyone=True)
