@@ -57,8 +57,8 @@ class Rows:
     """of the global batch: repeated (rows that have a text with an earlier one in common), exchanged (rows that changed
     places with one of another batch, so that fewer are), blank (texts that were missing, or are one blank)"""
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """role text or anchor -> (n, m) bool: candidate j, of all ranks, says the same as row i without being its own, as of `pipeline.text.alike.false_negatives`; nothing
-    where it is not asked for"""
+    """role text or anchor -> (n, m) bool: candidate j, of all ranks or of this one, says the same as row i without being its own, as of
+    `pipeline.text.alike.false_negatives`; nothing where it is not asked for"""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,16 +81,20 @@ class Share:
         return self.rank * size, (self.rank + 1) * size
 
 
-def share_of(order: Order, start: int, share: Share = Share()) -> Iterator[Rows]:
-    """This rank's rows of step `start` and all later ones, without end. ConfigError where the batch cannot be shared equally."""
+def share_of(order: Order, start: int, share: Share = Share(), *, together: bool = True) -> Iterator[Rows]:
+    """This rank's rows of step `start` and all later ones, without end. together: whether other ranks' rows are candidates too, which may be false negatives.
+
+    ConfigError where the batch cannot be shared equally.
+    """
     first, last = share.bounds(order.batch_rows)
-    return (_rows(batch, first, last) for batch in order.batches(start))
+    return (_rows(batch, first, last, together) for batch in order.batches(start))
 
 
-def _rows(batch: GlobalBatch, first: int, last: int) -> Rows:
+def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> Rows:
     own = batch.table.slice(first, last - first)
     columns = {role: own[role].to_pylist() if pa.types.is_large_string(own[role].type) else own[role].to_numpy() for role in own.column_names if role != "row"}
-    masked = false_negatives(batch.table, first, last) if batch.mask else {}
+    candidates = (batch.table, first, last) if together else (own, 0, last - first)
+    masked = false_negatives(*candidates) if batch.mask else {}
     return Rows(columns, own["row"].to_numpy(), batch.source, _counts(batch), masked)
 
 

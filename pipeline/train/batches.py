@@ -20,7 +20,7 @@ def batches(
 
     What goes wrong there is raised where its batch is due; closing the generator ends the thread. ConfigError where the batch cannot be shared equally.
     """
-    return ahead(_batch(rows, tokenize, peers, roles) for rows in share_of(order, start, share))
+    return ahead(_batch(rows, tokenize, peers, roles) for rows in share_of(order, start, share, together=peers is not ALONE))
 
 
 def _batch(rows: Rows, tokenize: Tokenize, peers: Peers, roles: Sequence[str]) -> Batch:

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.objectives import ALONE
 from pipeline.text.batches import GlobalBatch, Share, share_of
 from pipeline.text.tokens import Tokens
 from pipeline.train.batches import batches
+from pipeline.train.gather import Ranks
 from tests.objectives.tiny import texts, tokenize
 
 
@@ -53,7 +55,7 @@ def assert_equal(found: Tokens, expected: Tokens) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
-    made, rows = batches(Counting(), tokenize, start=3, share=Share(rank, 2)), share_of(Counting(), 3, Share(rank, 2))
+    made, rows = batches(Counting(), tokenize, start=3, share=Share(rank, 2), peers=Ranks()), share_of(Counting(), 3, Share(rank, 2))
     for _ in range(4):
         batch, expected = next(made), next(rows)
         assert batch.columns.keys() == expected.columns.keys()
@@ -64,6 +66,13 @@ def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
         np.testing.assert_equal(batch.false_negatives, expected.false_negatives)
         assert (batch.source, batch.counts) == ("there", expected.counts)
     made.close()
+
+
+def test_candidates_are_those_that_the_peers_gather():
+    for peers, seen in ((Ranks(), 6), (ALONE, 3)):
+        made = batches(Counting(), tokenize, share=Share(1, 2), peers=peers)
+        assert next(made).false_negatives["anchor"].shape == (3, seen)
+        made.close()
 
 
 def test_texts_are_tokenized_once_whatever_an_objective_asks_for():
