@@ -12,6 +12,14 @@ HeadName = Literal["none", "cls_mlp"]
 _STD = 0.02     # as BERT's own layers begin
 
 
+def drawn(layer: nn.Linear) -> nn.Linear:
+    """The layer itself with new weights from torch's generator: N(0, 0.02), zero biases."""
+    nn.init.normal_(layer.weight, std=_STD)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
 class DenseModule(nn.Module):
     """`activation(x @ weight.T + bias)`, plus x or its projection where residual; parameters under sentence-transformers' names."""
 
@@ -31,11 +39,9 @@ class DenseModule(nn.Module):
 
 
     def draw(self) -> None:
-        """New weights from torch's generator: N(0, 0.02), zero biases."""
+        """New weights from torch's generator, as of `drawn`."""
         for layer in (layer for layer in (self.linear, self.residual) if layer is not None):
-            nn.init.normal_(layer.weight, std=_STD)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+            drawn(layer)
 
 
 class TanhHead(DenseModule):

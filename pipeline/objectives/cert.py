@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moved_average, random_queue
+from pipeline.models.heads import drawn
 from pipeline.models.trainable import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 _QUEUE = 96_606     # keys, as published; no multiple of the batches there, nor need it be one
 _WIDTH = 128        # of queries and keys, as published
-_STD = 0.02         # as BERT's own layers begin
 
 
 class Projection(nn.Module):
@@ -23,10 +23,7 @@ class Projection(nn.Module):
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.hidden, self.out = nn.Linear(dim, dim), nn.Linear(dim, width)
-        for layer in (self.hidden, self.out):
-            nn.init.normal_(layer.weight, std=_STD)
-            nn.init.zeros_(layer.bias)
+        self.hidden, self.out = drawn(nn.Linear(dim, dim)), drawn(nn.Linear(dim, width))
 
     def forward(self, vectors: Tensor) -> Tensor:
         projected: Tensor = self.out(self.hidden(vectors).relu())

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import FEATURES, SBERT, Feature, classification, pair_features
+from pipeline.models.heads import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 
 
@@ -42,6 +43,6 @@ class Classification(Objective):
 
 def _classifier(width: int, classes: int, hidden: int | None, nonlinear: bool, bias: bool) -> nn.Module:
     if hidden is None:
-        return nn.Linear(width, classes, bias)
+        return drawn(nn.Linear(width, classes, bias))
     between = [nn.Tanh()] if nonlinear else []
-    return nn.Sequential(nn.Linear(width, hidden, bias), *between, nn.Linear(hidden, classes, bias))
+    return nn.Sequential(drawn(nn.Linear(width, hidden, bias)), *between, drawn(nn.Linear(hidden, classes, bias)))

@@ -66,3 +66,13 @@ def test_labels_and_features_outside_the_set_are_errors():
         loss_and_backward(Classification(Tiny()).double(), pairs([0, 3]))
     with pytest.raises(ConfigError, match="features"):
         loss_and_backward(Classification(Tiny(), features=("u", "u")).double(), pairs([0, 1]))
+
+
+@pytest.mark.parametrize("options", [{}, {"hidden": 64}, {"hidden": 64, "bias": False}])
+def test_a_classifier_begins_with_small_normal_weights_and_zero_biases(options: dict):
+    torch.manual_seed(0)
+    layers = [layer for layer in Classification(Tiny(dim=100), **options).classifier.modules() if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert layer.weight.mean().item() == pytest.approx(0, abs=0.004)
+        assert layer.bias is None or not layer.bias.any()
