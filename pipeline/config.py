@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -64,13 +65,17 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     for override in overrides:
         refuse_credentials(override.partition("=")[2])
         _override(tree, override)
-    for text in _strings(tree):
-        refuse_credentials(text)
+    for _, value in _leaves(tree):
+        if isinstance(value, str):
+            refuse_credentials(value)
     return validated(kind, tree, str(file or "command line"))
 
 
 def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
     """Settings of `kind` from a tree of values; ConfigError that begins with `source` where they do not fit."""
+    for place, value in _leaves(tree):
+        if isinstance(value, float) and not math.isfinite(value):       # no JSON has them, and what defines a job is kept as JSON
+            raise ConfigError(f"{source}: {place}", "a finite number", f"{value}", "mend the value; --print-config shows all settings")
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -90,12 +95,13 @@ def refuse_credentials(uri: str) -> None:
         raise ConfigError(f"{scheme}://...", "a URI without user, password or key", "one with them (not shown here)", remedy)
 
 
-def _strings(tree: Any) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, dict | list):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from _strings(value)
+def _leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no list or mapping, with its dotted place."""
+    if not isinstance(tree, dict | list):
+        yield place, tree
+        return
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from _leaves(value, f"{place}.{key}" if place else str(key))
 
 
 def to_yaml(settings: Settings, indent: str = "") -> str:

@@ -63,6 +63,11 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
     ("a..b=1", "key.path=value"),
     ("whiten.k=devv", r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found 'devv'; .* shows all settings$"),
     ("whiten.shrinkage=2", r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be 'auto', found 2;"),
+    ("train.optimizer.learning_rate=.inf", r"train\.optimizer\.learning_rate: expected a finite number, found inf;"),
+    ("train.objective={name: simcse, options: {temperature: .nan}}", r"train\.objective\.options\.temperature: expected a finite number, found nan;"),
+    ("train.objective=[]", r"train\.objective: expected .* at least 1 item"),
+    ("train.optimizer.betas=[0.9, 1.5]", r"train\.optimizer\.betas\.1: .*less than 1, found 1\.5"),
+    ("train.data={uri: x, columns: {txt: a}}", "a known role instead of 'txt'; did you mean 'text'"),
 ])
 def test_what_is_wrong_is_named_with_its_place(override: str, words: str):
     with pytest.raises(ConfigError, match=words) as caught:

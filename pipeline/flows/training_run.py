@@ -9,7 +9,7 @@ from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder import EncoderFolder
 from pipeline.settings.training import PairSettings, TrainSettings
-from pipeline.store.store import Store, open_store
+from pipeline.store.store import Store, open_store, room
 from pipeline.store.units import Stored
 from pipeline.text.pairs import files_of
 from pipeline.text.sources import SourceFile
@@ -103,8 +103,9 @@ class RunFolder:
         return created
 
     def check(self) -> None:
-        """ConfigError where the folder is another training's, with the keys that differ, or is none of a training at all."""
-        record = RunRecord.left(self.store, RUN)
+        """ConfigError where the folder is another training's, with the keys that differ, or is none of a training at all, or cannot be one."""
+        with room(self.store.uri):
+            record = RunRecord.left(self.store, RUN)
         if record is None:
             if strangers := [entry.path for entry in self.store.list() if entry.path != RUN]:
                 raise ConfigError(self.store.uri, "the folder of a training, or none", f"{strangers[0]} and no {RUN}", "set train.name or train.root to another place")

@@ -25,7 +25,7 @@ class Values(Settings):
     @model_validator(mode="after")
     def _rising(self) -> Self:
         if not self.score_range[0] < self.score_range[1]:
-            raise ValueError(f"score_range has to rise: {self.score_range[0]:g}, {self.score_range[1]:g} does not")
+            raise ValueError(f"score_range to rise: {self.score_range[0]:g}, {self.score_range[1]:g} does not")
         return self
 
 
@@ -51,7 +51,7 @@ class PairSettings(Settings):
         for role in self.columns:
             if role not in ROLES:
                 near = difflib.get_close_matches(role, ROLES, n=1)
-                raise ValueError(f"no role {role!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ROLES)}"))
+                raise ValueError(f"a known role instead of {role!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ROLES)}"))
         return self
 
 
@@ -95,7 +95,7 @@ class OptimizerSettings(Settings):
     """the highest of the schedule"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """on matrices alone; biases and normalisations keep what the data say"""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """of adamw and adam"""
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """of adamw, adam and rmsprop: keeps small gradients from large steps"""
@@ -109,8 +109,8 @@ class ScheduleSettings(Settings):
     """The learning rate over the steps."""
 
     name: Literal["linear", "cosine", "constant", "stairs", "plateau"] = "linear"
-    """linear and cosine fall to 0 behind the last step; stairs takes `stairs`; plateau falls by `decay` with every epoch and by `drop` whenever the figure on dev is lower
-    than the last one, and ends the training below `least` (Conneau et al. 2017)"""
+    """linear and cosine fall to 0 behind the last step; stairs takes `stairs`; plateau falls by `decay` with every epoch and by `drop` whenever the figure on dev is
+    lower than the last one, and ends the training below `least` (Conneau et al. 2017)"""
     warmup: Annotated[float, Field(ge=0)] = 0.0
     """steps in which the rate rises to its height by equal parts; below 1: a share of all steps"""
     stairs: dict[int, float] = {}
@@ -232,7 +232,7 @@ class TrainSettings(Settings):
     mixing: Literal["alternate", "blend"] = "alternate"
     """batches of one source each, in turn by weight; or each batch of rows of all sources"""
     mine: MineSettings = MineSettings()
-    objective: tuple[ObjectiveSettings, ...] = (ObjectiveSettings(name="simcse"),)
+    objective: Annotated[tuple[ObjectiveSettings, ...], Field(min_length=1)] = (ObjectiveSettings(name="simcse"),)
     """a name, or {name, weight, options}, or a list of them, whose losses are added"""
     matryoshka: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """the loss is summed over the vectors' first so many dimensions (Kusupati et al. 2022); none: all dimensions alone"""

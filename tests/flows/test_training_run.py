@@ -70,6 +70,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, encoder: Path)
         run.begin(record_of(run))
 
 
+def test_a_file_where_trainings_are_to_be_is_named(tmp_path: Path, encoder: Path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(ConfigError, match="file/run: expected a folder that may be written to"):
+        run_of(tmp_path, encoder, f"train.root={tmp_path / 'file'}").check()
+
+
 def test_a_record_of_which_only_the_beginning_was_written_is_written_again(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     run.store.write("run.json", record_of(run).to_json()[:50])
