@@ -5,7 +5,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from pipeline.errors import ConfigError
 from pipeline.losses import info_nce
+from pipeline.models.adapters import is_adapted
 from pipeline.models.language import has_language_head
 from pipeline.models.learned import LearnedTemplate
 from pipeline.models.prompted import transform_of
@@ -31,6 +33,8 @@ class OptiPrompt(Objective):
     def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, template: str | None = None, limit: Limit = 32) -> None:
         super().__init__(encoder)
         trained, self.temperature = cast(TrainableEncoder, encoder), temperature
+        if is_adapted(encoder):
+            raise ConfigError("train.lora.rank", "no adapters for optiprompt, which leaves the encoder as it is", "some", "leave train.lora out, or train with prompt")
         encoder.requires_grad_(False)
         self.transform = transform_of(trained).requires_grad_(False) if has_language_head(trained) else None
         template = own_or_first(trained.folder) if template is None else template

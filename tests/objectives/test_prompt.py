@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.adapters import adapt
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
 from pipeline.models.prompted import PromptedEncoder, transform_of
@@ -19,7 +20,7 @@ from pipeline.models.trainable import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.settings.training import TrainSettings
+from pipeline.settings.training import LoraSettings, TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
 from tests.models.folders import folder_of_language_model
@@ -187,3 +188,11 @@ def test_beside_another_objective_it_keeps_its_layers_and_its_template(folders):
 
 def _vectors(objective: Objective, rows: Batch) -> tuple[torch.Tensor, ...]:
     return tuple(view.encode().detach() for view in objective.views(rows))
+
+
+def test_adapters_that_a_template_alone_would_leave_untrained_are_refused(folders):
+    pytest.importorskip("peft")
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(folders["bert"]))))
+    adapt(encoder, LoraSettings(rank=2))
+    with pytest.raises(ConfigError, match=r"train.lora.rank: expected no adapters for optiprompt"):
+        OBJECTIVES["optiprompt"](encoder)
