@@ -60,22 +60,24 @@ def digest_of(value: Any) -> str:
 
 
 def load_settings(kind: type[S], file: str | Path | None = None, overrides: tuple[str, ...] = ()) -> S:
-    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`). ConfigError for a URI with credentials in it."""
+    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`). ConfigError for a URI with credentials in it,
+    and for a number that is not finite.
+    """
     tree = _read_yaml(Path(file)) if file is not None else {}
     for override in overrides:
         refuse_credentials(override.partition("=")[2])
         _override(tree, override)
-    for _, value in _leaves(tree):
+    source = str(file or "command line")
+    for place, value in _leaves(tree):
         if isinstance(value, str):
             refuse_credentials(value)
-    return validated(kind, tree, str(file or "command line"))
+        elif isinstance(value, float) and not math.isfinite(value):     # no JSON has them, and what defines a job is kept as JSON
+            raise ConfigError(f"{source}: {place}", "a finite number", f"{value}", "mend the value; --print-config shows all settings")
+    return validated(kind, tree, source)
 
 
 def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
     """Settings of `kind` from a tree of values; ConfigError that begins with `source` where they do not fit."""
-    for place, value in _leaves(tree):
-        if isinstance(value, float) and not math.isfinite(value):       # no JSON has them, and what defines a job is kept as JSON
-            raise ConfigError(f"{source}: {place}", "a finite number", f"{value}", "mend the value; --print-config shows all settings")
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
