@@ -18,6 +18,7 @@ RUN, RESULT, METRICS, CHECKPOINTS, ENCODER, REPORT = "run.json", "result.json", 
 _VERSION = "training-1"         # changes with any change of the training that changes bits
 _SHAPES_NOTHING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
 _NAME = re.compile(r"[\w][\w.+=-]*")
+_LAST = "config.json"           # of an encoder: written behind all others
 _DIGITS = 12                    # of a name that is made
 _SHOWN = 60                     # characters of a value in an error
 
@@ -85,8 +86,8 @@ class RunFolder:
         return record
 
     def result(self) -> ResultRecord | None:
-        """What the training came to; None while it has not ended."""
-        return ResultRecord.left(self.store, RESULT)
+        """What the training came to; None while it has not ended, and when its encoder is not there any more: the last checkpoints make it again."""
+        return ResultRecord.left(self.store, RESULT) if self.store.exists(f"{ENCODER}/{_LAST}") else None
 
     def ended(self) -> ResultRecord:
         """What the training came to, once its workers are done."""

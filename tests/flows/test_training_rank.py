@@ -1,5 +1,6 @@
 """What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,18 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, en
     train(parts)
     expected, found = weights(Path(whole.run.encoder)), weights(Path(parts.run.encoder))
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+def test_an_encoder_that_was_deleted_is_made_again(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder)
+    train(rank)
+    before, result = weights(Path(rank.run.encoder)), rank.run.result()
+    shutil.rmtree(rank.run.encoder)
+    assert rank.run.result() is None
+    train(rank)
+    after = weights(Path(rank.run.encoder))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert rank.run.result() == result
 
 
 def dev_of(folder: Path, *more: str) -> tuple[str, ...]:

@@ -99,4 +99,6 @@ def test_a_result_is_found_again(tmp_path: Path, encoder: Path):
     assert run.result() is None
     result = ResultRecord(name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, figures={"dev": 81.25})
     run.store.create(RESULT, result.to_json())
+    assert run.result() is None, "without its encoder"
+    run.store.write("encoder/config.json", b"{}")
     assert run.result() == result
