@@ -28,7 +28,7 @@ class Plan:
 
 
 def check_settings(settings: TrainSettings) -> None:
-    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, an objective and its options, a batch that workers cannot share."""
+    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, schedule, objective and options, a batch that workers cannot share."""
     from pipeline.models.adapters import check_adapters
     from pipeline.objectives.build import roles_of
     from pipeline.train.trackers import chosen
@@ -37,6 +37,8 @@ def check_settings(settings: TrainSettings) -> None:
     chosen(settings.watch)
     if not settings.data:
         raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
+    if settings.schedule.name == "plateau" and settings.dev.uri is None:
+        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file of rated pairs, or take another schedule")
     roles_of(settings)
     _check_rows(settings)
 
