@@ -28,7 +28,7 @@ class Plan:
 
 
 def check_settings(settings: TrainSettings) -> None:
-    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, schedule, objective and options, a batch that workers cannot share."""
+    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, dev, objective and options, a batch that workers cannot share."""
     from pipeline.models.adapters import check_adapters
     from pipeline.objectives.build import roles_of
     from pipeline.train.trackers import chosen
@@ -37,8 +37,7 @@ def check_settings(settings: TrainSettings) -> None:
     chosen(settings.watch)
     if not settings.data:
         raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
-    if settings.schedule.name == "plateau" and settings.dev.uri is None:
-        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file of rated pairs, or take another schedule")
+    _check_dev(settings)
     roles_of(settings)
     _check_rows(settings)
 
@@ -85,6 +84,16 @@ def steps_of(settings: TrainSettings, order: Order) -> int:
 
 def _with_rows(settings: OrderSettings, rows: int) -> OrderSettings:
     return settings.model_copy(update={"batch_rows": rows})
+
+
+def _check_dev(settings: TrainSettings) -> None:
+    """ConfigError where something goes by figures on dev, and nothing is measured."""
+    if settings.dev.uri is not None:
+        return
+    if settings.dev.patience is not None:
+        raise ConfigError("train.dev.patience", "a file to measure on (train.dev.uri)", "none", "name one, or leave patience out")
+    if settings.schedule.name == "plateau":
+        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file of rated pairs, or take another schedule")
 
 
 def _check_rows(settings: TrainSettings) -> None:

@@ -143,9 +143,11 @@ class Checkpoints:
     def _whole(self, record: CheckpointRecord) -> Checkpoint | None:
         try:
             return Checkpoint(record, self._store.local(record.path, record.sha256))
-        except (DataError, FileNotFoundError) as error:
+        except FileNotFoundError:
+            say(f"a checkpoint is passed over: {self._store.uri_of(record.path)} is not there")
+        except DataError as error:
             say(f"a checkpoint is passed over: {error}")
-            return None
+        return None
 
     def _write(self, step: int, state: dict[str, Any], figure: float | None) -> None:
         with self._store.scratch() as folder:

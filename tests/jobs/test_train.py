@@ -50,6 +50,7 @@ def labelled(folder: Path) -> Path:
     (["train.order.batch_rows=1"], 2, "train.order.batch_rows: expected 2 rows or more"),
     (["train.workers=3"], 2, "that 3 workers can share equally"),
     (["train.watch.trackers=[nothing]"], 2, "train.watch.trackers"),
+    (["train.dev.patience=3"], 2, "train.dev.patience: expected a file to measure on (train.dev.uri)"),
     (["train.data=nowhere.parquet"], 3, "nowhere.parquet"),
     (["train.objective=supervised"], 3, "a column 'anchor' for the role anchor, found the columns text"),
     (["train.dev.uri=nowhere.parquet"], 3, "nowhere.parquet"),
