@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_settings
+from pipeline.flows.training_plan import check_settings
 from pipeline.objectives.build import roles_of
 from pipeline.settings import Job
 
@@ -23,7 +24,9 @@ def test_it_loads_and_its_objectives_take_their_options(file: Path):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_names_the_command_that_runs_it(file: Path):
     comment = [line.removeprefix("#").strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert any(line.startswith(f"manta train --config {file.relative_to(ROOT)} ") for line in comment)
+    called = f"manta train --config {file.relative_to(ROOT)} "
+    command = next(line for line in comment if line.startswith(called))
+    check_settings(load_settings(Job, file, tuple(command.removeprefix(called).split())).train)
 
 
 @pytest.mark.parametrize("name", ["simcse-unsupervised", "simcse-supervised", "simcse-masked-lm"])
