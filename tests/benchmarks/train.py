@@ -210,7 +210,7 @@ def print_peak(batch_rows: int, chunk_rows: int | None) -> None:
 
 
 def compare_memory(chunk_rows: int) -> None:
-    lines = [[f"{size:,}", f"{peak(size, None):,.0f}", f"{peak(size, chunk_rows):,.0f}"] for size in (64, 128, 256, 512, 1024, 2048)]
+    lines = [[f"{size:,}", f"{peak(size, None):,.0f}", f"{peak(size, chunk_rows):,.0f}"] for size in (64, 128, 256, 512, 1024)]
     print_table(f"Peak memory of a process, SimCSE supervised; {machine()}", lines, ("rows of a batch", "whole MiB", f"chunks of {chunk_rows} MiB"))
 
 
