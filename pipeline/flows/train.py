@@ -14,8 +14,10 @@ from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.settings.training import TrainSettings
+from pipeline.store.lease import holders, lease
 from pipeline.store.store import open_store
 
+_LEASES = "leases"      # below the folder of a training
 _MINED = "mined"        # below train.root, beside the trainings: what is mined serves all that begin with the same encoder and rows
 
 
@@ -45,8 +47,10 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         group.check(cluster)
         plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
         begun = begin(run, plan, _named(job))
+        for other in holders(run.store, _LEASES):
+            say(f"another command is at work on this training ({other}): each does all of it, and the end is the same")
         work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
-        with stages("training", plan.steps - begun, "steps") as bar:
+        with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
             bar.reach(max(run.ended().steps - begun, 0))
     return Trained("trained", run, run.ended())

@@ -1,4 +1,4 @@
-"""A night that is at work says so, and prune leaves the root alone while it is."""
+"""A command that is at work says so: prune leaves the root of a night alone while it is, and who begins the same training again is told."""
 
 import contextlib
 import json
@@ -18,9 +18,9 @@ _LASTS_S = 1_200.0      # a run that was killed says nothing any more: four beat
 
 
 @contextlib.contextmanager
-def lease(store: Store) -> Iterator[None]:
-    """A file below candidates/ that is written again every five minutes while the block runs, and removed at its end."""
-    path = f"candidates/lease-{uuid.uuid4().hex}.json"
+def lease(store: Store, top: str = "candidates") -> Iterator[None]:
+    """A file below `top` that is written again every five minutes while the block runs, and removed at its end."""
+    path = f"{top}/lease-{uuid.uuid4().hex}.json"
     content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat(timespec="seconds")}).encode()
     store.write(path, content)
     over = threading.Event()
@@ -40,7 +40,26 @@ def lease(store: Store) -> Iterator[None]:
         store.delete(path)
 
 
-def running(store: Store, now: float | None = None) -> list[Entry]:
-    """Leases of nights that are at work."""
+def running(store: Store, now: float | None = None, top: str = "candidates") -> list[Entry]:
+    """Leases below `top` of commands that are at work, or were killed less than four beats ago."""
     young = (now or time.time()) - _LASTS_S
-    return [entry for entry in store.list("candidates", ".json") if "/lease-" in entry.path and entry.modified > young]
+    return [entry for entry in store.list(top, ".json") if "/lease-" in entry.path and entry.modified > young]
+
+
+def holders(store: Store, top: str) -> Iterator[str]:
+    """Who is at work below `top`, in words; a process of this machine that is gone is not."""
+    for entry in running(store, top=top):
+        try:
+            found = json.loads(store.read(entry.path))
+        except (FileNotFoundError, ValueError):             # it has just ended, or was killed while it wrote
+            continue
+        if found["host"] != socket.gethostname() or _lives(found["pid"]):
+            yield f"process {found['pid']} on {found['host']}, since {found['started_at']}"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)           # somebody else's
+    return True
