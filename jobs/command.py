@@ -101,9 +101,9 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
                 traceback.print_exc()
             _end(error.exit_code, type(error).__name__, str(error), say if as_json else None, error.facts())
         except Stopped:
-            _end(75, "Stopped", "stopped by SIGTERM; finished units are kept, run the same command again to go on", say if as_json else None)
+            _end(75, "Stopped", "stopped by SIGTERM; what is finished is kept: run the same command again to go on", say if as_json else None)
         except KeyboardInterrupt:
-            _end(130, "Interrupted", "stopped by hand; finished units are kept, run the same command again to go on", say if as_json else None)
+            _end(130, "Interrupted", "stopped by hand; what is finished is kept: run the same command again to go on", say if as_json else None)
         except Exception as error:
             traceback.print_exc()
             found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"

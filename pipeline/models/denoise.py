@@ -3,8 +3,9 @@
 import numpy as np
 from torch import Tensor, nn
 
-from pipeline.models.folder import Denoise, EncoderFolder
+from pipeline.models.folder import EncoderFolder
 from pipeline.models.linear import ACTIVATIONS
+from pipeline.models.modules import Denoise
 from pipeline.models.tail import ByLength
 from pipeline.models.weights import open_weights
 from pipeline.text.tokens import Tokens

@@ -1,9 +1,8 @@
 """What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
 
 import functools
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,18 @@ from pipeline.log import say
 from pipeline.models.averages import Averages, averages_of
 from pipeline.models.frequencies import FREQUENCIES
 from pipeline.models.locate import locate
+from pipeline.models.modules import OWN_MODULES, POOLINGS, Denoise, Dense, Module, modules_of, pooling_of, read_json, tail_of
 from pipeline.models.words import RECURRENT, WORDS, load_sequences, load_words
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.templates import in_template
 from pipeline.text.tokens import Side, Tokenizer, load_tokenizer
 
-POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask", "ends")
-OWN_MODULES, ENDS_SENTENCES = "template_modules", "ensure_final_punctuation"         # names of ours in a folder's files
+ENDS_SENTENCES = "ensure_final_punctuation"              # our name of it among a folder's settings
 OF_RECURRENT = ("last", "ends", "max", "mean", "sqrt_len", "weighted_mean", "table")         # its layers are as wide as each other, its words are not
 MASKED = ("mask",)              # the state of one token: it stands by itself
 JOINED = "manta-joined"         # the model_type of a folder with several encoders in it
 PACKED_FAMILIES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta", "distilbert": "distilbert", "mpnet": "mpnet"}
-SENTENCE_TRANSFORMERS_MODES = {
-    "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
-}
-_OWN_MODES = set(POOLINGS) - set(SENTENCE_TRANSFORMERS_MODES.values())       # a trained encoder's folder names them as we do: that library has no name for them
-_OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoise"}
-POOLING_FLAGS = {f"pooling_mode_{name}": mode for name, mode in (
-    ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
-    ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
 _TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                     "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
@@ -41,38 +32,6 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")    # as sentence-transform
 _LEFT_TRUNCATION = re.compile(rb'"truncation":\s*\{[^{}]*"direction":\s*"Left"')
 _NO_LIMIT = 1_000_000                                   # tokenizers without a limit write 1e30
 _NOT_ARITHMETIC = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "architectures", "use_cache", "gradient_checkpointing")
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer with activation after the pooling. weights: path in the folder."""
-
-    weights: str
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
-    residual: bool
-
-
-@dataclass(frozen=True)
-class Denoise:
-    """Takes off what a template without any text gives at its mask, by the text's length; both go through a layer first, where there is one. weights: path in the folder.
-
-    PromptBERT (Jiang et al. 2022), section 4.3. A module of our own: sentence-transformers has no vectors that depend on lengths.
-    """
-
-    weights: str
-    width: int
-    activation: str | None
-    """of the layer; None: there is none"""
-    epsilon: float
-    """of the layer's normalisation"""
-    shortest: int
-    """tokens of an empty text in its template"""
-
-
-Module = Dense | Denoise | str
 
 
 @dataclass(frozen=True)
@@ -143,12 +102,12 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         from pipeline.models.joined import open_joined  # which opens each part by this function
 
         return open_joined(path, settings)
-    modules = _modules(path)
+    modules = modules_of(path)
     transformer = modules[0][1] if modules else ""
     config = read_json(path / transformer / "config.json", required=True)
     own = _transformer_settings(path / transformer)
-    pooling, include_prompt = _pooling(path, modules)
-    tail = tuple(_tail(path, modules, settings.normalize))
+    pooling, include_prompt = pooling_of(path, modules)
+    tail = tuple(tail_of(path, modules, settings.normalize))
     prompts = read_json(path / "config_sentence_transformers.json")
     prompt, query_prompt = _prompts(prompts, settings, path)
     folder = EncoderFolder(
@@ -164,65 +123,12 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     return _identified(replace(folder, averages=averages), modules)
 
 
-def read_json(file: Path, required: bool = False) -> dict[str, Any]:
-    """The mapping in a JSON file; {} where there is none and none is required."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if not required:
-            return {}
-        found = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8]) or "an empty or missing folder"
-        raise ModelError(str(file), "a model's configuration", f"no such file beside {found}", "give a Hugging Face or sentence-transformers folder") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(str(file), "readable JSON", " ".join(str(error).split()), "restore the file") from None
-    if not isinstance(value, dict):
-        raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
-    return value
-
-
-def _modules(path: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each module in order; none for a plain Hugging Face folder."""
-    file = path / "modules.json"
-    if not file.is_file():
-        return []
-    try:
-        entries = [(str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
-    known = {"Transformer", "Pooling", "Dense", "Normalize"}
-    for kind, _ in entries:
-        if kind not in _OWN and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
-            raise ModelError(str(file), f"modules among {', '.join(sorted(known))}", f"the module {kind}", "use an encoder made of these modules")
-    kinds = [(_OWN.get(kind, kind.rpartition(".")[2]), folder) for kind, folder in entries]
-    if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]):
-        found = ", ".join(kind for kind, _ in kinds) or "no module"
-        raise ModelError(str(file), "Transformer, Pooling, then Dense and Normalize modules", found, "use such an encoder")
-    return kinds
-
-
 def _transformer_settings(folder: Path) -> dict[str, Any]:
     """max_seq_length and do_lower_case, under whichever of its historic names the file lies there."""
     own = next((read for name in _TRANSFORMER_CONFIGS if (read := read_json(folder / name))), {})
     if (task := own.get("transformer_task", "feature-extraction")) != "feature-extraction":
         raise ModelError(str(folder), "a Transformer module for feature-extraction", repr(task), "use an encoder of texts")
     return own
-
-
-def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...], bool]:
-    """Pooling names and whether prompt tokens take part; mean for a plain folder."""
-    if not modules:
-        return ("mean",), True
-    file = path / modules[1][1] / "config.json"
-    config = read_json(file, required=True)
-    if "pooling_mode" in config:
-        modes = config["pooling_mode"]
-        names = [modes] if isinstance(modes, str) else list(modes)
-        if unknown := [name for name in names if name not in SENTENCE_TRANSFORMERS_MODES and name not in _OWN_MODES]:
-            raise ModelError(str(file), f"pooling_mode among {', '.join(SENTENCE_TRANSFORMERS_MODES)}", repr(unknown[0]), "use an encoder with one of these")
-        pooling = tuple(SENTENCE_TRANSFORMERS_MODES.get(name, name) for name in names)
-    else:
-        pooling = tuple(mode for key, mode in POOLING_FLAGS.items() if config.get(key)) or ("mean",)
-    return pooling, bool(config.get("include_prompt", True))
 
 
 def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[str, ...]:
@@ -259,41 +165,6 @@ def _check_recurrent(folder: EncoderFolder) -> None:
         raise ModelError("encoder.pooling", "mean, which the encoder's weights of words are made for", pooling, "set it to null")
     if "ends" in folder.pooling and folder.config.get("directions") != 2:
         raise ModelError("encoder.pooling", "an encoder of two directions for ends, the final state of each", pooling, "choose last, mean or max")
-
-
-def _tail(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
-    read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoise": _denoise}
-    tail: list[Module] = [read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]]
-    if normalize is False:
-        tail = [module for module in tail if module != "normalize"]
-    if normalize and tail[-1:] != ["normalize"]:
-        tail.append("normalize")
-    return tail
-
-
-def _dense(path: Path, folder: str) -> Dense:
-    file = path / folder / "config.json"
-    config = read_json(file, required=True)
-    names = [name for name in ("model.safetensors", "pytorch_model.bin") if (path / folder / name).is_file()]
-    if not names:
-        raise ModelError(str(file.parent), "weights in model.safetensors or pytorch_model.bin", "neither", "restore the file")
-    for key in ("module_input_name", "module_output_name"):
-        if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-            raise ModelError(str(file), f"{key} sentence_embedding", repr(config[key]), "use an encoder whose Dense works on the sentence embedding")
-    try:
-        return Dense(f"{folder}/{names[0]}", int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)),
-                     str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2], bool(config.get("use_residual", False)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(str(file), "in_features and out_features", f"{type(error).__name__}: {error}", "restore the file") from None
-
-
-def _denoise(path: Path, folder: str) -> Denoise:
-    file = path / folder / "config.json"
-    config = read_json(file, required=True)
-    try:
-        return Denoise(f"{folder}/model.safetensors", int(config["width"]), config["activation"], float(config["epsilon"]), int(config["shortest"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(str(file), "width, activation, epsilon and shortest", f"{type(error).__name__}: {error}", "restore the file") from None
 
 
 def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from pipeline.models.folder import Dense
+from pipeline.models.modules import Dense
 from pipeline.models.tail import ACTIVATIONS
 
 HeadName = Literal["none", "cls_mlp"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
-from pipeline.models.folder import JOINED, EncoderFolder, open_folder, read_json
+from pipeline.models.folder import JOINED, EncoderFolder, open_folder
+from pipeline.models.modules import read_json
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 

@@ -16,10 +16,11 @@ from pipeline.models import template_modules
 from pipeline.models.adapters import merged
 from pipeline.models.backbones import PaddedBackbone
 from pipeline.models.denoise import DenoiseModule
-from pipeline.models.folder import ENDS_SENTENCES, MASKED, OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, EncoderFolder, open_folder, read_json
+from pipeline.models.folder import ENDS_SENTENCES, MASKED, EncoderFolder, open_folder
 from pipeline.models.heads import DenseModule
 from pipeline.models.joined import PARTS, described
 from pipeline.models.learned import WORDS_TABLE, LearnedTemplate
+from pipeline.models.modules import OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, read_json
 from pipeline.models.prompted import PromptedEncoder
 from pipeline.models.trainable import TrainableEncoder, head_name
 from pipeline.models.weights import open_checkpoint

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.folder import read_json
 from pipeline.models.locate import locate
+from pipeline.models.modules import read_json
 from pipeline.models.recurrence import CELLS
 from pipeline.models.recurrent import Recurrent, RecurrentBackbone
 from pipeline.models.words import FIRST, LAST, RECURRENT, TABLE, UNKNOWN, WORDS, words_of

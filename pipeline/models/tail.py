@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models import linear
-from pipeline.models.folder import Denoise, Dense, EncoderFolder
+from pipeline.models.folder import EncoderFolder
+from pipeline.models.modules import Denoise, Dense
 from pipeline.models.weights import Checkpoint, open_weights
 
 _ROWS = 64      # a linear layer gives equal bits for equal rows while it sees one shape: always so many rows, filled with zeros

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.backbones import AtEmbedding, Backbone, PackedBackbone, PaddedBackbone, Request, rates_of
 from pipeline.models.denoise import load_denoise_module
-from pipeline.models.folder import Denoise, EncoderFolder, Module
+from pipeline.models.folder import EncoderFolder
 from pipeline.models.heads import DenseModule, TanhHead
+from pipeline.models.modules import Denoise, Module
 from pipeline.models.pooling import layers_of, pool, wide
 from pipeline.models.recurrent import load_recurrent
 from pipeline.models.tail import MLP_HEADS, load_dense, normalize, through
