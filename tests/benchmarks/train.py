@@ -4,6 +4,7 @@
     MANTA_EVAL_DATA=... python -m tests.benchmarks.train chunks
     MANTA_EVAL_DATA=... python -m tests.benchmarks.train memory
     MANTA_EVAL_DATA=... python -m tests.benchmarks.train workers
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train resume
 
 All train the packaged all-MiniLM-L6-v2 in float32 with dropout. `step`: both trainers on equal batches of 64 rows, a step of one and a step of the other in turn;
 unsupervised SimCSE on Wikipedia sentences cut at 32 tokens, and supervised SimCSE on SNLI triples. The peer is its Trainer.train() as it is, held before each step.
@@ -198,7 +199,9 @@ def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
 def peak(batch_rows: int, chunk_rows: int | None) -> float:
     """MiB that two supervised steps of a process of their own held at most."""
     command = [sys.executable, "-m", "tests.benchmarks.train", "peak", "--rows", str(batch_rows), *(["--chunk-rows", str(chunk_rows)] if chunk_rows else [])]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    found = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    print(batch_rows, chunk_rows, found, file=sys.stderr, flush=True)
+    return found
 
 
 def print_peak(batch_rows: int, chunk_rows: int | None) -> None:
@@ -247,6 +250,36 @@ def compare_workers(pairs: int, batch_rows: int) -> None:
     print_table(title, [line], ("rows of a batch", "1 worker ms", "2 workers ms", "efficiency"))
 
 
+def begun(command: list[str], checkpoints: Path, after: int) -> tuple[subprocess.Popen[bytes], float, int]:
+    """The command at work, the seconds until it had kept a later step than `after`, and that step."""
+    process, started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True), time.perf_counter()
+    while (step := max((int(file.stem.split("-")[1]) for file in checkpoints.glob("*.json")), default=0)) <= after:
+        if process.poll() is not None:
+            raise RuntimeError(f"the command ended with {process.returncode}")
+        time.sleep(0.05)
+    return process, time.perf_counter() - started, step
+
+
+def time_resuming(turns: int) -> None:
+    """From the command to the first new step that is kept: of a new training, and of one whose driver was killed. A checkpoint after every step."""
+    first, again = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        prepared(Path(scratch))
+        for turn in range(turns):
+            place = [f"train.data={scratch}/triples.parquet", f"train.root={scratch}", f"train.name=run{turn}"]
+            command, checkpoints = [sys.executable, "-m", "jobs.train", *place, "train.objective=supervised", "train.checkpoint.steps=1"], Path(scratch) / f"run{turn}" / "checkpoints"
+            process, took, step = begun(command, checkpoints, 0)
+            first.append(took)
+            process.kill()
+            process.wait()
+            process, took, _ = begun(command, checkpoints, step + 1)        # the worker may have kept one more before it saw that its driver is gone
+            again.append(took)
+            process.terminate()
+            process.wait()
+    print_table(f"SimCSE supervised, 64 rows, 1 worker, Ray's start included, {turns} turns; {machine()}", [[spread(first, ".1f"), spread(again, ".1f")]],
+                ("new: s to the first step", "killed with -9: s to the next step"))
+
+
 def pin(threads: int) -> None:
     """To so many cores, with so many threads."""
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads]))
@@ -255,7 +288,7 @@ def pin(threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("step", "chunks", "memory", "workers", "peak"))
+    parser.add_argument("what", choices=("step", "chunks", "memory", "workers", "resume", "peak"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--rows", type=int, default=64)
@@ -271,6 +304,8 @@ def main() -> None:
         compare_memory(given.chunk_rows or 64)
     elif given.what == "workers":
         compare_workers(given.pairs, given.rows)
+    elif given.what == "resume":
+        time_resuming(3)
     else:
         print_peak(given.rows, given.chunk_rows)
 
