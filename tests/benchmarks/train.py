@@ -267,7 +267,8 @@ def time_resuming(turns: int) -> None:
         prepared(Path(scratch))
         for turn in range(turns):
             place = [f"train.data={scratch}/triples.parquet", f"train.root={scratch}", f"train.name=run{turn}"]
-            command, checkpoints = [sys.executable, "-m", "jobs.train", *place, "train.objective=supervised", "train.checkpoint.steps=1"], Path(scratch) / f"run{turn}" / "checkpoints"
+            command = [sys.executable, "-m", "jobs.train", *place, "train.objective=supervised", "train.checkpoint.steps=1"]
+            checkpoints = Path(scratch) / f"run{turn}" / "checkpoints"
             process, took, step = begun(command, checkpoints, 0)
             first.append(took)
             process.kill()
