@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.config import Settings
+from pipeline.settings.augment import AugmentSettings
 from pipeline.settings.training import TrainSettings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -360,6 +361,7 @@ class Job(Settings):
     gates: GateSettings = GateSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     train: TrainSettings = TrainSettings()
+    augment: AugmentSettings = AugmentSettings()
     release: ReleaseSettings = ReleaseSettings()
     cluster: ClusterSettings = ClusterSettings()
 
