@@ -1,5 +1,6 @@
 """The command `manta`: one subcommand per job. Importing it loads neither torch nor Ray nor faiss."""
 
+from jobs.augment import augment
 from jobs.command import EXIT_CODES, application
 from jobs.encode import encode
 from jobs.evaluate import evaluate
@@ -18,7 +19,7 @@ app = application(
     "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
     no_args_is_help=True,
 )
-for _command in (plan, preflight, encode, whiten, index, evaluate, train, nightly, search):
+for _command in (plan, preflight, train, augment, encode, whiten, index, evaluate, nightly, search):
     app.command()(_command)
 app.add_typer(releases, name="releases")
 
