@@ -11,8 +11,8 @@ _RESERVED = ("id", "text", "text_key")
 
 
 class KeepSettings(Settings):
-    """Which variants are kept. What is not keeps its text and its reason beside it; null or false switches a test off. A text is compared after normalisation:
-    Unicode NFKC, case folded, punctuation left out, white space as one blank."""
+    """Which variants are kept. What is not keeps its text and its reason beside it; null switches a test off. Texts are compared as Unicode NFKC, case folded,
+    punctuation left out, white space as one blank; a variant of which nothing is left so, while something is of its text, is never kept: reason empty."""
 
     identical: bool = False
     """whether a variant equal to its text stays; reason identical"""
@@ -21,14 +21,14 @@ class KeepSettings(Settings):
     length_ratio: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = (0.5, 2.0)
     """least and highest length in characters over that of the text; reasons too_short, too_long"""
     repeats: Annotated[int, Field(ge=1)] | None = 2
-    """times that a run of `repeat_words` words may occur, where it does not occur as often in the text; and a single word may follow itself where it does not there;
-    reason repetition"""
+    """times that any run of `repeat_words` words may occur, or as often as one does in the text; and a word follows itself, no punctuation between, no more often than
+    words do there. Words are what white space and punctuation part; reason repetition"""
     repeat_words: Annotated[int, Field(ge=1)] = 3
     """words of such a run"""
     language: str | None = None
     """ISO 639-1 code of the language that variants have to be in (extra `augment`); reason language"""
     languages: tuple[str, ...] = ()
-    """languages that a variant may be taken for, `language` among them; none: all that are known, which short texts confuse"""
+    """languages that a variant may be taken for, `language` among them: that of the texts and those of the models; none: all that are known, which short texts confuse"""
     similarity: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]] | None = None
     """least and highest cosine of a variant with its text, by the job's encoder; reasons unlike, alike"""
 
