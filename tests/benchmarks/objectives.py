@@ -1,4 +1,5 @@
-"""What every objective makes of an encoder: STS before and after, from the packaged all-MiniLM-L6-v2 and from a small BERT with random weights.
+"""What every objective makes of an encoder: STS before and after, from the packaged all-MiniLM-L6-v2, from a small BERT with random weights, and from that BERT after it
+has learned to fill in masked words and nothing else (`words`), as the published encoders had.
 
     MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start minilm --steps 200 --root /tmp/objectives
     MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start small --steps 1000 --only supervised simcse --seeds 0 1 2
@@ -43,7 +44,8 @@ from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
-RATES = {"minilm": 2e-5, "small": 5e-4}
+RATES = {"minilm": 2e-5, "small": 5e-4, "words": 1e-4}
+WORDS_STEPS, WORDS_RATE = 2_000, 1e-3
 SMALL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512, "max_position_embeddings": 128}
 NO_NEGATIVE = {"columns": {"negative": "none"}}
 
@@ -116,6 +118,26 @@ def small_bert(folder: Path) -> Path:
     return folder
 
 
+def pretrained(root: Path, data: Mapping[str, Any]) -> Path:
+    """The small BERT after so many steps of masked words on captions and Wikipedia."""
+    train = {
+        "root": str(root / "pretraining"), "name": "words", "epochs": 1_000.0, "max_steps": WORDS_STEPS, "fresh": True, "objective": "masked_lm",
+        "data": [data["sentences of captions"], data["wikipedia"]], "order": {"batch_rows": 64}, "checkpoint": {"steps": 500},
+        "optimizer": {"learning_rate": WORDS_RATE}, "schedule": {"warmup": 0.1},
+    }
+    job = validated(Job, {"encoder": {"path": str(small_bert(root / "small-bert")), "max_length": 64}, "train": train}, "pretraining")
+    run, took = trained(job)
+    print(f"masked words: {took:.0f} s, loss {read_metrics(run.store)[-1].loss:.2f}", file=sys.stderr, flush=True)
+    return Path(run.encoder.removeprefix("file://"))
+
+
+def start_of(start: str, root: Path, data: Mapping[str, Any]) -> str:
+    """The encoder that training starts from."""
+    if start == "minilm":
+        return "all-MiniLM-L6-v2"
+    return str(small_bert(root / "small-bert") if start == "small" else pretrained(root, data))
+
+
 def prepared(root: Path) -> dict[str, Any]:
     """Training rows by name, in files below `root`."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
@@ -144,11 +166,11 @@ def job_of(case: Case, start: str, given: argparse.Namespace, data: Mapping[str,
         **case.train, "data": {**data[case.data], **case.train.get("data", {})},
         "optimizer": {"learning_rate": RATES[start] * case.rate, **case.train.get("optimizer", {})},
     }
-    path = {"minilm": "all-MiniLM-L6-v2", "small": str(small_bert(given.root / "small-bert"))}[start]
+    path = start_of(start, given.root, data)
     return validated(Job, {"encoder": {"path": path, "max_length": 64, **case.encoder}, "train": train}, "case")
 
 
-def trained(case: Case, job: Job) -> tuple[RunFolder, float]:
+def trained(job: Job) -> tuple[RunFolder, float]:
     """The training, ended, and the seconds that it took now."""
     run = open_run(job.train, open_folder(job.encoder))
     started = time.perf_counter()
@@ -196,14 +218,14 @@ def main() -> None:
     for name in given.only:
         for seed in given.seeds:
             case = CASES[name]
-            run, took = trained(case, job_of(case, given.start, given, data, seed))
+            run, took = trained(job_of(case, given.start, given, data, seed))
             dev = [line.dev for line in read_metrics(run.store) if line.dev is not None]
             scores = sets.scores(EncoderSettings(path=run.encoder.removeprefix("file://")))
             ended = run.ended()
             lines.append([name, case.data, f"{seed}", f"{ended.steps}", *map(cell, (dev[0], max(dev), dev[-1])), f"{ended.best_step}", *map(cell, scores), f"{took:.0f}"])
             print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
-    if given.start == "minilm":
-        lines.append(["(before)", "", "", "0", "", "", "", "", *map(cell, sets.scores(EncoderSettings())), ""])
+    if given.start != "small":
+        lines.append(["(before)", "", "", "0", "", "", "", "", *map(cell, sets.scores(EncoderSettings(path=start_of(given.start, given.root, data)))), ""])
     header = ("objective", "data", "seed", "steps", "dev before", "dev best", "dev last", "best step", *SETS, "s")
     print_table(f"From {given.start}, batches of {given.rows}; {machine()}", lines, header)
 
