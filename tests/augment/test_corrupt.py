@@ -1,0 +1,64 @@
+"""Words go, and neighbours change places, as often as was asked for."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from pipeline.augment.corrupt import bigrams_swapped, omitted
+from tests.augment.edits import SENTENCES, method, variants
+
+WORDS = [str(number) for number in range(20)]
+
+
+def gone(omit: float, span: int = 1, times: int = 3_000) -> np.ndarray:
+    """(times, 20) bool."""
+    left = [set(variant) for _, variant in variants(method("corrupt", omit=omit, swap=0, span=span), [WORDS], times)]
+    return np.array([[word not in each for word in WORDS] for each in left])
+
+
+def test_without_either_it_is_the_text():
+    assert all(variant == words for words, variant in variants(method("corrupt", omit=0, swap=0)))
+
+
+@pytest.mark.parametrize("span", [1, 3])
+@pytest.mark.parametrize("omit", [0.1, 0.4])
+def test_each_word_goes_as_often_whatever_goes_with_it(omit, span):
+    for rate in gone(omit, span).sum(axis=0).tolist():
+        assert binomtest(rate, 3_000, omit).pvalue > 1e-4
+
+
+def test_gaps_inside_are_as_long_as_the_span():
+    for row in gone(0.05, span=3, times=500):
+        inside = "".join("x" if each else "." for each in row).strip("x")
+        assert all(len(gap) >= 3 for gap in inside.split(".") if gap)
+
+
+@pytest.mark.parametrize("omit", [0.9, 1.0])
+def test_one_word_stays_and_each_may_be_it(omit):
+    found = variants(method("corrupt", omit=omit), SENTENCES[:1], 500)
+    assert all(variant for _, variant in found)
+    if omit == 1:
+        assert {tuple(variant) for _, variant in found} == {(word,) for word in SENTENCES[0]}
+
+
+def test_pairs_change_places_as_often_as_is_asked_and_no_other_words_do():
+    turned = np.zeros(10)
+    for _, variant in variants(method("corrupt", omit=0, swap=0.3), [WORDS], 3_000):
+        pairs = [variant[first : first + 2] for first in range(0, 20, 2)]
+        assert [sorted(map(int, pair)) for pair in pairs] == [[first, first + 1] for first in range(0, 20, 2)]
+        turned += [int(one) > int(other) for one, other in pairs]
+    for rate in turned.astype(int).tolist():
+        assert binomtest(rate, 3_000, 0.3).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("words", "expected"), [("abcdef", "badcfe"), ("abcde", "badce"), ("a", "a")])
+def test_all_pairs_turned_round(words, expected):
+    assert bigrams_swapped(list(words), 1.0, np.random.default_rng(0)) == list(expected)
+
+
+def test_what_is_left_is_in_order():
+    for number in range(50):
+        left = list(map(int, omitted(WORDS, 0.5, np.random.default_rng(number), 2)))
+        assert all(one < other for one, other in pairwise(left))

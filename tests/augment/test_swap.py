@@ -1,0 +1,34 @@
+"""Exchanges move words and change none."""
+
+from collections import Counter
+
+import pytest
+from scipy.stats import chisquare
+
+from tests.augment.edits import method, variants
+
+
+@pytest.mark.parametrize("options", [{}, {"share": 0.5}, {"times": 3}])
+def test_the_words_are_the_same(options):
+    for words, variant in variants(method("swap", **options)):
+        assert sorted(variant) == sorted(words)
+
+
+def test_one_exchange_moves_two_words_wherever_they_stand():
+    words = list("abcde")
+    found = Counter("".join(variant) for _, variant in variants(method("swap", times=1), [words], 5_000))
+    expected = set()
+    for one in range(5):
+        for other in range(one):
+            moved = list(words)
+            moved[one], moved[other] = moved[other], moved[one]
+            expected.add("".join(moved))
+    assert set(found) == expected
+    assert chisquare(list(found.values())).pvalue > 0.001
+
+
+def test_a_tenth_of_twenty_four_words_is_two_exchanges():
+    places = [sum(place != int(word) for place, word in enumerate(variant))
+              for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])]
+    assert max(places) == 4
+    assert set(places) <= {0, 3, 4}
