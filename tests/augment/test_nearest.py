@@ -1,0 +1,90 @@
+"""The words near a word are those that all cosines at once say, whatever was asked for before."""
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.augment import nearest
+from pipeline.augment.nearest import Nearest, check_vectors
+from pipeline.errors import ModelError
+from tests.models.wordfiles import FORMS, write_words
+
+WORDS = ("the", "dog", "Dog", "hound", "cat", ",", "1990", "CAT", "puppy", *(f"word{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(300)))
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+
+
+def table(dim: int = 8) -> np.ndarray:
+    vectors = np.random.default_rng(0).normal(size=(len(WORDS), dim)).astype(np.float32)
+    vectors[40] = 0
+    return vectors
+
+
+def expected(word: str, count: int, least: float) -> list[str]:
+    """By the definition, in float64."""
+    vectors = table().astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1)
+    first = next(place for place, other in enumerate(WORDS) if other.casefold() == word)
+    cosines = {}
+    for place, other in enumerate(WORDS):
+        if any(map(str.isalpha, other)) and other.casefold() != word and other not in ("Dog", "CAT") and lengths[place]:
+            cosines[other] = vectors[place] @ vectors[first] / (lengths[place] * (lengths[first] or np.inf))
+    near = sorted((other for other in cosines if cosines[other] >= least), key=lambda other: -cosines[other])
+    return near[:count] if lengths[first] else []
+
+
+@pytest.mark.parametrize(("count", "least"), [(5, 0.0), (400, -1.0), (10, 0.7)])
+def test_they_are_the_nearest_by_cosine(count, least):
+    near = Nearest(list(WORDS), table(), count, least)
+    for word in ("dog", "cat", "1990", ",", WORDS[40], *WORDS[50:70]):
+        assert list(near(word)) == expected(word, count, least)
+
+
+def test_an_unknown_word_has_none_and_one_of_another_case_is_the_same():
+    near = Nearest(list(WORDS), table(), 5, 0.0)
+    assert near("unicorn") == ()
+    assert near("Dog") == ()                            # it is looked up case-folded
+
+
+def test_answers_do_not_depend_on_the_order_of_questions(monkeypatch):
+    monkeypatch.setattr(nearest, "_ROWS", 64)
+    words = [word.casefold() for word in WORDS]
+    one, other = (Nearest(list(WORDS), table(), 5, 0.3) for _ in range(2))
+    answers = {word: one(word) for word in words}
+    random.Random(0).shuffle(words)
+    assert {word: other(word) for word in words} == answers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_of_any_form_is_read_up_to_the_vocabulary(tmp_path, form):
+    file = write_words(tmp_path / "vectors.gz", WORDS, table(), form)
+    whole, first = (Nearest.of(str(file), 5, 0.0, vocabulary) for vocabulary in (None, 100))
+    assert list(whole("dog")) == expected("dog", 5, 0.0)
+    assert WORDS[150] in whole._places
+    assert first(WORDS[150]) == ()
+    assert set(first("dog")) <= set(WORDS[:100])
+    assert isinstance(whole.vectors, np.memmap)
+
+
+def test_a_word_of_a_large_table_costs_milliseconds():
+    words = [f"w{chr(97 + number % 26)}{number}" for number in range(50_000)]
+    near = Nearest(words, np.random.default_rng(1).normal(size=(50_000, 300)).astype(np.float32), 10, 0.6)
+    near(words[0])
+    began = time.perf_counter()
+    for word in words[:320]:
+        near(word)
+    assert (time.perf_counter() - began) / 320 < 0.1
+
+
+@pytest.mark.parametrize("content", [b"", b"only words\n"])
+def test_what_is_no_file_of_vectors_is_refused(tmp_path, content):
+    file = tmp_path / "vectors.txt"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"vectors\.txt"):
+        check_vectors(file, str(file))
