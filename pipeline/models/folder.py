@@ -115,7 +115,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         pooling=_checked_pooling(settings, pooling), include_prompt=include_prompt or settings.pooling is not None or settings.template is not None,
         max_length=_max_length(path / transformer, config, own, settings.max_length), lower=bool(own.get("do_lower_case")),
         cuts=_cuts(path / transformer), template=settings.template, ends_sentences=settings.ensure_final_punctuation or bool(own.get(ENDS_SENTENCES)),
-        dim=0, weights=_weights(path, transformer), files={},
+        dim=0, weights=weights_of(path, transformer), files={},
     )
     _check_template(folder, settings)
     _check_recurrent(folder)
@@ -237,7 +237,7 @@ def _cuts(folder: Path) -> Side:
     return "start" if named == "left" else "end"
 
 
-def _weights(path: Path, transformer: str) -> tuple[str, ...]:
+def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
     """Weight files, relative to the folder: safetensors before .bin, one file before an index of several."""
     for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"):
         file = path / transformer / name

@@ -22,8 +22,8 @@ from pipeline.store.store import Entry, Store, open_store
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"       # model.safetensors as published
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_CONFIGS = ("*.json", "*.txt", "*.model", "*/config.json", "*/*.txt")
-_ENDINGS = (".json", ".txt", ".model", ".safetensors", ".bin", FREQUENCIES)
+_CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*/config.json", "*/*.txt")
+_ENDINGS = (".json", ".txt", ".model", ".spm", ".safetensors", ".bin", FREQUENCIES)
 _FILES, _SUMS = "files", "sums.json"
 _OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "coreml")
 
