@@ -25,9 +25,9 @@ from transformers import (
 
 SENTENCES = (
     "a man plays a guitar", "two dogs run over the grass", "a woman in a red coat reads a book", "the children eat ice cream at the beach", "a horse jumps over a fence",
-    "an old man sleeps on a bench in the park while a dog watches the birds", "people dance", "a cat",
+    "an old man sleeps in the park while a dog runs", "people dance", "a cat",
 )
-POSITIONS = 40
+POSITIONS = 48
 _SIZES: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
     "max_position_embeddings": POSITIONS, "init_std": 0.3,
