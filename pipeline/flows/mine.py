@@ -98,7 +98,7 @@ def _identity(job: Job, pairs: Pairs) -> str:
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     settings = job.train.mine.model_dump(mode="json", exclude={"enabled"})
     made = [job.index.model_dump(mode="json"), job.gates.recall_at_10, job.encode.vectors, job.encode.unit_rows]
-    columns = [pairs.settings.columns.get(role, role) for role in _ROLES]
+    columns = [*(pairs.settings.columns.get(role, role) for role in _ROLES), *([pairs.settings.missing] if pairs.settings.missing == "drop" else [])]
     return digest_of([_VERSION, NORMALIZER_VERSION, list(files.values()), columns, open_folder(job.encoder).space_id, settings, job.train.seed, made])[:24]
 
 

@@ -1,15 +1,18 @@
 """The training of an encoder: checked, given to workers on the cluster, and gone on with wherever an earlier command was stopped."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.errors import DataError
 from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.mine import check_mining, mine
 from pipeline.flows.training_group import group_of
 from pipeline.flows.training_plan import Plan, check_settings, open_dev, plan_of
 from pipeline.flows.training_rank import TrainRank
-from pipeline.flows.training_run import CHECKPOINTS, ResultRecord, RunFolder, RunRecord, open_run
+from pipeline.flows.training_rows import pinned
+from pipeline.flows.training_run import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
@@ -36,8 +39,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
     Before any worker starts: ConfigError for settings that cannot be, a name that another training has, or a cluster without room; DataError for rows that cannot be
     trained on; ModelError for the encoder. Later: DataError where numbers are not finite any more; TransientError when workers died more often than train.failures.
     """
-    job = job.model_copy(update={"encoder": _start(job)})
-    run = open_run(job.train, open_folder(job.encoder))
+    job, run = opened(job)
     run.check()
     if (result := run.result()) is not None:
         return Trained("unchanged", run, result)
@@ -46,7 +48,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         group = group_of(job.train, job.cluster)
         group.check(cluster)
         plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
-        begun = begin(run, plan, _named(job))
+        begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
         for other in holders(run.store, _LEASES):
             say(f"another command is at work on this training ({other}): each does all of it, and the end is the same")
         work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
@@ -54,6 +56,29 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
             group.run(work, bar)
             bar.reach(max(run.ended().steps - begun, 0))
     return Trained("trained", run, run.ended())
+
+
+def opened(job: Job) -> tuple[Job, RunFolder]:
+    """The job with the encoder that training starts from and the manifests that it reads, and the training's folder. A training that has not ended goes on with the
+    manifests that it began with."""
+    *begun, newest = pinned(job.train)
+    for settings in begun:
+        try:
+            one, run = _opened(job, settings)
+            record = RunRecord.left(run.store, RUN)
+        except DataError:                               # a unit of then is gone, or the record is another version's
+            continue
+        if record is not None and record.digest == run.digest and run.result() is None:
+            if settings != newest:
+                say(f"training {run.name} goes on with {', '.join(record.sources)}, though there is a later manifest")
+            return one, run
+    return _opened(job, newest)
+
+
+def _opened(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
+    job = job.model_copy(update={"train": settings})
+    job = job.model_copy(update={"encoder": _start(job)})
+    return job, open_run(settings, open_folder(job.encoder))
 
 
 def _start(job: Job) -> EncoderSettings:
@@ -93,11 +118,12 @@ def _with_negatives(job: Job, cluster: Cluster, stages: Stages) -> TrainSettings
     return job.train.model_copy(update={"data": mine(job, job.train.data, kept, cluster, stages)})
 
 
-def begin(run: RunFolder, plan: Plan, encoder: str) -> int:
-    """Put the training on record; steps that are done, which is said where there are any."""
+def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
+    """Put the training on record; steps that are done, which is said where there are any. sources: URIs of what is read."""
     counts = tuple(dict(each) for each in plan.counts)
     run.begin(RunRecord(
         name=run.name, digest=run.digest, definition=run.definition, encoder=encoder, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps,
+        sources=tuple(sources),
     ))
     done = max((int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")), default=0)
     if done:

@@ -64,7 +64,10 @@ def _report(run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outc
     from pipeline.train.metrics import read_metrics
 
     record = run.record()
-    sources = (Source(source.uri, counts["rows"], counts["unlabelled"], source.weight) for source, counts in zip(settings.data, record.counts, strict=True))
+    sources = (
+        Source(source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0))      # a training that an earlier version began has none
+        for source, counts in zip(settings.data, record.counts, strict=True)
+    )
     chosen = outcome.best.figure is not None and settings.dev.keep == "best"
     return Report(
         name=run.name, uri=run.store.uri, settings=settings, encoder=record.encoder, start_space=run.definition["encoder"]["space_id"], sources=tuple(sources),

@@ -34,6 +34,8 @@ class RunRecord(Stored):
     """what it starts from, as it was named"""
     counts: tuple[dict[str, int], ...]
     """rows of each source: in the files, and of them left out"""
+    sources: tuple[str, ...] = ()
+    """URIs of what was read; of a folder of manifests the one that was the newest"""
     steps_per_epoch: int
     steps: int
 
@@ -128,7 +130,7 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
 
 
 def _identity(source: PairSettings, files: list[SourceFile]) -> dict[str, Any]:
-    return source.model_dump(mode="json", exclude={"uri"}) | {"files": [_stamp(file) for file in files]}
+    return source.defining("uri") | {"files": [_stamp(file) for file in files]}
 
 
 def _stamp(file: SourceFile) -> list[Any]:

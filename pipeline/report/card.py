@@ -65,7 +65,7 @@ def _measured(report: Report) -> str:
 def _training(report: Report) -> str:
     train, order, optimizer = report.settings, report.settings.order, report.settings.optimizer
     objectives = "; ".join(term.name + (f" ({said})" if (said := options(term)) else "") for term in train.objective)
-    files = ", ".join(f"{_code(_short(source.uri))} ({source.rows - source.unlabelled:,} rows)" for source in report.sources)
+    files = ", ".join(f"{_code(_short(source.uri))} ({source.used:,} rows)" for source in report.sources)
     clip = "gradients as they are" if optimizer.clip is None else f"gradients cut to {optimizer.clip:g}"
     facts = [
         ("Start", f"{_code(_short(report.encoder))}{', new weights' if train.fresh else ''}, space {_code(report.start_space[:16])}"),
@@ -93,8 +93,8 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _short(uri: str) -> str:
-    """The last part of a path: a card travels, the folders of one machine do not. What is not below a folder of this machine stays whole."""
-    return uri.rstrip("/").rpartition("/")[2] if uri.startswith(("/", "~", ".", "file:")) else uri
+    """The last part of a path, of a manifest the last three: a card travels, the folders of one machine do not. What is no path of this machine stays whole."""
+    return "/".join(uri.rstrip("/").split("/")[-3 if uri.endswith(".json") else -1 :]) if uri.startswith(("/", "~", ".", "file:")) else uri
 
 
 def _code(text: str) -> str:

@@ -21,12 +21,18 @@ from pipeline.train.figures import Figures
 
 @dataclass(frozen=True)
 class Source:
-    """Files that were trained on. rows: in them; unlabelled: of these, left out."""
+    """Files that were trained on. rows: in them; unlabelled, missing: of these, left out without a label, or without a text."""
 
     uri: str
     rows: int
     unlabelled: int = 0
     weight: int = 1
+    missing: int = 0
+
+    @property
+    def used(self) -> int:
+        """Rows that were trained on."""
+        return self.rows - self.unlabelled - self.missing
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,8 @@ class Report:
 
     @property
     def rows(self) -> int:
-        """That were trained on: those without a label are none of them."""
-        return sum(source.rows - source.unlabelled for source in self.sources)
+        """That were trained on: those without a label, or left out without a text, are none of them."""
+        return sum(source.used for source in self.sources)
 
     @property
     def seconds(self) -> float:

@@ -33,9 +33,12 @@ class PairSettings(Settings):
     """Files with training rows, and which column has which role."""
 
     uri: str
-    """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one"""
+    """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one; or what `manta augment` left: a manifest (.json), or the folder augmented/<name> of them,
+    which stands for the newest one when the training begins"""
     columns: dict[str, str] = {}
     """role -> column, where the column is not called as its role"""
+    missing: Literal["blank", "drop"] = "blank"
+    """what a row does without one of the texts that are read: the text is one blank; or the row is left out and counted"""
     values: Values = Values()
     """what labels and scores mean"""
     weight: Annotated[int, Field(ge=1)] = 1
@@ -45,6 +48,10 @@ class PairSettings(Settings):
     @classmethod
     def _string_is_a_uri(cls, value: Any) -> Any:
         return {"uri": value} if isinstance(value, str) else value
+
+    def defining(self, *without: str) -> dict[str, Any]:
+        """Its values as JSON but those of some names. `missing` is among them only where it says drop: what began before there was the choice is to be found again."""
+        return self.model_dump(mode="json", exclude={*without, *(["missing"] if self.missing == "blank" else [])})
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -1,16 +1,20 @@
 """Training rows in Parquet files: columns by role, each row by its number, read a piece at a time."""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
-from pipeline.settings.training import PairSettings
+from pipeline.settings.training import TEXTS, PairSettings
+from pipeline.text.augmented import is_manifest, newest, units_of
 from pipeline.text.roles import converted, expected_type, has_type, labelled
 from pipeline.text.sources import SourceFile, explained, list_files, open_file
 
@@ -50,7 +54,7 @@ class Pairs:
     roles: tuple[str, ...]
     groups: tuple[Group, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
-    """rows: in the files; unlabelled: of them, left out"""
+    """rows: in the files; of them left out, unlabelled: without a label; missing: without a text, where `missing` says drop"""
 
     def __len__(self) -> int:
         return sum(group.kept for group in self.groups)
@@ -71,7 +75,7 @@ class Pairs:
         wanted = tuple(dict.fromkeys([*(roles or self.roles), *(["label"] if "label" in self.roles else [])]))      # which rows there are depends on it
         for span in spans:
             before = 0
-            for piece in _kept(self.settings, span.group, wanted):
+            for piece in _kept(self.settings, span.group, wanted, _whole(self.settings, self.roles)):
                 first, last = max(span.start - before, 0), min(span.stop - before, len(piece))
                 if last > first:
                     table = converted(piece.slice(first, last - first), self.settings.values, span.group.file.uri)
@@ -83,40 +87,68 @@ class Pairs:
 
 
 def open_pairs(settings: PairSettings, roles: Sequence[str], optional: Sequence[str] = ()) -> Pairs:
-    """The files with the columns of `roles`, and of those `optional` ones that all files have. Rows are counted by the footers; labels and scores are read and checked.
+    """The files with the columns of `roles`, and of those `optional` ones that all files have. Rows are counted by the footers; labels and scores are read and checked,
+    and where rows without a text are left out, those columns whose footers do not say enough.
 
     DataError for no file, no row, a column that is missing or of another type, a label outside the set, a score outside its range.
     """
     files = files_of(settings.uri)
-    schemas = [_schema(file) for file in files]
-    there = [role for role in optional if role not in roles and all(settings.columns.get(role, role) in schema.names for schema, _ in schemas)]
+    footers = [_footer(file) for file in files]
+    there = [role for role in optional if role not in roles and all(settings.columns.get(role, role) in footer.schema.names for footer in footers)]
     taken = (*roles, *there)
-    for file, (schema, _) in zip(files, schemas, strict=True):
-        _check(file, schema, settings, taken)
-    groups, first = [], 0
-    for file, (_, sizes) in zip(files, schemas, strict=True):
-        for number, rows in enumerate(sizes):
-            groups.append(_scanned(settings, Group(file, number, first, sum(sizes[:number]), rows), taken))
-            first += rows
-    pairs = Pairs(settings, taken, tuple(groups), {"rows": first, "unlabelled": first - sum(group.kept for group in groups)})
+    for file, footer in zip(files, footers, strict=True):
+        _check(file, footer.schema, settings, taken)
+    groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)
+    for file, footer in zip(files, footers, strict=True):
+        for number, rows in enumerate(footer.sizes):
+            group = Group(file, number, counts["rows"], sum(footer.sizes[:number]), rows)
+            groups.append(_scanned(settings, group, taken, footer.missing[number], counts))
+            counts["rows"] += rows
+    pairs = Pairs(settings, taken, tuple(groups), dict(counts))
     if not len(pairs):
-        raise DataError(settings.uri, "rows to train on", f"{first:,} rows, none of them with a label" if first else "no row", "check the files")
+        raise DataError(settings.uri, "rows to train on", _nothing(counts), "check the files")
     return pairs
 
 
 def files_of(uri: str) -> list[SourceFile]:
-    """The Parquet files with training rows at a URI, by name. DataError where there are none."""
+    """The Parquet files with training rows at a URI, by name; the units of a manifest of `manta augment`, or of the newest one of a folder, in their order. DataError
+    where there are none."""
+    manifest = uri if is_manifest(uri) else newest(uri)
+    if manifest is not None:
+        return units_of(manifest)
     try:
         return list_files(CorpusSettings(uri=uri, format="parquet"))
     except DataError as error:
         raise DataError(error.where, error.expected, error.found, "check the URI of the training rows") from None
 
 
-def _schema(file: SourceFile) -> tuple[pa.Schema, list[int]]:
-    """Columns, and rows of each row group, by the footer."""
+@dataclass(frozen=True)
+class _Footer:
+    """What a file says of itself. sizes: rows of each row group; missing: of each row group, column -> nulls; a column of which that is not said is not there."""
+
+    schema: pa.Schema
+    sizes: list[int]
+    missing: list[dict[str, int]]
+
+
+def _footer(file: SourceFile) -> _Footer:
     with explained(file.uri, ""), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
-        return opened.schema_arrow, [opened.metadata.row_group(number).num_rows for number in range(opened.metadata.num_row_groups)]
+        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+        return _Footer(opened.schema_arrow, [group.num_rows for group in groups], [_nulls(group) for group in groups])
+
+
+def _nulls(group: pq.RowGroupMetaData) -> dict[str, int]:
+    chunks = (group.column(place) for place in range(group.num_columns))
+    return {chunk.path_in_schema: chunk.statistics.null_count for chunk in chunks if chunk.statistics is not None and chunk.statistics.has_null_count}
+
+
+def _nothing(counts: Mapping[str, int]) -> str:
+    """Why there is no row, in words."""
+    if not counts["rows"]:
+        return "no row"
+    lacking = {"unlabelled": "with a label", "missing": "with every text"}
+    return f"{counts['rows']:,} rows, none of them {' and '.join(said for name, said in lacking.items() if counts[name])}"
 
 
 def _check(file: SourceFile, schema: pa.Schema, settings: PairSettings, roles: Sequence[str]) -> None:
@@ -131,19 +163,53 @@ def _check(file: SourceFile, schema: pa.Schema, settings: PairSettings, roles: S
             raise file.error(f"a column of {expected_type(role)} for the role {role}", found, "name another column in `columns`")
 
 
-def _scanned(settings: PairSettings, group: Group, roles: Sequence[str]) -> Group:
-    """The group with the number of its kept rows."""
-    wanted = [role for role in _SCANNED if role in roles]
-    if not wanted:
-        return group
-    kept = 0
-    for piece in _kept(settings, group, wanted):
-        kept += len(converted(piece, settings.values, group.file.uri))
-    return replace(group, kept=kept)
+def _scanned(settings: PairSettings, group: Group, roles: Sequence[str], missing: Mapping[str, int], counts: Counter[str]) -> Group:
+    """The group with the number of its kept rows; what is left out is added to `counts`. missing: nulls by column, by the footer: often nothing has to be read."""
+    checked = [role for role in _SCANNED if role in roles]
+    nulls = {role: missing.get(settings.columns.get(role, role)) for role in _whole(settings, roles)}
+    told = None if checked else _told(group.kept, [count for count in nulls.values() if count != 0])
+    left_out = Counter(missing=told) if told is not None else _left_out(settings, group, checked, [role for role, count in nulls.items() if count != 0])
+    counts.update(left_out)
+    return replace(group, kept=group.kept - left_out.total())
 
 
-def _kept(settings: PairSettings, group: Group, roles: Sequence[str]) -> Iterator[pa.Table]:
-    """Kept rows of a group as the file has them, columns named by role, and `row`: its number in the file."""
+def _told(rows: int, nulls: Sequence[int | None]) -> int | None:
+    """Of so many rows those that lack one of some texts, where that follows from how many lack each of them (null: not known)."""
+    if not nulls or rows in nulls:
+        return rows if nulls else 0
+    return nulls[0] if len(nulls) == 1 else None
+
+
+def _left_out(settings: PairSettings, group: Group, checked: Sequence[str], whole: Sequence[str]) -> Counter[str]:
+    """Rows that are left out and why. DataError for a wrong value of a row that is kept."""
+    found = Counter(unlabelled=group.kept, missing=0)
+    for piece in _labelled(settings, group, (*checked, *whole)):
+        kept = _with(piece, whole)
+        converted(kept.select([*checked, "row"]), settings.values, group.file.uri)
+        found.update(unlabelled=-len(piece), missing=len(piece) - len(kept))
+    return found
+
+
+def _whole(settings: PairSettings, roles: Sequence[str]) -> list[str]:
+    """Roles without whose text a row is left out."""
+    return [role for role in roles if role in TEXTS] if settings.missing == "drop" else []
+
+
+def _kept(settings: PairSettings, group: Group, roles: Sequence[str], whole: Sequence[str]) -> Iterator[pa.Table]:
+    """Kept rows of a group as the file has them, columns named by role, and `row`: its number in the file. whole: roles of which a kept row has every text."""
+    for piece in _labelled(settings, group, tuple(dict.fromkeys([*roles, *whole]))):
+        yield _with(piece, whole).select([*roles, "row"])
+
+
+def _with(piece: pa.Table, whole: Sequence[str]) -> pa.Table:
+    """The rows that have a text of each of these roles."""
+    if not any(piece[role].null_count for role in whole):
+        return piece
+    return piece.filter(reduce(pc.and_, (pc.is_valid(piece[role]) for role in whole)))
+
+
+def _labelled(settings: PairSettings, group: Group, roles: Sequence[str]) -> Iterator[pa.Table]:
+    """The group's rows, those without a label left out if it is read, columns named by role, and `row`."""
     with explained(group.file.uri, ""), open_file(group.file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
         if group.number >= opened.metadata.num_row_groups:

@@ -50,7 +50,7 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 
 def _files(train: TrainSettings) -> list[object]:
     columns, optional, _ = roles_of(train)
-    stamps = [[source.model_dump(mode="json", exclude={"weight"}), [[file.name, file.size, file.stamp] for file in files_of(source.uri)]] for source in train.data]
+    stamps = [[source.defining("weight"), [[file.name, file.size, file.stamp] for file in files_of(source.uri)]] for source in train.data]
     return [columns, optional, stamps]
 
 

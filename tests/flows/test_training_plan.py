@@ -23,7 +23,7 @@ def plan(folder: Path, *overrides: str) -> Plan:
 def test_steps_follow_from_rows_epochs_and_batch(tmp_path: Path, overrides: tuple[str, ...], steps: int):
     found = plan(tmp_path, *overrides)
     assert found.steps == steps
-    assert found.counts == ({"rows": 96, "unlabelled": 0},)
+    assert found.counts == ({"rows": 96, "unlabelled": 0, "missing": 0},)
 
 
 @pytest.mark.parametrize("rows", [17, 31, 96, 97])

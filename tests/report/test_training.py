@@ -108,3 +108,10 @@ def test_a_training_that_made_nothing_better_says_so():
 def test_what_comes_from_outside_is_escaped():
     page = render(replace(FULL, name="<b>&", uri="/a<script>", sources=(Source("x<i>y", 1),), doubts=("<u>",), lines=(line(10, parts={"<s>": 1.0, "b": 2.0}),)))
     assert not re.search(r"<b>|<script>|<i>|<u>|<s>", page)
+
+
+def test_rows_left_out_without_a_text_are_told_where_there_are_any():
+    assert "without a text" not in render(FULL)
+    page = render(replace(FULL, sources=(Source("augmented/main/00000001.json", 6_512, 112, missing=400),)))
+    assert "without a text" in page
+    assert "6,000 rows" in page

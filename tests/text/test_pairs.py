@@ -43,7 +43,7 @@ def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are
     assert found["label"] == [0, 2, 1, 0]
     assert found["row"] == [0, 2, 3, 4]
     assert found["premise"] == [texts[row] for row in found["row"]]
-    assert (len(pairs), pairs.counts) == (4, {"rows": 8, "unlabelled": 4})
+    assert (len(pairs), pairs.counts) == (4, {"rows": 8, "unlabelled": 4, "missing": 0})
 
 
 @pytest.mark.parametrize(("labels", "found"), [
@@ -78,6 +78,41 @@ def test_a_missing_text_is_one_blank_and_counted(tmp_path: Path):
     by_row = {int(row): (anchor, positive) for row, anchor, positive in zip(rows.rows, rows.columns["anchor"], rows.columns["positive"], strict=True)}
     assert by_row == {0: ("a", "x"), 1: (" ", "y"), 2: ("c", " ")}
     assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}                       # two rows have the blank in common
+
+
+def scattered(rows: int, share: float, rng: np.random.Generator) -> list[str | None]:
+    return [None if lacks else f"text {row}" for row, lacks in enumerate(rng.random(rows) < share)]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("shares", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)])
+def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(tmp_path: Path, shares: tuple[float, ...], statistics: bool):
+    rng = np.random.default_rng(len(shares))
+    columns = {name: scattered(40, share, rng) for name, share in zip(("a", "b", "unread"), shares, strict=True)} | {"whole": [f"{row}" for row in range(40)]}
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    pq.write_table(pa.table(columns, schema=schema), tmp_path / "x.parquet", row_group_size=7, write_statistics=statistics)
+    settings = PairSettings(uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "whole"}, missing="drop")
+    expected = [row for row in range(40) if columns["a"][row] is not None and columns["b"][row] is not None]
+    if not expected:
+        with pytest.raises(DataError, match="rows to train on, found 40 rows, none of them with every text;"):
+            open_pairs(settings, ["anchor", "positive", "negative"])
+        return
+    pairs = open_pairs(settings, ["anchor", "positive", "negative"])
+    assert (len(pairs), pairs.counts) == (len(expected), {"rows": 40, "unlabelled": 0, "missing": 40 - len(expected)})
+    assert whole(pairs) == {role: [columns[name][row] for row in expected] for role, name in settings.columns.items()} | {"row": expected}
+    assert pa.concat_tables(pairs.read(pairs.spans(), ["negative"])).to_pydict() == {"negative": [str(row) for row in expected], "row": expected}
+    order = ShuffledOrder(pairs, OrderSettings(batch_rows=1, window_rows=5))
+    epoch = [next(batches).rows[0] for batches in [share_of(order, 0)] for _ in expected]
+    assert sorted(epoch) == expected
+
+
+def test_a_row_without_a_label_is_not_counted_as_one_without_a_text_and_its_score_may_be_wrong(tmp_path: Path):
+    uri = written(tmp_path / "x.parquet", {"premise": ["a", None, None, "d", "e"], "hypothesis": ["a", "b", "c", None, "e"], "label": [0, -1, 1, 2, -1]}, group=2)
+    pairs = open_pairs(PairSettings(uri=uri, missing="drop"), NLI)
+    assert (len(pairs), pairs.counts) == (1, {"rows": 5, "unlabelled": 2, "missing": 2})
+    assert whole(pairs) == {"premise": ["a"], "hypothesis": ["a"], "label": [0], "row": [0]}
+    uri = written(tmp_path / "y.parquet", {"sentence1": ["a", None, "c"], "sentence2": ["a", "b", "c"], "score": [1.0, None, 2.0]})
+    assert whole(open_pairs(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"]))["score"] == [0.2, 0.4]
 
 
 def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):

@@ -1,0 +1,28 @@
+"""Manifests of augmented units, made by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.store.augmented import Augmented, Series
+from pipeline.store.store import Store
+from pipeline.store.units import FileRef, UnitRecord, stored_by_content
+
+
+def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
+    """A unit of these columns, named by its content."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, row_group_size=10)
+    made = stored_by_content(store, sink.getvalue().to_pybytes(), "units/augmented/0123/unit", ".parquet", rows=len(next(iter(columns.values()))))
+    return UnitRecord(name=made.path.removesuffix(".parquet"), path=made.path, rows=made.rows, bytes=made.bytes, sha256=made.sha256)
+
+
+def write_manifest(store: Store, name: str, units: Sequence[dict[str, Any]]) -> str:
+    """The URI of the next manifest of that name."""
+    series = Series(store, name)
+    number, _ = series.newest()
+    records = tuple(write_unit(store, unit) for unit in units)
+    manifest = Augmented(stage="augmented", units=records, labels=("zh", "de"), corpus=FileRef(path="corpora/none.json", sha256="0" * 64), corpus_digest="")
+    return store.uri_of(series.path(series.add(manifest, number)))
