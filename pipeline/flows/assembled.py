@@ -20,12 +20,12 @@ from pipeline.flows.units import progress
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.augment import AugmentSettings
 from pipeline.store.dead import Dead
-from pipeline.store.schema import KEY, kept_name
+from pipeline.store.schema import KEY, carried_name, kept_name
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record
 
 _ROWS = 2_048                   # judged together: the encoder fills its buffers
-_OWN = ("id", "text", "text_key", "file", "row")
+_OWN = ("id", "text", "text_key", "file", "row", carried_name("text"))      # the last: what the text was before it was normalised
 
 Edit = Callable[[Words, np.random.Generator], Words]
 

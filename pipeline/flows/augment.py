@@ -12,11 +12,11 @@ from pipeline.augment.keep import check_keep
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError
 from pipeline.flows.assembled import AssembleUnit, columns_of
-from pipeline.flows.cluster import Cluster, connect
+from pipeline.flows.cluster import Cluster, connect, is_local
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.made import MakeUnit, makings, rows_of, waiting
 from pipeline.flows.night import fill_corpus
-from pipeline.flows.process import arithmetic
+from pipeline.flows.process import arithmetic, standing_by
 from pipeline.flows.units import map_units
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
@@ -30,6 +30,7 @@ from pipeline.text.ingest import Parent, corpus_digest, ingest, record_path
 from pipeline.text.sources import list_files
 
 _FORMAT = 1                     # of the units written here
+_TRANSLATION, _EDITS = 10, 20   # what a model makes of a text takes so many times as long as its vector; so many edits take as long
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         say(f"another command is at work on {series.folder} ({other}): the one that ends first leaves the manifest")
     with lease(store, series.folder):
         corpus, parent = _ingested(job, store, before, stages)
-        with connect(job.cluster, stages, verbose=verbose) as cluster:
+        with standing_by(making.is_small(store, corpus)) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
             worked = making.models(store, corpus, parent, cluster, stages)
             units = making.assembled(store, corpus, cluster, stages)
         manifest = making.manifest(store, corpus, units)
@@ -102,7 +103,8 @@ def _checked(job: Job) -> tuple[Named, ...]:
     labels = [label for each in named for label in each.labels]
     if twice := sorted(label for label, count in Counter(labels).items() if count > 1):
         raise ConfigError("augment.variants", "names that give each column once", f"{', '.join(twice)} twice", "rename one of them")
-    taken = {"text", "text_key", *(column for label in labels for column in columns_of(label))} & {job.corpus.id, *job.corpus.keep}
+    own = {"text_key", *(["text"] if job.corpus.text != "text" else []), *(column for label in labels for column in columns_of(label))}
+    taken = own & {job.corpus.id, *job.corpus.keep}
     if taken:
         raise ConfigError("corpus.keep", f"names other than {', '.join(sorted(taken))}, which the augmented units use", "these", "rename the column")
     for each, keep in zip(named, keeps(named, job.augment), strict=True):
@@ -177,6 +179,13 @@ class _Making:
     def folder(self) -> str:
         """Of the units of variants."""
         return f"units/augmented/{self.digest[:16]}"
+
+    def is_small(self, store: Store, corpus: Corpus) -> bool:
+        """Whether one process of this machine is done before Ray has started."""
+        todo = sum(rows_of(list(waiting(store, folder, corpus.units))) for folders in self.folders.values() for folder in folders)
+        vectors = len(self.named) * corpus.rows if measures(self.named, self.job.augment) else 0
+        edits = len(self.named) * corpus.rows // _EDITS
+        return is_local(self.job.cluster) and _TRANSLATION * todo + vectors + edits <= self.job.cluster.small_rows
 
     def models(self, store: Store, corpus: Corpus, parent: Corpus | None, cluster: Cluster, stages: Stages) -> tuple[Worked, ...]:
         """Every unit of the corpus taken through the models of each augmenter; what that took."""

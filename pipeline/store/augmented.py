@@ -60,7 +60,11 @@ class Series:
     def newest(self) -> tuple[int, Augmented | None]:
         """(its number, the manifest); (0, None) before the first. DataError for one that is damaged."""
         number = max(self.numbers(), default=0)
-        return number, Augmented.load(self.store, self.path(number)) if number else None
+        return number, self.get(number) if number else None
+
+    def get(self, number: int) -> Augmented:
+        """That manifest. DataError for one that is damaged."""
+        return Augmented.from_json(self.store.read(self.path(number)), self.store.uri_of(self.path(number)))
 
     def add(self, manifest: Augmented, after: int) -> int:
         """The number that the manifest has from now on, the one behind `after`, which was the newest when the run began. TransientError where another run took it."""
