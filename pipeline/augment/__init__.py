@@ -142,6 +142,9 @@ class ModelAugmenter(Augmenter):
         for leg in self.legs():
             leg.check()
 
+    def identity(self) -> JsonValue:
+        return [leg.identity() for leg in self.legs()]
+
 
 @dataclass(frozen=True)
 class Named:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from pipeline.augment import WordAugmenter
 from pipeline.augment.nearest import Nearest, check_vectors
 from pipeline.augment.thesaurus import read_thesaurus
-from pipeline.augment.words import STOP_WORDS, parted
+from pipeline.augment.words import STOP_WORDS, in_full, parted
 from pipeline.config import Settings
 from pipeline.errors import ConfigError
 from pipeline.store.cache import digest_of_file
@@ -40,6 +40,11 @@ class SynonymSettings(Settings):
     @classmethod
     def _string_is_a_thesaurus(cls, value: Any) -> Any:
         return {"thesaurus": value} if isinstance(value, str) else value
+
+    @field_validator("thesaurus", "vectors")
+    @classmethod
+    def _anywhere(cls, value: str | None) -> str | None:
+        return value if value is None else in_full(value)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -1,8 +1,10 @@
-"""What methods that edit words share: how many of them, which places, which words carry no content, and how one word takes the place of another."""
+"""What methods that edit words share: how many of them, which places, which words carry no content, how one word takes the place of another,
+and where a file is."""
 
 import functools
 import re
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 
@@ -55,6 +57,12 @@ def cased_like(word: str, other: str) -> str:
     if len(word) > 1 and word.isupper():
         return other.upper()
     return other[:1].upper() + other[1:] if word[:1].isupper() else other
+
+
+def in_full(path: str) -> str:
+    """The same file or folder for a worker, whose working directory may be another; a URI, and what is not there, as it is."""
+    place = Path(path).expanduser()
+    return str(place.resolve()) if "://" not in path and place.exists() else path
 
 
 def _is_sign(character: str) -> bool:

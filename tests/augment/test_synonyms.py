@@ -65,6 +65,15 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path, monkeypatch, kind, path):
             ask()
 
 
+def test_a_relative_path_is_the_same_file_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_thesaurus(tmp_path)
+    edit = method("synonym", synonyms="thesaurus.tsv")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert pickle.loads(pickle.dumps(edit)).meaning()("dog") is not None
+
+
 def test_what_is_wrong_with_a_file_is_found_before_the_work(tmp_path):
     with pytest.raises(DataError, match="line 1"):
         method("eda", synonyms=str(write_thesaurus(tmp_path, {"dog": ""}))).check()

@@ -1,0 +1,192 @@
+"""What every method keeps to, whatever it makes of a text."""
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from pipeline.augment import AUGMENTERS, Augmenter, Made, ModelAugmenter, Source, WordAugmenter, Words, draws
+from pipeline.config import canonical, validated
+from pipeline.device import Device
+from pipeline.errors import ConfigError
+from pipeline.settings.augment import AugmentSettings
+from tests.augment.edits import SENTENCES, write_thesaurus
+from tests.models.folders import folder_of_language_model
+
+Options = dict[str, JsonValue]
+EVAL_MODELS = os.environ.get("MANTA_EVAL_MODELS")
+TEXTS = (*SENTENCES, ["..."], ["a"] * 5, [f"word{number}" for number in range(300)], ["«Ärger»", "déjà", "vu", "हिन्दी", "日本", "-", "don't", "3.14", "A.B."])
+
+pytestmark = pytest.mark.parametrize("name", AUGMENTERS.names())
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method cannot do without. files: puts them into a folder; options: those that name them there."""
+
+    files: Callable[[Path], object]
+    options: Callable[[Path], Options]
+
+
+def copy_translators(folder: Path) -> None:
+    if EVAL_MODELS is None:
+        pytest.skip("it needs trained models: set MANTA_EVAL_MODELS")
+    for pair in ("en-de", "de-en"):
+        shutil.copytree(Path(EVAL_MODELS, f"translation-{pair}"), folder / pair)
+
+
+SYNONYMS = Needs(write_thesaurus, lambda folder: {"synonyms": str(folder / "thesaurus.tsv")})
+NEEDED = {
+    "synonym": SYNONYMS, "insert": SYNONYMS, "eda": SYNONYMS,
+    "masked_lm": Needs(lambda folder: folder_of_language_model(folder / "model"), lambda folder: {"model": str(folder / "model")}),
+    "back_translation": Needs(copy_translators, lambda folder: {"legs": [{"path": str(folder / pair)} for pair in ("en-de", "de-en")]}),
+}
+NOTHING = Needs(lambda folder: None, lambda folder: {})
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """The folder of a method's files, made once."""
+    top, done = tmp_path_factory.mktemp("methods"), set[str]()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MANTA_CACHE", str(top / "cache"))
+
+        def folder(name: str) -> Path:
+            if name not in done:
+                (top / name).mkdir(exist_ok=True)
+                NEEDED.get(name, NOTHING).files(top / name)
+                done.add(name)
+            return top / name
+
+        yield folder
+
+
+@pytest.fixture
+def options(name: str, kept: Callable[[str], Path]) -> Options:
+    return NEEDED.get(name, NOTHING).options(kept(name))
+
+
+def made(name: str, options: Options) -> Augmenter:
+    return validated(AUGMENTERS[name], options, name)
+
+
+def edited(augmenter: WordAugmenter, rows: list[tuple[int, int]]) -> list[Words]:
+    """A variant of each (place in TEXTS, number)."""
+    edit = augmenter.start()
+    return [edit(TEXTS[place], draws(0, augmenter.__class__.__name__, place, number)) for place, number in rows]
+
+
+def test_it_says_what_it_makes_and_what_its_options_are(name: str):
+    kind = AUGMENTERS[name]
+    assert kind.__doc__
+    assert issubclass(kind, WordAugmenter | ModelAugmenter)
+    assert [field for field, known in kind.model_fields.items() if not known.description] == []
+
+
+def test_it_builds_from_what_it_needs_and_travels(name: str, options: Options):
+    augmenter = made(name, options)
+    augmenter.check()
+    other = pickle.loads(pickle.dumps(augmenter))
+    assert other == augmenter == made(name, options)
+    assert canonical(other.identity()) == canonical(augmenter.identity())
+    assert other.variants == augmenter.variants >= 1
+
+
+def test_an_unknown_option_is_refused(name: str, options: Options):
+    with pytest.raises(ConfigError, match="colour"):
+        made(name, {**options, "colour": "red"})
+
+
+def test_it_is_known_by_the_content_of_its_files_not_by_their_place(name: str, options: Options, kept: Callable[[str], Path], tmp_path: Path):
+    files = [file for file in kept(name).rglob("*") if file.suffix in (".tsv", ".safetensors")]
+    if not files:
+        pytest.skip("it names no files")
+    first = canonical(made(name, options).identity())
+    copy = Path(shutil.copytree(kept(name), tmp_path / "copy"))
+    assert canonical(made(name, NEEDED[name].options(copy)).identity()) == first
+    assert str(copy).encode() not in first
+    for file in files:
+        place = copy / file.relative_to(kept(name))
+        content = bytearray(place.read_bytes())
+        content[-3] ^= 1
+        place.write_bytes(content)
+        assert canonical(made(name, NEEDED[name].options(copy)).identity()) != first
+        shutil.copy(file, place)
+
+
+def test_words_stay_words_and_at_least_one_is_left(name: str, options: Options):
+    augmenter = of_words(name, options)
+    before = pickle.dumps(TEXTS)
+    for variant in edited(augmenter, [(place, number) for place in range(len(TEXTS)) for number in range(30)]):
+        assert variant
+        assert all(word and word.split() == [word] for word in variant)
+    assert pickle.dumps(TEXTS) == before
+
+
+def test_a_variant_is_a_list_of_its_own(name: str, options: Options):
+    edit = of_words(name, options).start()
+    for number in range(20):
+        words = list(SENTENCES[1])
+        edit(words, draws(number)).append("more")
+        assert words == SENTENCES[1]
+
+
+def test_words_follow_from_the_draws_alone(name: str, options: Options):
+    augmenter = of_words(name, options)
+    rows = [(place, number) for place in range(len(TEXTS)) for number in range(10)]
+    expected = dict(zip(rows, edited(augmenter, rows), strict=True))
+    order = [rows[place] for place in np.random.default_rng(0).permutation(len(rows))]
+    assert edited(pickle.loads(pickle.dumps(augmenter)), order) == [expected[row] for row in order]
+
+
+def test_variants_of_a_text_differ(name: str, options: Options):
+    augmenter = of_words(name, options)
+    assert made(name, {**options, "count": 3}).variants == 3
+    found = edited(augmenter, [(0, number) for number in range(40)])
+    assert len({tuple(variant) for variant in found}) > 1
+
+
+def test_its_models_make_what_they_say(name: str, options: Options):
+    augmenter = of_models(name, options)
+    legs = augmenter.legs()
+    assert augmenter.variants == np.prod([leg.makes for leg in legs])
+    assert all(leg.title and leg.model.path for leg in legs)
+    assert pickle.loads(pickle.dumps(legs)) == legs
+    assert taken_through(augmenter, range(6)) == taken_through(augmenter, range(6))
+
+
+def taken_through(augmenter: ModelAugmenter, places: Any) -> list[Made]:
+    """The first text of each place after all models."""
+    sources = [Source(" ".join(SENTENCES[place]), bytes([place])) for place in places]
+    found: list[Made] = []
+    for leg in augmenter.legs():
+        model = leg.start(Device("cpu"), AugmentSettings())
+        done = dict(model(sources))
+        assert sorted(done) == list(range(len(sources)))
+        for one in done.values():
+            assert (len(one.texts) == leg.makes) if one.reason is None else not one.texts
+        assert model.effort.tokens_in > 0
+        found = [done[place] for place in range(len(sources))]
+        sources = [Source((one.texts or ("",))[0], source.key) for one, source in zip(found, sources, strict=True)]
+    return found
+
+
+def of_words(name: str, options: Options) -> WordAugmenter:
+    augmenter = made(name, options)
+    if not isinstance(augmenter, WordAugmenter):
+        pytest.skip("it edits no words")
+    return augmenter
+
+
+def of_models(name: str, options: Options) -> ModelAugmenter:
+    augmenter = made(name, options)
+    if not isinstance(augmenter, ModelAugmenter):
+        pytest.skip("it needs no models")
+    return augmenter

@@ -1,0 +1,211 @@
+"""Words become guesses of a masked language model: those that transformers gives for the same masks, whatever else is in the batch."""
+
+import pickle
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy.stats import chisquare
+
+from pipeline.augment import Made, Source
+from pipeline.augment.guessing import Guessing
+from pipeline.augment.masked_lm import MaskedLM
+from pipeline.augment.words import parted
+from pipeline.config import validated
+from pipeline.device import Device
+from pipeline.errors import ModelError
+from pipeline.settings.augment import AugmentSettings
+from tests.models.folders import LONG, TEXTS, edit_json, folder_of_language_model
+
+FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "electra")
+SENTENCE = "A man reads the book, and two dogs run on the grass."
+SENTENCES = (SENTENCE, "The girl cleans a window.", "Dogs", "", "... --", "the cat's café — déjà vu!", *TEXTS[:2], "the lazy dog " * 6)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Models that say something: random biases and tables that are not nearly 0."""
+    top = tmp_path_factory.mktemp("models")
+    return {family: spread(folder_of_language_model(top / family, family=family)) for family in FAMILIES}
+
+
+def spread(path: Path) -> Path:
+    torch.manual_seed(1)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(path)
+    return path
+
+
+def working(path: Path | str, *, seed: int = 0, batch_tokens: int = 512, **options: object) -> Guessing:
+    augmenter = validated(MaskedLM, {"model": {"path": str(path), "batch_tokens": batch_tokens}, **options}, "masked_lm")
+    augmenter.check()
+    found = pickle.loads(pickle.dumps(augmenter)).legs()[0].start(Device("cpu"), AugmentSettings(seed=seed))
+    assert isinstance(found, Guessing)
+    return found
+
+
+def made(model: Guessing, texts: Sequence[str] = SENTENCES, keys: Sequence[bytes] | None = None) -> list[Made]:
+    """In the order of the texts; each comes once."""
+    sources = [Source(text, key) for text, key in zip(texts, keys or [bytes([place]) for place in range(len(texts))], strict=True)]
+    found = list(model(sources))
+    assert sorted(place for place, _ in found) == list(range(len(texts)))
+    return [one for _, one in sorted(found, key=lambda each: each[0])]
+
+
+def changed(text: str, variant: str) -> list[tuple[str, str]]:
+    """Words of the text with those that stand there now."""
+    words, others = text.split(), variant.split()
+    assert len(words) == len(others)
+    return [(word, other) for word, other in zip(words, others, strict=True) if word != other]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_likeliest_guess_is_that_of_transformers_for_one_mask_in_the_place_of_the_word(folders, family):
+    path = folders[family]
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(path), transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
+    guessing = working(path, top_k=1, share=0.01)
+    for one, text in zip(made(guessing), SENTENCES, strict=True):
+        (variant,) = one.texts
+        if not any(parted(word)[1] for word in text.split()):
+            assert variant == text
+            continue
+        ((word, other),) = changed(text, variant)
+        place = next(place for place, (old, new) in enumerate(zip(text.split(), variant.split(), strict=True)) if old != new)
+        match = list(re.finditer(r"\S+", text))[place]
+        before, core, behind = parted(word)
+        first, last = match.start() + len(before), match.end() - len(behind)
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        ids, at = list[int](), -1
+        for number, (begin, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            if begin < last and end > first:
+                at = len(ids) if at < 0 else at
+                ids += [tokenizer.mask_token_id] if at == len(ids) else []
+            else:
+                ids.append(number)
+        with torch.no_grad():
+            ranked = model(input_ids=torch.tensor([ids])).logits[0, at].argsort(descending=True).tolist()
+        words = (whole_word(tokenizer, family, number) for number in ranked if number < len(tokenizer))
+        assert parted(other)[1].casefold() == next(word for word in words if word and word != core.casefold())
+
+
+def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, number: int) -> str | None:
+    """The case-folded word that a token is; None for a piece of one, for signs and for what is special."""
+    token = tokenizer.convert_ids_to_tokens(number)
+    if number in tokenizer.all_special_ids or not (token.startswith("Ġ") if family == "roberta" else not token.startswith("##")):
+        return None
+    word = tokenizer.decode([number]).strip() if family == "roberta" else token
+    return word.casefold() if word.isalnum() and not word.isnumeric() else None
+
+
+@pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
+def test_so_many_words_change_and_signs_and_capitals_stay(folders, share):
+    for one, text in zip(made(working(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True):
+        words = [word for word in text.split() if parted(word)[1]]
+        for variant in one.texts:
+            found = changed(text, variant)
+            assert len(found) == (max(1, round(share * len(words))) if words else 0)
+            for word, other in found:
+                (before, core, behind), (left, guess, right) = parted(word), parted(other)
+                assert (left, right) == (before, behind)
+                assert guess.casefold() != core.casefold()
+                assert not (core[0].isupper() and guess[0].islower() and guess[0].upper() != guess[0])
+
+
+def test_the_same_word_may_come_back_where_that_is_asked(folders):
+    same = made(working(folders["bert"], other=False, top_k=None, temperature=50.0, share=1.0, count=20), ["the dog"] * 10)
+    assert any("the" in variant.split() or "dog" in variant.split() for one in same for variant in one.texts)
+
+
+def test_variants_do_not_depend_on_order_neighbours_or_batches(folders):
+    texts, keys = [*SENTENCES, *TEXTS], [bytes([place, 7]) for place in range(len(SENTENCES) + len(TEXTS))]
+    expected = made(working(folders["bert"], count=3), texts, keys)
+    order = np.random.default_rng(0).permutation(len(texts)).tolist()
+    assert made(working(folders["bert"], count=3), [texts[place] for place in order], [keys[place] for place in order]) == [expected[place] for place in order]
+    model = working(folders["bert"], count=3, batch_tokens=100)
+    assert [made(model, [text], [key])[0] for text, key in zip(texts, keys, strict=True)] == expected
+
+
+def test_seed_key_and_number_draw(folders):
+    texts = [SENTENCE] * 3
+    (first, second, third) = made(working(folders["bert"], count=6, top_k=None), texts, [b"a", b"b", b"a"])
+    assert first == third != second
+    assert len(set(first.texts)) > 1
+    assert made(working(folders["bert"], count=2, top_k=None), [SENTENCE], [b"a"])[0].texts == first.texts[:2]
+    assert made(working(folders["bert"], count=6, top_k=None, seed=1), [SENTENCE], [b"a"])[0] != first
+
+
+def test_guesses_are_drawn_by_their_probability(folders):
+    options = {"top_k": 4, "temperature": 2.0}
+    (one,) = made(working(folders["bert"], count=2_000, **options), ["Dogs"])
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(folders["bert"]), transformers.AutoModelForMaskedLM.from_pretrained(folders["bert"]).eval()
+    with torch.no_grad():
+        logits = model(**tokenizer("[MASK]", return_tensors="pt")).logits[0, 1]
+    words = {number: token for token, number in tokenizer.get_vocab().items() if token[0] not in "#[" and token.isalpha() and token.casefold() != "dogs"}
+    best = sorted(words, key=lambda number: -logits[number].item())[:4]
+    expected = torch.softmax(logits[best].double() / 2.0, 0) * 2_000
+    counts = Counter(variant.casefold() for variant in one.texts)
+    assert set(counts) <= {words[number].casefold() for number in best}
+    found = [counts[words[number].casefold()] for number in best]
+    assert chisquare(found, expected.numpy()).pvalue > 0.001
+
+
+def test_a_text_that_is_too_long_says_so_and_the_others_are_made(folders):
+    first, long, last = made(working(folders["bert"]), [SENTENCE, LONG, SENTENCE], [b"a", b"b", b"a"])
+    assert long == Made(reason="too_long_for_model")
+    assert first == last
+    assert first.texts
+
+
+def test_effort_adds_up(folders):
+    model = working(folders["bert"], count=2)
+    made(model)
+    made(model, [SENTENCE])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
+    assert model.effort.texts == len([text for text in SENTENCES if any(parted(word)[1] for word in text.split())]) + 1
+    assert 0 < model.effort.tokens_in <= 2 * sum(len(tokenizer(text)["input_ids"]) for text in (*SENTENCES, SENTENCE))
+    assert model.effort.tokens_out >= 2 * model.effort.texts
+    assert model.effort.padding > 0
+    assert model.effort.seconds > 0
+
+
+def test_an_encoder_without_a_head_is_refused_before_any_worker_starts():
+    with pytest.raises(ModelError, match="head over words") as error:
+        working("all-MiniLM-L6-v2")
+    assert error.value.exit_code == 4
+
+
+def test_weights_without_a_head_are_refused_whatever_the_folder_says(folders, tmp_path):
+    path = tmp_path / "bare"
+    transformers.AutoModel.from_pretrained(folders["bert"]).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folders["bert"] / name, path)
+    edit_json(path / "config.json", architectures=["BertForMaskedLM"])
+    with pytest.raises(ModelError, match="weights without cls"):
+        working(path)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ModelError):
+        working(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        working(tmp_path)
+
+
+def test_it_is_known_by_the_model_and_what_decides_alone(folders, tmp_path):
+    def identity(path: Path, **options: object) -> object:
+        return validated(MaskedLM, {"model": {"path": str(path), **options.pop("model", {})}, **options}, "masked_lm").identity()
+
+    first = identity(folders["bert"])
+    assert identity(shutil.copytree(folders["bert"], tmp_path / "copy")) == first
+    assert identity(folders["bert"], model={"batch_tokens": 64, "workers": 3}, together=False) == first
+    assert identity(folders["bert"], share=0.3) != first
+    assert identity(folders["distilbert"]) != first
