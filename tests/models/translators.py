@@ -117,7 +117,7 @@ FAMILIES: dict[str, Callable[[Path], tuple[Any, Any]]] = {
 }
 LANGUAGES: dict[str, dict[str, str]] = {
     "marian": {"prefix": ">>deu<< "}, "m2m100": {"source": "en", "target": "de"}, "nllb": {"source": "eng_Latn", "target": "deu_Latn"},
-    "mbart50": {"source": "en_XX", "target": "de_DE"}, "mbart25": {"source": "en_XX", "target": "de_DE"}, "t5": {"prefix": "people dance a cat "},
+    "mbart50": {"source": "en_XX", "target": "de_DE"}, "mbart25": {"source": "en_XX", "target": "de_DE"}, "t5": {"prefix": "people dance a man "},
 }
 
 
