@@ -74,9 +74,9 @@ def installs() -> list[list[str]]:
 def test_everything_is_installed_under_the_constraints_with_extras_that_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = [line[-1] for line in installs()]
-    assert wanted == ["torch", f"{HOME}[cpu,cluster]", "torch", f"{HOME}[gpu,cluster]"]
+    assert wanted == ["torch", f"{HOME}[cpu,cluster,augment,lora,watch]", "torch", f"{HOME}[gpu,cluster,augment,lora,watch]"]
     assert all(line[:2] == ["-c", f"{HOME}/constraints.txt"] for line in installs())
-    assert {"cpu", "gpu", "cluster"} <= extras.keys()
+    assert {"cpu", "gpu", "cluster", "augment", "lora", "watch"} <= extras.keys()
     pins = (INFRA / "constraints.txt").read_text()
     assert re.search(r"^faiss-cpu==(\S+)$", pins, re.MULTILINE)[1] == re.search(r"^faiss-gpu==(\S+)$", pins, re.MULTILINE)[1]
 
