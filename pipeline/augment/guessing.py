@@ -43,7 +43,7 @@ class Variant:
 
 
 class Guessing:
-    """`Working` of `Guess`. A text meets the same arithmetic whatever its neighbours are."""
+    """`Working` of `Guess`."""
 
     def __init__(self, leg: "Guess", device: Device, settings: AugmentSettings) -> None:
         from pipeline.models.guesses import Choice, Guesser

@@ -1,4 +1,4 @@
-"""A masked language model guesses words behind masks: batches of one shape for each length, logits at the masks alone, guesses drawn by numbers that are given."""
+"""A masked language model guesses words behind masks: batches of few shapes, logits at the masks alone, guesses drawn by numbers that are given."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder import EncoderFolder
 
 _TOKENS = {"cpu": 2_048, "cuda": 16_384}
-_STEP = 16                      # lengths are padded up to multiples of it: few shapes
+_STEP = 4                       # lengths are padded up to multiples of it: few shapes, and less than 4 places of a text wasted
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,21 @@ class Guesser:
             last.register_forward_pre_hook(self._gathered)
 
     def batches(self, rows: Sequence[Blanks]) -> Iterator[tuple[list[int], int, int]]:
-        """(rows by their places in `rows`, all of one padded length, the length, and how many fit), longest first: each batch has the shape of a full one."""
+        """(rows by their places in `rows`, all of one padded length, the length, and the rows of the batch with dummies), longest first.
+
+        Few shapes: a batch is full, or a half, a quarter and so on of a full one.
+        """
         alike: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
             alike.setdefault(max(min(-(-len(row.ids) // _STEP) * _STEP, self._limit), len(row.ids)), []).append(place)
         for width in sorted(alike, reverse=True):
             size = max(1, self._tokens // width)
-            yield from ((alike[width][start : start + size], width, size) for start in range(0, len(alike[width]), size))
+            for start in range(0, len(alike[width]), size):
+                places = alike[width][start : start + size]
+                yield places, width, _least(size, len(places))
 
     def guesses(self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: Choice) -> list[list[int]]:
-        """An id for each mask of the rows, which are a batch of `batches`; masks: that a row has at most. The same whatever the other rows of the batch are."""
+        """An id for each mask of the rows, which are a batch of `batches`; masks: that a row has at most. The other rows change no more than roundings."""
         ids, seen, at = np.full((size, width), self._pad, np.int64), np.zeros((size, width), np.int64), np.zeros((size, masks), np.int64)
         seen[:, 0] = 1                                  # a dummy attends to one token: a row without any gives not-a-number
         for place, row in enumerate(rows):
@@ -117,6 +122,13 @@ def _drawn(logits: Tensor, unwanted: list[Sequence[int]], drawn: list[float], ch
     below = torch.tensor(drawn, dtype=torch.float64, device=logits.device)[:, None] * sums[:, -1:]
     chosen: list[int] = numbers.gather(1, (sums <= below).sum(dim=1, keepdim=True).clamp(max=numbers.shape[1] - 1))[:, 0].tolist()
     return chosen
+
+
+def _least(size: int, count: int) -> int:
+    """The least of `size` and its halves that holds `count`."""
+    while size // 2 >= count:
+        size //= 2
+    return size
 
 
 def _rows(states: Tensor, at: Tensor) -> Tensor:
