@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.augment import Effort, Leg, Made, Source, Working
 from pipeline.config import digest_of
 from pipeline.device import resolve
-from pipeline.errors import Defect
+from pipeline.errors import Defect, ModelError
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.units import progress
 from pipeline.settings.augment import AugmentSettings
@@ -19,6 +19,8 @@ from pipeline.store.units import CorpusUnit, UnitRecord, create_record
 
 _FORMAT = 1                     # of the units made here
 _TOP = "units/made"
+# what a model raises on a text that it cannot digest; errors of storage and ours are none of these
+_MODEL_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _NO_SOURCE = "no_source"        # of a text that the model before gave nothing for, and no reason
 
 
@@ -96,7 +98,7 @@ class MakeUnit:
             if not todo:
                 continue
             start = _copy((working := model(number)).effort)
-            for done, (at, made) in enumerate(working(asked), 1):
+            for done, (at, made) in enumerate(_blamed(working(asked), self.legs[number], unit), 1):
                 _put(texts[todo[at], place], reasons[todo[at], place], made)
                 progress(unit.rows * number + unit.rows * (column * len(todo) + done) // (len(given) * len(todo)))
             effort = effort.merge(_since(working.effort, start))
@@ -134,6 +136,15 @@ class MakeUnit:
             path = f"{folder}/{unit.sha256[:24]}-{digest[:12]}.parquet"
             self.store.put(file, path)
         return UnitRecord(name=f"{folder}/{unit.sha256[:24]}", path=path, rows=unit.rows, bytes=size, sha256=digest, counts={"known": copied}, source=unit.sha256)
+
+
+def _blamed(results: Iterator[tuple[int, Made]], leg: Leg, unit: CorpusUnit) -> Iterator[tuple[int, Made]]:
+    """The results; ModelError for what a model raises on texts that it cannot digest."""
+    try:
+        yield from results
+    except _MODEL_FAILURES as error:
+        found, remedy = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "check that tokenizer and weights belong together, and the model's settings"
+        raise ModelError(f"{leg.model.path}, unit {unit.sha256[:12]}", "something made of every text", found, remedy) from error
 
 
 def _started(leg: Leg, settings: AugmentSettings) -> Working:
