@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,11 +182,11 @@ def trained(job: Job) -> tuple[RunFolder, float]:
 
 
 class Sets:
-    """The STS sets, each sentence once."""
+    """STS sets, each sentence once."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = SETS) -> None:
         folder = Path(os.environ["MANTA_EVAL_DATA"]) / "sts"
-        self.tables = {name: pq.read_table(folder / f"{name}.parquet") for name in SETS}
+        self.tables = {name: pq.read_table(folder / f"{name}.parquet") for name in names}
         every = [text for table in self.tables.values() for column in ("sentence1", "sentence2") for text in table[column].to_pylist()]
         self.places = {text: place for place, text in enumerate(dict.fromkeys(every))}
 
