@@ -184,8 +184,8 @@ def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location[:-1]:
-        field = kind.model_fields.get(str(part))
+        field = next((each for name, each in kind.model_fields.items() if (each.alias or name) == part), None)
         annotation = field.annotation if field else None
         inner = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, BaseModel))     # also in a tuple, or None
         kind = next(inner, kind)
-    return sorted(kind.model_fields)
+    return sorted(each.alias or name for name, each in kind.model_fields.items())

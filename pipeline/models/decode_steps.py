@@ -68,8 +68,3 @@ def encoded(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return states
 
 
-
-
-def stepper_of(model: Any) -> Stepper:
-    """How a loaded model's steps are taken."""
-    return GeneralStepper(model)

@@ -11,8 +11,9 @@ from pipeline.errors import ModelError
 from pipeline.models.decode import Request, plan, write
 from pipeline.models.decode_beam import search
 from pipeline.models.decode_choice import choice_of
+from pipeline.models.decode_fused import FusedStepper, is_fused
 from pipeline.models.decode_rules import rules_of
-from pipeline.models.decode_steps import stepper_of
+from pipeline.models.decode_steps import GeneralStepper
 from pipeline.models.seq2seq import TranslatorFolder, load_model, load_wording
 from pipeline.settings.augment import TranslatorSettings
 
@@ -29,7 +30,8 @@ class Translator:
         self._wording = load_wording(folder, settings)
         self._model: Any = load_model(folder, getattr(torch, dtype)).to(self._device)
         self._rules = rules_of(self._model, self._wording.first, self._wording.start, self._where)
-        self._stepper, self._choice = stepper_of(self._model), choice_of(self._decoding)
+        self._stepper = FusedStepper(self._model) if is_fused(self._model) else GeneralStepper(self._model)
+        self._choice = choice_of(self._decoding)
         self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.kind]
         self.copies = self._decoding.beams if self._decoding.method == "beam" else self._decoding.hypotheses
 

@@ -74,7 +74,9 @@ def test_equal_texts_are_translated_once(folder):
     assert dict(once([Source(text, b"") for text in SENTENCES]))[0] == found[0]
     assert working.effort.tokens_in == once.effort.tokens_in > 0
     assert (working.effort.texts, once.effort.texts) == (3 * len(SENTENCES), len(SENTENCES))
-    assert working.effort.tokens_out > 0 and working.effort.seconds > 0 and working.effort.padding > 0
+    assert working.effort.tokens_out > 0
+    assert working.effort.seconds > 0
+    assert working.effort.padding > 0
 
 
 def test_a_text_over_the_limit_and_one_without_words_are_told_apart(folder):
@@ -104,7 +106,8 @@ def test_a_leg_travels_and_its_identity_is_what_decides_its_texts(folder, tmp_pa
 
 def test_chains_of_models_multiply_their_hypotheses(folder):
     chain = augmenter(*[{"path": str(folder), "decoding": {"method": "sample", "hypotheses": count}} for count in (2, 1, 3)])
-    assert chain.variants == 6 and [each.makes for each in chain.legs()] == [2, 1, 3]
+    assert chain.variants == 6
+    assert [each.makes for each in chain.legs()] == [2, 1, 3]
     assert augmenter({"path": "models/nllb/", "source": "eng_Latn", "target": "deu_Latn"}, "opus-mt-de-en").legs()[0].title == "eng_Latn-deu_Latn"
     assert augmenter("hub/opus-mt-de-en").legs()[0].title == "opus-mt-de-en"
 

@@ -10,6 +10,8 @@ from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.decode import cut, plan
 from pipeline.models.decode_choice import sample
+from pipeline.models.decode_fused import is_fused
+from pipeline.models.decode_steps import GeneralStepper
 from pipeline.models.seq2seq import open_translator
 from pipeline.models.translate import Translator
 from pipeline.settings.augment import DecodingSettings, TranslatorSettings
@@ -67,8 +69,18 @@ def test_greedy_rows_are_those_of_generate_alone(folders, family: str):
         translator = opened(folders[family], family, decoding, batch_tokens=80)    # several batches, of rows that end at different steps
         expected = [alone(text, decoding)[0] for text in SENTENCES]
         assert first(written(translator)) == expected, bounds
+        translator._stepper = GeneralStepper(translator._model)                     # what serves every architecture
+        assert first(written(translator)) == expected, bounds
         lengths |= {len(row) for row in expected}
     assert len(lengths) > 2
+
+
+def test_layers_that_something_was_put_into_take_the_general_way(folders):
+    model = opened(folders["nllb"], "nllb")._model
+    assert is_fused(model)
+    assert not is_fused(opened(folders["t5"], "t5")._model)
+    model.get_decoder().layers[1].fc1 = torch.nn.Sequential(model.get_decoder().layers[1].fc1)
+    assert not is_fused(model)
 
 
 def test_what_a_model_forbids_is_not_written(folders, tmp_path):

@@ -61,7 +61,9 @@ def test_a_model_that_does_not_write_is_refused_by_its_configuration_alone(folde
     classifier = copied(folders["t5"], tmp_path / "classifier", architectures=["BartForSequenceClassification"])
     for folder, name in ((encoder, "BertModel"), (classifier, "BartForSequenceClassification")):
         found = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True).stdout
-        assert found.startswith("ModelError") and name in found and found.strip().endswith("False")
+        assert found.startswith("ModelError")
+        assert name in found
+        assert found.strip().endswith("False")
 
 
 def test_what_is_not_a_folder_is_refused(folders, tmp_path):
@@ -117,5 +119,6 @@ def test_a_model_in_a_store_comes_through_this_machines_cache(folders, s3, tmp_p
         store.write(file.name, file.read_bytes())
     settings = TranslatorSettings(path=f"{s3}/marian", **LANGUAGES["marian"])
     folder = open_translator(settings)
-    assert folder.path.is_relative_to(tmp_path) and folder.digests() == open_translator(TranslatorSettings(path=str(folders["marian"]))).digests()
+    assert folder.path.is_relative_to(tmp_path)
+    assert folder.digests() == open_translator(TranslatorSettings(path=str(folders["marian"]))).digests()
     assert load_wording(folder, settings).tokens(SENTENCES[:1])
