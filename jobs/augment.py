@@ -28,15 +28,15 @@ def _augment(run: Run) -> Answer:
     made = run_augmentation(run.job, run.stages, verbose=run.verbose)
     manifest = made.manifest
     facts = {
-        "status": made.status, "root": made.store.uri, "manifest": made.uri, "number": made.number, "rows": manifest.rows, "variants": made.rates(),
-        "units": [made.store.uri_of(unit.path) for unit in manifest.units], "counts": made.corpus.counts if made.corpus is not None else {},
+        "status": made.status, "root": made.store.uri, "manifest": made.uri, "report": made.report, "number": made.number, "rows": manifest.rows,
+        "variants": made.rates(), "units": [made.store.uri_of(unit.path) for unit in manifest.units], "counts": made.corpus.counts if made.corpus is not None else {},
         "models": [_facts(worked) for worked in made.worked], "seconds": run.stages.seconds(),
     }
     if made.status == "unchanged":
-        return Answer(facts, f"nothing changed since {made.uri} ({manifest.rows:,} rows)")
+        return Answer(facts, f"nothing changed since {made.uri} ({manifest.rows:,} rows)\nreport    {made.report}")
     quarantined = made.corpus.counts["quarantined"] if made.corpus is not None else 0
     rows = f"{manifest.rows:,} rows in {len(manifest.units)} units, {quarantined:,} quarantined"
-    return Answer(facts, "\n".join([_rates(made), *map(_told, made.worked), rows, f"manifest  {made.uri}"]))
+    return Answer(facts, "\n".join([_rates(made), *map(_told, made.worked), rows, f"manifest  {made.uri}", f"report    {made.report}"]))
 
 
 def _rates(made: "Augmentation") -> str:

@@ -58,6 +58,11 @@ class Augmentation:
     def uri(self) -> str:
         return self.store.uri_of(self.series.path(self.number))
 
+    @property
+    def report(self) -> str:
+        """URI of the page for people."""
+        return self.store.uri_of(self.series.page(self.number))
+
     def rates(self) -> dict[str, dict[str, int]]:
         """Variants by label: how many are kept, and how many were rejected for what reason, the most frequent first."""
         counts: dict[str, Counter[str]] = {label: Counter(kept=0) for label in self.manifest.labels}
@@ -69,7 +74,8 @@ class Augmentation:
 
 
 def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
-    """The corpus of the job with variants of its texts. What earlier runs made is taken over: by unit, and by text for texts that were there before.
+    """The corpus of the job with variants of its texts, and a page that tells people of it. What earlier runs made is taken over: by unit, and by text for texts that
+    were there before.
 
     ConfigError, ModelError and DataError for settings, models and files that cannot be used, before any worker starts.
     """
@@ -80,7 +86,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
     number, before = series.newest()
     making = _Making(job, named)
     if before is not None and _same(job, store, before, making):
-        return Augmentation("unchanged", store, series, number, before)
+        return _shown(Augmentation("unchanged", store, series, number, before), making, stages)
     for other in holders(store, series.folder):
         say(f"another command is at work on {series.folder} ({other}): the one that ends first leaves the manifest")
     with lease(store, series.folder):
@@ -90,8 +96,19 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             units = making.assembled(store, corpus, cluster, stages)
         manifest = making.manifest(store, corpus, units)
         if before is not None and manifest.model_copy(update={"settings": before.settings}) == before:
-            return Augmentation("unchanged", store, series, number, before, corpus, worked)
-        return Augmentation("augmented", store, series, series.add(manifest, number), manifest, corpus, worked)
+            return _shown(Augmentation("unchanged", store, series, number, before, corpus, worked), making, stages)
+        return _shown(Augmentation("augmented", store, series, series.add(manifest, number), manifest, corpus, worked), making, stages)
+
+
+def _shown(made: Augmentation, making: "_Making", stages: Stages) -> Augmentation:
+    """With its page beside the manifest; one that is there stays, for it tells of the run that left the manifest."""
+    if made.status == "augmented" or not made.store.exists(made.series.page(made.number)):
+        from pipeline.flows.augmented_page import write_page  # here: most runs that find nothing new draw nothing
+
+        seconds = sum(stages.seconds().values())
+        with stages("report"):
+            write_page(made, making.named, making.job, seconds)
+    return made
 
 
 def _checked(job: Job) -> tuple[Named, ...]:

@@ -52,6 +52,10 @@ class Series:
     def path(self, number: int) -> str:
         return f"{self.folder}/{number:08d}.json"
 
+    def page(self, number: int) -> str:
+        """Of the page for people beside that manifest."""
+        return f"{self.folder}/{number:08d}.html"
+
     def numbers(self) -> list[int]:
         """Ascending."""
         stems = (entry.path.rpartition("/")[2].removesuffix(".json") for entry in self.store.list(self.folder, ".json"))

@@ -48,7 +48,7 @@ def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: f
 
 
 def _named(series: Series, number: int) -> set[str]:
-    return {series.path(number), *series.get(number).paths(series.store)}
+    return {series.path(number), series.page(number), *series.get(number).paths(series.store)}
 
 
 def _needs(releases: Releases, number: int) -> set[str]:

@@ -1,0 +1,59 @@
+"""Charts of an augmentation stay inside their frame whatever the figures, and hold every variant once."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from pipeline.charts.augmentation import OTHER, Spread, colours, shares_chart, spread_chart
+from pipeline.charts.frame import WIDTH
+from tests.charts.test_night import inside
+
+RNG = np.random.default_rng(0)
+EDGES = np.arange(61) / 20
+
+
+def drawn(chart: ElementTree.Element) -> tuple[int, int]:
+    """(kept, rejected) as the bars' titles tell."""
+    titles = {tuple(map(int, re.findall(r"(\d+) (?:kept|rejected)", (title.text or "").replace(",", "")))) + (title.text,) for title in chart.iter("title")}
+    return sum(int(each[0] or 0) for each in titles), sum(int(each[1] or 0) for each in titles)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [0.0, 99.0], RNG.gamma(9, 0.1, 5_000)], ids=["none", "one", "far", "many"])
+@pytest.mark.parametrize("bounds", [None, (0.5, 2.0), (0.98, 1.0), (0.0, 50.0)])
+def test_every_variant_is_in_one_bar(values, bounds):
+    values = np.array(values, float)
+    kept = RNG.random(len(values)) < 0.9
+    spread = Spread.of(values, kept, EDGES, bounds)
+    assert drawn(inside(spread_chart(spread, "length"))) == (kept.sum(), (~kept).sum())
+    assert spread.total == len(values)
+
+
+def test_a_spread_does_not_depend_on_the_split():
+    values, kept = RNG.uniform(-1, 4, 1_000), RNG.random(1_000) < 0.5
+    whole = Spread.of(values, kept, EDGES, (0.5, 2.0))
+    parts = [Spread.of(values[part], kept[part], EDGES, (0.5, 2.0)) for part in np.split(np.arange(1_000), [0, 10, 700])]
+    assert parts[0] + parts[1] + parts[2] + parts[3] == whole
+    assert sum(whole.kept) == kept.sum()
+    assert whole.kept[0] == (kept & (values < 0.05)).sum(), "what lies beyond the edges is in the outer bins"
+
+
+@pytest.mark.parametrize("counts", [
+    {"de": {"kept": 3, "unlike": 1}}, {"a" * 200: {"kept": 0, "x": 0}, "b": {}}, {"<&": {"kept": 100_000, **{f"r{number}": 1 for number in range(9)}}},
+])  # fmt: skip
+def test_a_label_is_one_bar_of_all_its_variants(counts):
+    colour = colours(sorted({name for each in counts.values() for name in each if name != "kept"}))
+    chart = ElementTree.fromstring(shares_chart(counts, colour))
+    for number, each in enumerate(counts.values()):
+        bars = [bar for bar in chart.iter("rect") if float(bar.attrib["y"]) // 40 == number]
+        assert len(bars) == sum(count > 0 for count in each.values())
+        assert all(-0.1 <= float(bar.attrib["x"]) and float(bar.attrib["x"]) + float(bar.attrib["width"]) <= WIDTH + 0.1 for bar in bars)
+        if bars:
+            assert float(bars[-1].attrib["x"]) + float(bars[-1].attrib["width"]) == pytest.approx(WIDTH, abs=1)
+
+
+def test_reasons_that_are_frequent_have_colours_of_their_own():
+    found = colours([f"r{number}" for number in range(8)])
+    assert len(set(found.values())) == 6
+    assert list(found.values())[5:] == [OTHER] * 3

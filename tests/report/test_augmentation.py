@@ -1,0 +1,130 @@
+"""The page of an augmented corpus is one well-formed page that needs nothing else, tells every reason in words, and warns of what training would suffer from."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.augment import Effort
+from pipeline.augment.keep import REASONS
+from pipeline.charts.augmentation import Spread
+from pipeline.report.augmentation import Example, Method, Rejected, Report, Sample, Work, charts, marked, meaning, render, share, verdict, warnings
+from pipeline.settings.augment import KeepSettings
+from tests.report.test_night import Page
+
+RNG = np.random.default_rng(0)
+LOOSE, STRICT = KeepSettings(), KeepSettings(length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4)
+RATIOS = Spread.of(RNG.uniform(0.3, 1.9, 900), RNG.random(900) < 0.8, np.arange(61) / 20, (0.4, 1.7))
+COSINES = Spread.of(RNG.uniform(0.1, 1, 900), RNG.random(900) < 0.8, np.arange(-50, 51) / 50, (0.6, 0.98))
+SMALLEST = Report(name="main", number=1, uri="/srv/a/augmented/main/00000001.json", units_uri="", corpus="texts.parquet", rows=0, units=0, counts={}, methods=())
+FULL = Report(
+    name="main", number=3, uri="s3://a/augmented/main/00000003.json", units_uri="s3://a/units/augmented/e6cd", corpus="s3://texts/*.parquet", rows=1_000, units=4,
+    counts={"de": {"kept": 840, "unlike": 100, "alike": 60}, "cut_1": {"kept": 1_000}, "cut_2": {"kept": 990, "duplicate": 10}},
+    methods=(Method("de", "back_translation", ("de",), STRICT, RATIOS, COSINES), Method("cut", "crop", ("cut_1", "cut_2"), LOOSE, RATIOS)),
+    sample=Sample(
+        1_000, (1_000, 995, 830), (Example("a <b>man</b> reads", (("de", "a man is reading", None), ("cut_1", "a man", None), ("cut_2", None, "duplicate"))),),
+        {"unlike": (Rejected("de", "a dog runs", "a cat sleeps"),), "alike": (Rejected("de", "a man runs", None), Rejected("de", "a man", ""))},
+    ),
+    quarantined=7, changes={"new": 5, "changed": 2, "deleted": 1}, encoder="some/encoder", seed=11, seconds=184.0, created="2026-01-02 03:04 UTC",
+    worked=(Work("de: en-de", Effort(500, 6_000, 7_000, 2_000, 40.0), 20.0), Work("de: de-en", Effort(), 0.4)), settings_text="augment:\n  name: a<b\n", packages={"six": "1.0"},
+)  # fmt: skip
+
+
+def words(report: Report) -> str:
+    return " ".join(Page(render(report)).words.split())
+
+
+def judged(method: str = "back_translation", keep: KeepSettings = STRICT, **counts: int) -> Report:
+    return replace(FULL, counts={"de": {**counts}}, methods=(Method("de", method, ("de",), keep),), sample=Sample())
+
+
+@pytest.mark.parametrize("report", [
+    SMALLEST, FULL, replace(FULL, sample=Sample()), judged(kept=0, **{f"reason_{number}": 1 for number in range(12)}), judged(kept=5), judged(identical=5),
+], ids=["smallest", "full", "unread", "many reasons", "all", "none"])  # fmt: skip
+def test_one_page_needs_nothing_else(report: Report):
+    page = render(report)
+    parsed = Page(page)
+    assert not parsed.links
+    assert "script" not in parsed.names
+    assert not re.search(r"https?:|@import|url\(", page)
+    assert page == render(report)
+
+
+def test_what_came_of_it_is_there():
+    shown = words(FULL)
+    expected = ["2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most often as unlike (100), alike (60), duplicate (10)."]
+    expected += ["s3://a/augmented/main/00000003.json", "s3://texts/*.parquet", "in 4 units; 7 quarantined", "99.5 % with two or more", "3 min 4 s", "some/encoder"]
+    expected += ["Since number 2", "5 new, 2 changed, 1 deleted rows", "unlike 10 %, alike 6 %", "cosine with its text below 0.6", "a<b", "six", "back translation"]
+    expected += ["5002530035025 %20 s", "nothing new", "a <b>man</b> reads", "rejected: duplicate", "a cat sleeps", "none was made", "an empty text", "Of all rows"]
+    assert [each for each in expected if each not in shown.replace("\u00a0", " ")] == []
+    assert [chart.heading for chart in charts(FULL)] == ["de: cosine with the text", "de: length", "cut: length"]
+
+
+@pytest.mark.parametrize(("report", "said"), [
+    (SMALLEST, "The corpus has no rows: nothing was made."),
+    (judged(kept=1_000), "1,000 of 1,000 variants are kept, 100 %: one of each of 1,000 texts. None was rejected."),
+    (judged(kept=999, too_long_for_model=1), "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. All others are rejected as too long for model (1)."),
+])  # fmt: skip
+def test_the_lead_says_how_many_are_kept(report: Report, said: str):
+    assert verdict(report).replace("\u00a0", " ") == said
+
+
+def test_a_sample_is_called_one():
+    assert "Of 900 rows, those of some units" in words(replace(FULL, sample=replace(FULL.sample, rows=900)))
+
+
+def test_every_reason_has_its_meaning_with_the_bounds_that_were_set():
+    reasons = (*REASONS, "too_long_for_model", "no_source")
+    report = replace(judged(), counts={"de": dict.fromkeys(reasons, 1)})
+    meanings = {reason: meaning(reason, report) for reason in reasons}
+    assert len(set(meanings.values())) == len(reasons)
+    assert "a reason of the method's own" not in meanings.values()
+    expected = {"too_short": "0.4", "too_long": "1.7", "unlike": "0.6", "alike": "0.98", "language": "en", "repetition": "4 words more than once"}
+    assert {reason: bound for reason, bound in expected.items() if bound not in meanings[reason]} == {}
+    assert meaning("bored", report) == "a reason of the method's own"
+
+
+def test_bounds_of_several_methods_are_all_said():
+    counts = {"de": {"too_long": 1}, "cut_1": {"too_long": 2}, "cut_2": {}}
+    assert meaning("too_long", replace(FULL, counts=counts)) == "longer than 1.7 or 2 times its text, in characters"
+    assert meaning("too_long", replace(FULL, counts=counts | {"cut_1": {}})) == "longer than 1.7 times its text, in characters"
+
+
+def test_a_good_augmentation_has_no_warning():
+    assert list(warnings(FULL)) == []
+    assert list(warnings(SMALLEST)) == []
+
+
+@pytest.mark.parametrize(("report", "said"), [
+    (replace(FULL, sample=replace(FULL.sample, texts=(850, 0, 0))), "Only 85 % of the texts have a variant that is kept"),
+    (judged(kept=400, alike=150, unlike=450), "de: only 40 % of the variants are kept; most of the others are rejected as unlike."),
+    (judged(kept=0, identical=5), "de: only 0 % of the variants are kept; most of the others are rejected as identical."),
+    (judged(kept=700, identical=300), "de: 30 % of the variants are equal to their text. Sample (decoding.method: sample)"),
+    (judged("crop", kept=700, identical=300), "de: 30 % of the variants are equal to their text. Ask for stronger edits."),
+    (judged(kept=950, too_long_for_model=50), "de: 5 % of the texts are longer than the model reads"),
+    (judged(kept=700, duplicate=300), "de: 30 % of the variants are equal to another variant"),
+    (judged(kept=700, language=300), "de: 30 % of the variants are taken for another language."),
+    (judged(kept=1_000, keep=LOOSE), "de: nobody looked which language the variants are in"),
+])  # fmt: skip
+def test_what_a_person_should_know_is_said(report: Report, said: str):
+    found = [warning.replace("\u00a0", " ") for warning in warnings(report)]
+    assert any(warning.startswith(said) for warning in found), found
+
+
+def test_words_that_the_text_does_not_have_are_marked_and_none_is_lost():
+    text, variant = "Two Men, <one> dog.", "two dogs & <one> man! men"
+    assert marked(variant, text) == "two <mark>dogs</mark> <mark>&amp;</mark> &lt;one&gt; <mark>man!</mark> men"
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "0 %"), (1e-5, "< 0.1 %"), (0.125, "12.5 %"), (0.99999, "> 99.9 %"), (1.0, "100 %")])
+def test_a_share_is_none_or_all_only_where_it_is(value: float, said: str):
+    assert share(value).replace("\u00a0", " ") == said
+
+
+@pytest.mark.parametrize("what", ["name", "corpus", "uri", "encoder", "settings_text"])
+def test_whatever_comes_from_outside_is_escaped(what: str):
+    hostile: dict[str, Any] = {what: "<script>alert(1)</script>"}
+    assert "script" not in Page(render(replace(FULL, **hostile))).names
+    assert "script" not in Page(render(replace(FULL, sample=Sample(1, (1,), (Example("<script>", (("<script>", "<script>a", None),)),))))).names
