@@ -12,7 +12,7 @@ from pipeline.models.decode_rules import Rules
 from pipeline.models.decode_steps import Course, Stepper
 from pipeline.text.budget import longest_first
 
-_DROP_SHARE = 1 / 8         # of a batch's rows, finished, that make it worth to move the others together
+_DROP_SHARE = 1 / 16       # of a batch's rows, finished, that make it worth to move the others together
 _CHECK_EVERY = {"cpu": 1, "cuda": 4}        # steps between two looks at what is finished: on a GPU a look waits for all that was launched
 
 

@@ -139,8 +139,8 @@ def print_bleu() -> None:
     file = Path(os.environ["MANTA_EVAL_DATA"]) / "parallel" / "multi30k.en-de.parquet"
     table = pq.read_table(file, filters=[("split", "=", "test_2016")])
     lines = []
-    for pair in ("en-de", "de-en"):
-        source, target = (table[name].to_pylist() for name in pair.split("-"))
+    for pair, columns in (("en-de", ("src", "tgt")), ("de-en", ("tgt", "src"))):
+        source, target = (table[name].to_pylist() for name in columns)
         scores = [f"{sacrebleu.corpus_bleu(translated(working(pair, DECODINGS[name]), source), [target]).score:.1f}" for name in ("greedy", "beam 4")]
         lines.append([pair, f"{len(source):,}", *scores])
     print_table(f"BLEU on test_2016; {machine()}", lines, ("pair", "sentences", "greedy", "beam 4"))
