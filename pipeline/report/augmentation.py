@@ -158,19 +158,22 @@ def warnings(report: Report) -> Iterator[str]:
     if report.sample.rows and (texts := report.sample.texts[0] / report.sample.rows) < _FEW_TEXTS:
         yield f"Only {share(texts)} of the texts have a variant that is kept; train.data leaves the others out with missing: drop."
     for method in report.methods:
+        said: dict[str, list[str]] = {}
         for label in method.labels:
-            counts = report.counts[label]
-            made = max(sum(counts.values()), 1)
-            yield from (f"{label}: {sentence}" for sentence in _of_counts({name: count / made for name, count in counts.items()}, method))
+            for sentence in _of_counts(report.counts[label], method):
+                said.setdefault(sentence, []).append(label)
+        yield from (f"{', '.join(labels)}: {sentence}" for sentence, labels in said.items())
         if method.method == "back_translation" and method.keep.language is None:
             yield f"{method.name}: nobody looked which language the variants are in; a text that was left untranslated may be among them. Set language in its keep."
 
 
-def _of_counts(shares: Mapping[str, float], method: Method) -> Iterator[str]:
-    """shares: of a label's variants, by kept and by reason."""
-    if (kept := shares.get("kept", 0.0)) < _FEW_KEPT:
-        worst = max((name for name in shares if name != "kept"), key=lambda name: shares[name], default="")
-        yield f"only {share(kept)} of the variants are kept" + (f"; most of the others are rejected as {_plain(worst)}." if worst else ".")
+def _of_counts(counts: Mapping[str, int], method: Method) -> Iterator[str]:
+    """counts: of a label's variants, by kept and by reason."""
+    made = sum(counts.values())
+    shares = {name: count / made for name, count in counts.items() if count}
+    if made and (kept := shares.pop("kept", 0.0)) < _FEW_KEPT:
+        few = f"only {share(kept)} of the variants are kept" if kept else "no variant is kept"
+        yield f"{few}; most of the others are rejected as {_plain(max(shares, key=lambda name: shares[name]))}."
     if (found := shares.get("too_long_for_model", 0.0)) > _MANY_LONG:
         yield f"{share(found)} of the texts are longer than the model reads and have no variant; what is trained on these lacks long texts. Split them before."
     more = "Sample (decoding.method: sample), or take another pivot language." if method.method == "back_translation" else "Ask for stronger edits."
@@ -210,7 +213,7 @@ def charts(report: Report) -> list[Chart]:
     found = []
     for method in report.methods:
         if method.similarities is not None and method.similarities.total:
-            note = "By the encoder that judged them, of those that nothing else rejects."
+            note = "Of the variants that no test before it rejects."
             found.append(Chart(f"{method.name}: cosine with the text", spread_chart(method.similarities, "cosine with the text"), note))
         if method.ratios is not None and method.ratios.total:
             at_edge = "The bar at the right holds all that are longer still." if method.ratios.kept[-1] or method.ratios.rejected[-1] else ""

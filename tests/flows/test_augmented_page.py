@@ -80,7 +80,8 @@ def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(mak
     texts = [f"sentence number {number} of them all" for number in range(300)]
     texts[270] = "word"                                                             # a crop of it is itself
     pq.write_table(pa.table({"id": [f"{number:03d}" for number in range(300)], "text": texts}), tmp_path / "rare.parquet")
-    job = make_job(ALONE, "corpus.keep=[text]", f"corpus.uri={tmp_path / 'rare.parquet'}", "augment.unit_rows=20", "augment.variants.cut={method: crop, options: {share: 0.4}}")
+    source = ("corpus.keep=[text]", f"corpus.uri={tmp_path / 'rare.parquet'}", "augment.unit_rows=20")
+    job = make_job(ALONE, *source, "augment.variants.cut={method: crop, options: {share: 0.4}}")
     made = augment(job, Stages())
     assert made.rates()["cut"]["identical"] == 1
     for most in (30, 45):

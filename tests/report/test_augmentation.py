@@ -28,7 +28,8 @@ FULL = Report(
         {"unlike": (Rejected("de", "a dog runs", "a cat sleeps"),), "alike": (Rejected("de", "a man runs", None), Rejected("de", "a man", ""))},
     ),
     quarantined=7, changes={"new": 5, "changed": 2, "deleted": 1}, encoder="some/encoder", seed=11, seconds=184.0, created="2026-01-02 03:04 UTC",
-    worked=(Work("de: en-de", Effort(500, 6_000, 7_000, 2_000, 40.0), 20.0), Work("de: de-en", Effort(), 0.4)), settings_text="augment:\n  name: a<b\n", packages={"six": "1.0"},
+    worked=(Work("de: en-de", Effort(500, 6_000, 7_000, 2_000, 40.0), 20.0), Work("de: de-en", Effort(), 0.4)), settings_text="augment:\n  name: a<b\n",
+    packages={"six": "1.0"},
 )  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def test_a_good_augmentation_has_no_warning():
 @pytest.mark.parametrize(("report", "said"), [
     (replace(FULL, sample=replace(FULL.sample, texts=(850, 0, 0))), "Only 85 % of the texts have a variant that is kept"),
     (judged(kept=400, alike=150, unlike=450), "de: only 40 % of the variants are kept; most of the others are rejected as unlike."),
-    (judged(kept=0, identical=5), "de: only 0 % of the variants are kept; most of the others are rejected as identical."),
+    (judged(kept=0, identical=5), "de: no variant is kept; most of the others are rejected as identical."),
     (judged(kept=700, identical=300), "de: 30 % of the variants are equal to their text. Sample (decoding.method: sample)"),
     (judged("crop", kept=700, identical=300), "de: 30 % of the variants are equal to their text. Ask for stronger edits."),
     (judged(kept=950, too_long_for_model=50), "de: 5 % of the texts are longer than the model reads"),
@@ -111,6 +112,13 @@ def test_a_good_augmentation_has_no_warning():
 def test_what_a_person_should_know_is_said(report: Report, said: str):
     found = [warning.replace("\u00a0", " ") for warning in warnings(report)]
     assert any(warning.startswith(said) for warning in found), found
+
+
+def test_a_warning_of_several_variants_is_said_once():
+    counts = {"cut_1": {"kept": 9, "too_long_for_model": 1}, "cut_2": {"kept": 8, "identical": 1, "too_long_for_model": 1}}
+    report = replace(FULL, counts=counts, methods=FULL.methods[1:])
+    (said,) = warnings(report)
+    assert said.startswith("cut_1, cut_2: 10\u00a0% of the texts are longer")
 
 
 def test_words_that_the_text_does_not_have_are_marked_and_none_is_lost():
