@@ -23,6 +23,6 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
     The short form 1 - 6 sum(d^2) / (n (n^2 - 1)) holds without ties only.
     """
-    from scipy.stats import rankdata            # a second to import, which most commands do without
+    from scipy.stats import rankdata  # a second to import, which most commands do without
 
     return float("nan") if constant(x) or constant(y) else pearson(rankdata(x), rankdata(y))
