@@ -226,3 +226,17 @@ def test_a_damaged_unit_is_made_again(make_job: MakeJob, tmp_path: Path):
     rows, path = rows_of(first), tmp_path / "releases" / first.manifest.units[3].path
     path.write_bytes(path.read_bytes()[:-20])
     assert rows_of(augment(make_job(*settings), Stages())) == rows
+
+
+def test_a_corpus_in_a_bucket_is_augmented_into_the_bucket(s3: str, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    store = open_store(f"{s3}/augmenting")
+    for file in sorted((tmp_path / "corpus").glob("*")):
+        store.write(f"corpus/{file.name}", file.read_bytes())
+    settings = (ALONE, LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop", shuffles(tmp_path))
+    remote = augment(make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"), Stages())
+    assert remote.uri.startswith("s3://")
+    assert remote.report.startswith("s3://")
+    assert rows_of(remote) == rows_of(augment(make_job(*settings), Stages()))
+    again = augment(make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"), Stages())
+    assert (again.status, again.number) == ("unchanged", 1)
