@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from pipeline.augment import AUGMENTERS, Effort, Leg, Made, ModelAugmenter, Source, draws
 from pipeline.device import Device
-from pipeline.models.seq2seq import anywhere, check_languages, open_translator
+from pipeline.models.seq2seq import anywhere, check_languages, check_weights, open_translator
 from pipeline.settings.augment import AugmentSettings, DecodingSettings, ModelSettings, TranslatorSettings
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class Translation:
         return self.settings.decoding.hypotheses
 
     def check(self) -> None:
-        check_languages(open_translator(self.settings), self.settings)
+        folder = open_translator(self.settings)
+        check_weights(folder)
+        check_languages(folder, self.settings)
 
     def identity(self) -> JsonValue:
         own = self.settings

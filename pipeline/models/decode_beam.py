@@ -16,7 +16,7 @@ class Bounds:
     """Holds every row of a batch within its own bounds: what a row becomes does not depend on its neighbours. A logits processor of transformers."""
 
     def __init__(self, rules: Rules, requests: Sequence[Request], beams: int, device: torch.device) -> None:
-        self._ends = list(rules.ends)
+        self._ends = torch.tensor(rules.ends, device=device)
         self._least, self._most = (torch.tensor([getattr(request, name) for request in requests], device=device).repeat_interleave(beams)
                                    for name in ("least", "most"))
 

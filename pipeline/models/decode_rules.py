@@ -32,8 +32,8 @@ class Rules:
         """Scores (n, V), float32, in place: -inf for what may not come at `step`; least (n,): tokens of each row at least, their maximum beside it."""
         if self.others:
             scores = self._looked_back(scores, written())
-        if self.banned:
-            scores[:, list(self.banned)] = -torch.inf
+        for token in self.banned:           # one by one: a list of them would be copied to the device at every step
+            scores[:, token] = -torch.inf
         if step < least_at_all:
             for end in self.ends:
                 scores[:, end].masked_fill_(least > step, -torch.inf)

@@ -69,6 +69,19 @@ def check_languages(folder: TranslatorFolder, settings: TranslatorSettings) -> N
         load_wording(folder, settings)
 
 
+def check_weights(folder: TranslatorFolder) -> None:
+    """ModelError for a safetensors file that is cut off or otherwise damaged where its contents are listed; reads no tensor."""
+    from safetensors import SafetensorError, safe_open
+
+    for name in folder.weights:
+        if name.endswith(".safetensors"):
+            try:
+                with safe_open(str(folder.path / name), framework="np"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise ModelError(str(folder.path / name), "a whole safetensors file", " ".join(str(error).split()), "fetch the file again") from None
+
+
 @dataclass(frozen=True)
 class Wording:
     """Texts to source tokens, and written tokens to texts."""
@@ -153,7 +166,8 @@ def _load_tokenizer(path: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except ImportError as error:        # before the rest: it says which package to install
-        raise ModelError(str(path), "the packages of its tokenizer", " ".join(str(error).split())[:200], "pip install sentencepiece") from None
+        found, remedy = " ".join(str(error).split())[:200], 'pip install "manta-embeddings[augment]", which has sentencepiece'
+        raise ModelError(str(path), "the packages of its tokenizer", found, remedy) from None
     except Exception as error:          # tokenizers raises plain Exception for a damaged file
         found = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ModelError(str(path), "a tokenizer that transformers loads without code of its own", found, "fetch its files again") from None

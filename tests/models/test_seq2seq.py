@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.seq2seq import anywhere, check_languages, load_model, load_wording, open_translator
+from pipeline.models.seq2seq import anywhere, check_languages, check_weights, load_model, load_wording, open_translator
 from pipeline.settings.augment import TranslatorSettings
 from tests.models.translators import LANGUAGES, SENTENCES, save_translator
 
@@ -88,6 +88,9 @@ def test_damaged_and_missing_weights_are_refused(folders, tmp_path):
     for folder in (cut, lacking):
         with pytest.raises(ModelError, match="fetch"):
             load_model(open_translator(TranslatorSettings(path=str(folder))), "float32")
+    with pytest.raises(ModelError, match="whole safetensors"):
+        check_weights(open_translator(TranslatorSettings(path=str(cut))))
+    check_weights(open_translator(TranslatorSettings(path=str(lacking))))          # which only loading finds out
     (cut / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="weights"):
         open_translator(TranslatorSettings(path=str(cut)))
