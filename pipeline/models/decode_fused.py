@@ -154,8 +154,15 @@ class _Layer:
 
 
 def _stacked(*layers: Any) -> tuple[Tensor, Tensor | None]:
-    """(weight, bias) of linear layers side by side."""
-    return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    """(weight, bias) of linear layers side by side; the layers' own become views of them, so that nothing is held twice."""
+    joined = [torch.cat([getattr(layer, name).detach() for layer in layers]) if getattr(layers[0], name) is not None else None for name in ("weight", "bias")]
+    for name, whole in zip(("weight", "bias"), joined, strict=True):
+        if whole is not None:
+            for layer, part in zip(layers, whole.chunk(len(layers)), strict=True):
+                getattr(layer, name).data = part
+    weight, bias = joined
+    assert weight is not None
+    return weight, bias
 
 
 def _linear(state: Tensor, layer: Any) -> Tensor:
