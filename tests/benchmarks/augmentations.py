@@ -5,9 +5,8 @@ figures that Gao et al. (2021, SimCSE, tables 1 and 2) have for BERT-base after 
     MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations --start minilm --only crop_10 back_translation --root /tmp/augmentations
 
 One process and one thread, without Ray. Captions are of as many pictures, and none that the translation models were trained on. What needs a model or word vectors
-makes do with what is at hand without a network: synonyms are the nearest words in all-MiniLM-L6-v2's word table, rows of whole words, which are words that are used
-alike as well as words that mean the same; masked words are guessed by a language model that this program trains, that model's layers under a new head, some minutes on
-captions.
+makes do with what is at hand without a network: synonyms are the nearest words in all-MiniLM-L6-v2's word table, rows of whole words, and often no more than another
+form of the word; masked words are guessed by a language model that this program trains, that model's layers under a new head, some minutes on captions.
 
 A text is the anchor, its variant the positive, and dropout is on as published; `dropout_only` has the text twice. A layer over the vector belongs to the training alone.
 A text whose variant is not kept is left out. All that is made stays below --root, so that a second run takes it over, and so does what
