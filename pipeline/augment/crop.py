@@ -1,4 +1,4 @@
-"""A span of a text (Gao et al. 2021, SimCSE, table 2: crop)."""
+"""A span of a text (Gao et al. 2021, SimCSE, table 1: crop)."""
 
 from collections.abc import Callable
 

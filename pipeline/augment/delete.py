@@ -1,4 +1,4 @@
-"""A text without some of its words (Gao et al. 2021, SimCSE, table 2: word deletion, delete one word)."""
+"""A text without some of its words (Gao et al. 2021, SimCSE, table 1: word deletion, delete one word)."""
 
 from collections.abc import Callable
 from typing import Annotated

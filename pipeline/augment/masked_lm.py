@@ -1,4 +1,4 @@
-"""Words of a text as a masked language model guesses them (Gao et al. 2021, SimCSE, table 2: MLM 15 %)."""
+"""Words of a text as a masked language model guesses them (Gao et al. 2021, SimCSE, table 1: MLM 15 %)."""
 
 from dataclasses import dataclass
 from typing import Annotated

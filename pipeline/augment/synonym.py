@@ -1,4 +1,4 @@
-"""A text with words replaced by synonyms (Gao et al. 2021, SimCSE, table 2: synonym replacement; Wei & Zou 2019, EDA)."""
+"""A text with words replaced by synonyms (Gao et al. 2021, SimCSE, table 1: synonym replacement; Wei & Zou 2019, EDA)."""
 
 from collections.abc import Callable
 from typing import Annotated
