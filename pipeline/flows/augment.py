@@ -15,7 +15,7 @@ from pipeline.flows.assembled import AssembleUnit, columns_of
 from pipeline.flows.cluster import Cluster, connect, is_local
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.made import MakeUnit, makings, rows_of, waiting
-from pipeline.flows.night import fill_corpus
+from pipeline.flows.night import fill_corpus, ingested
 from pipeline.flows.process import arithmetic, standing_by
 from pipeline.flows.units import map_units
 from pipeline.log import Stages, say
@@ -26,7 +26,7 @@ from pipeline.store.augmented import Augmented, Series
 from pipeline.store.lease import holders, lease
 from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus, FileRef, UnitRecord
-from pipeline.text.ingest import Parent, corpus_digest, ingest, record_path
+from pipeline.text.ingest import Parent, corpus_digest, record_path
 from pipeline.text.sources import list_files
 
 _FORMAT = 1                     # of the units written here
@@ -90,7 +90,8 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
     for other in holders(store, series.folder):
         say(f"another command is at work on {series.folder} ({other}): the one that ends first leaves the manifest")
     with lease(store, series.folder):
-        corpus, parent = _ingested(job, store, before, stages)
+        parent = Corpus.left(store, before.corpus.path) if before is not None else None
+        corpus = ingested(job.corpus, job.augment.unit_rows, store, Parent(parent, parent.next_ordinal if parent is not None else 0), stages)
         with standing_by(making.is_small(store, corpus)) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
             worked = making.models(store, corpus, parent, cluster, stages)
             units = making.assembled(store, corpus, cluster, stages)
@@ -149,23 +150,6 @@ def _same(job: Job, store: Store, before: Augmented, making: "_Making") -> bool:
         return False
     there = {entry.path: entry.size for entry in store.list(making.folder)}
     return all(there.get(unit.path) == unit.bytes for unit in before.units)
-
-
-def _ingested(job: Job, store: Store, before: Augmented | None, stages: Stages) -> tuple[Corpus, Corpus | None]:
-    """(the corpus now, the one that it grew out of)."""
-    parent = Corpus.left(store, before.corpus.path) if before is not None else None
-    with stages("ingest") as bar:
-        seen = 0
-
-        def advance(rows: int, _: int) -> None:
-            nonlocal seen
-            bar.add(rows - seen)
-            seen = rows
-
-        since = Parent(parent, parent.next_ordinal if parent is not None else 0)
-        corpus = ingest(job.corpus, job.augment.unit_rows, store, since, on_progress=advance)
-        bar.stage.note = f"{corpus.rows:,} live rows in {len(corpus.units)} units, {corpus.counts['quarantined']:,} quarantined"
-    return corpus, parent
 
 
 @dataclass(frozen=True)

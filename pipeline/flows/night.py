@@ -19,13 +19,13 @@ from pipeline.index.kinds import plan_index
 from pipeline.log import Stages, say
 from pipeline.models.folder import open_folder
 from pipeline.post.chain import check_transform
-from pipeline.settings import Job
+from pipeline.settings import CorpusSettings, Job
 from pipeline.store.dead import Dead
 from pipeline.store.release import Choice, ReleaseManifest, Releases
 from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus, Manifest
 from pipeline.text.docstrings import harvest_docstrings
-from pipeline.text.ingest import ingest
+from pipeline.text.ingest import Parent, ingest
 
 _ENOUGH_ROWS = 10_000_000       # to try out a kind of index whatever it wants for its training
 _SMALL_INDEX = 500_000          # rows: rewriting the index of more takes longer than starting Ray, whose workers share the rest
@@ -43,8 +43,8 @@ def fill_corpus(job: Job, stages: Stages) -> None:
             bar.add(harvest_docstrings(job.corpus.uri, job.corpus.max_rows))
 
 
-def ingest_corpus(job: Job, releases: Releases, before: Before, stages: Stages) -> Corpus:
-    """Tonight's corpus as units: what changed is read, sifted and keyed, the rest is taken over."""
+def ingested(settings: CorpusSettings, unit_rows: int, store: Store, parent: Parent, stages: Stages) -> Corpus:
+    """The corpus as units that go on from `parent`, as a stage of its own."""
     with stages("ingest") as bar:
         seen = 0
 
@@ -53,9 +53,14 @@ def ingest_corpus(job: Job, releases: Releases, before: Before, stages: Stages) 
             bar.add(rows - seen)
             seen = rows
 
-        parent = before.parent(job, releases.next_ordinal())
-        corpus = ingest(job.corpus, job.encode.unit_rows, releases.store, parent, on_progress=progress)
+        corpus = ingest(settings, unit_rows, store, parent, on_progress=progress)
         bar.stage.note = f"{corpus.rows:,} live rows in {len(corpus.units)} units, {corpus.counts['quarantined']:,} quarantined"
+    return corpus
+
+
+def ingest_corpus(job: Job, releases: Releases, before: Before, stages: Stages) -> Corpus:
+    """Tonight's corpus as units: what changed is read, sifted and keyed, the rest is taken over."""
+    corpus = ingested(job.corpus, job.encode.unit_rows, releases.store, before.parent(job, releases.next_ordinal()), stages)
     if before.release is not None:
         say(f"corpus: {corpus_choice(corpus, before).sentence}")
     return corpus
