@@ -74,12 +74,13 @@ def test_adapters_and_heads_alone_are_trained_and_vectors_begin_as_they_were(pla
 
 def test_the_merged_and_the_saved_encoder_give_the_adapted_ones_vectors(place: Path, tmp_path: Path):
     encoder = moved(loaded(place, LoraSettings(rank=4, targets=("query", "dense") if "mpnet" not in str(place) else ("q", "dense"))))
-    expected = vectors(encoder)
+    exact = copy.deepcopy(encoder).double()                        # merging rounds a weight: far above this bound in float32, far below it here
+    expected = vectors(exact)
     assert (expected - vectors(loaded(place))).abs().max() > 0.01
-    plain = merged(encoder)
+    plain = merged(exact)
     assert not is_adapted(plain)
-    torch.testing.assert_close(vectors(plain), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
-    assert is_adapted(encoder), "the encoder itself trains on"
+    torch.testing.assert_close(vectors(plain), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
+    assert is_adapted(exact), "the encoder itself trains on"
     folder = save_encoder(encoder, encoder.folder, tmp_path / "saved")
     assert {*load_file(tmp_path / "saved/model.safetensors")} == {*load_file(place / "model.safetensors")}
     assert folder.space_id != encoder.folder.space_id
