@@ -53,8 +53,8 @@ def curves_chart(
     return svg(y_axis(frame, ticks(*frame.y, 4), label) + steps.axis(frame) + faint + mark + drawn + words, f"{what} over the steps")
 
 
-def dev_chart(points: Points, best: float, steps: Steps) -> Markup:
-    """The figure on dev; the one at step `best` is marked and written."""
+def dev_chart(points: Points, best: float, steps: Steps, name: str) -> Markup:
+    """The figure on dev that is called so; the one at step `best` is marked and written."""
     values = [y for _, y in points]
     low, high = _roomy(min(values), max(values))
     frame = steps.frame(low, high + 0.14 * (high - low))                # room for the label
@@ -62,7 +62,7 @@ def dev_chart(points: Points, best: float, steps: Steps) -> Markup:
     chosen = next(point for point in points if point[0] == best)
     side = "start" if frame.px(best) < WIDTH / 3 else "end" if frame.px(best) > 2 * WIDTH / 3 else "middle"
     marked = _dot(frame, chosen, "dot chosen", 5) + words_at(frame.px(best), frame.py(chosen[1]) - 11, f"{chosen[1]:.2f} at step {best:,.0f}", f"{side} chosen")
-    return svg(y_axis(frame, ticks(*frame.y, 4)) + steps.axis(frame) + line(frame, points, colour(0)) + dots + marked, "Spearman x100 on dev over the steps")
+    return svg(y_axis(frame, ticks(*frame.y, 4)) + steps.axis(frame) + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
 
 
 def way_chart(points: Sequence[tuple[float, float]]) -> Markup:

@@ -43,7 +43,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
     run.check()
     if (result := run.result()) is not None:
         return Trained("unchanged", run, result)
-    dev, plan = open_dev(job.train.dev), None if _mines(job) else _planned(job.train, stages)
+    dev, plan = open_dev(job.train), None if _mines(job) else _planned(job.train, stages)
     with connect(job.cluster, stages, verbose=verbose) as cluster:
         group = group_of(job.train, job.cluster)
         group.check(cluster)

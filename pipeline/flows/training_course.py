@@ -75,7 +75,7 @@ class Course:
 
     def _told(self) -> float:
         assert self._dev is not None
-        figures = [self._dev.score(rival) for rival in self.training.objective.rivals()]
+        figures = [self._dev.score(rival, self.training.objective) for rival in self.training.objective.rivals()]
         figure = max(figures)
         self.training.objective.choose(figures.index(figure))
         self.training.told(figure)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
-from pipeline.settings.training import DevSettings, OrderSettings, TrainSettings
+from pipeline.settings.training import OrderSettings, TrainSettings, Values
 from pipeline.text.batches import Order, Share
 from pipeline.text.mixture import AlternatingOrder, BlendedOrder, parts_of, weights_of
 from pipeline.text.neighbours import NeighbourOrder
@@ -53,11 +53,11 @@ def plan_of(settings: TrainSettings) -> Plan:
     return Plan(rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources))
 
 
-def open_dev(settings: DevSettings) -> "Dev | None":
+def open_dev(settings: TrainSettings) -> "Dev | None":
     """What the encoder is measured on between the steps; None for nothing. DataError for a file that cannot be used."""
     from pipeline.train.dev import Dev
 
-    return None if settings.uri is None else Dev.open(settings)
+    return None if settings.dev.uri is None else Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
 
 
 def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:
@@ -87,13 +87,18 @@ def _with_rows(settings: OrderSettings, rows: int) -> OrderSettings:
 
 
 def _check_dev(settings: TrainSettings) -> None:
-    """ConfigError where something goes by figures on dev, and nothing is measured."""
+    """ConfigError where something goes by figures on dev, and nothing is measured; or accuracy is asked of what does not classify."""
+    from pipeline.objectives import OBJECTIVES
+
+    if settings.dev.measure == "accuracy" and not OBJECTIVES[settings.objective[0].name].classifies:
+        known = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
+        raise ConfigError("train.dev.measure accuracy", f"an objective that trains a classifier, as the first ({known})", settings.objective[0].name, "measure spearman")
     if settings.dev.uri is not None:
         return
     if settings.dev.patience is not None:
         raise ConfigError("train.dev.patience", "a file to measure on (train.dev.uri)", "none", "name one, or leave patience out")
     if settings.schedule.name == "plateau":
-        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file of rated pairs, or take another schedule")
+        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file to measure on, or take another schedule")
 
 
 def _check_rows(settings: TrainSettings) -> None:

@@ -121,12 +121,17 @@ class RunFolder:
 def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
     """The folder of that training. ConfigError for a name that cannot be one; DataError where there are no files."""
     definition = {
-        "version": _VERSION, "encoder": {"space_id": encoder.space_id}, "train": settings.model_dump(mode="json", exclude=_SHAPES_NOTHING),
+        "version": _VERSION, "encoder": {"space_id": encoder.space_id}, "train": settings.model_dump(mode="json", exclude=_shapes_nothing(settings)),
         "data": [_identity(source, files_of(source.uri)) for source in settings.data],
         "dev": [_stamp(file) for file in files_of(settings.dev.uri)] if settings.dev.uri else [],
     }
     name = _checked(settings.name) if settings.name is not None else f"{'-'.join(one.name for one in settings.objective)}-{digest_of(definition)[:_DIGITS]}"
     return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
+
+
+def _shapes_nothing(settings: TrainSettings) -> dict[str, Any]:
+    """How dev is measured is left out where it is by Spearman: what began before there was the choice is to be found again."""
+    return dict.fromkeys(_SHAPES_NOTHING, True) | ({"dev": {"measure"}} if settings.dev.measure == "spearman" else {})
 
 
 def _identity(source: PairSettings, files: list[SourceFile]) -> dict[str, Any]:

@@ -215,6 +215,8 @@ class Objective(nn.Module):
     """whether its loss may be taken of the vectors' first dimensions: no layer or queue of the vectors' width is in between"""
     positives: bool = False
     """whether row i of its first view and row i of its second mean the same, and other rows of them do not"""
+    classifies: ClassVar[bool] = False
+    """whether it trains a classifier of pairs, and has `classes`"""
     reads_folder: ClassVar[bool] = False
     """whether it needs an encoder with a folder: its tokenizer, or weights that are not the encoder's"""
 
@@ -264,6 +266,10 @@ class Objective(nn.Module):
 
     def choose(self, place: int) -> None:
         """Which of `rivals` is the product from now on; part of its state."""
+
+    def classes(self, left: Tensor, right: Tensor) -> Tensor:
+        """(n,) int64 class of each pair of sentences, by its two vectors (n, dim): where it `classifies`."""
+        raise NotImplementedError
 
     def doubts(self) -> list[str]:
         """What is allowed and seldom meant, in sentences, to be said before the first step; one rank alone may ask, so it runs no encoder."""

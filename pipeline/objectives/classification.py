@@ -1,7 +1,7 @@
 """Pairs of sentences classified by their two vectors, as entailment, neutral or contradiction (Reimers & Gurevych 2019, section 3; Conneau et al. 2017, section 3)."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ class Classification(Objective):
 
     columns = ("premise", "hypothesis", "label")
     least_rows = 1
+    classifies = True
 
     def __init__(
         self, encoder: nn.Module, *, classes: Annotated[int, Field(ge=2)] = 3, features: tuple[Feature, ...] = SBERT,
@@ -36,9 +37,15 @@ class Classification(Objective):
         return [View(self.encoder, batch.tokens(role)) for role in self.columns[:2]]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        premises, hypotheses = reps
-        logits = self.classifier(pair_features(premises, hypotheses, self.features))
+        logits = self.logits(*reps)
         return Loss.of(cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device)))
+
+    def classes(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.logits(left, right).argmax(1)
+
+    def logits(self, premises: Tensor, hypotheses: Tensor) -> Tensor:
+        """(n, classes) of the vectors (n, dim) of n pairs."""
+        return cast(Tensor, self.classifier(pair_features(premises, hypotheses, self.features)))
 
 
 def _classifier(width: int, classes: int, hidden: int | None, nonlinear: bool, bias: bool) -> nn.Module:

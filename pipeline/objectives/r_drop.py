@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import SBERT, Feature, classification, pair_features, symmetric_divergence
+from pipeline.losses import SBERT, Feature, classification, symmetric_divergence
 from pipeline.models.trainable import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
 from pipeline.objectives.classification import Classification
@@ -37,7 +37,7 @@ class RDrop(Classification):
         return ["r_drop: the encoder has no dropout, so that both passes are one, and this is classification at twice the cost; set train.dropout"]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        first, second = (self.classifier(pair_features(premises, hypotheses, self.features)) for premises, hypotheses in (reps[:2], reps[2:]))
+        first, second = (self.logits(*pair) for pair in (reps[:2], reps[2:]))
         labels = torch.tensor(batch.column("label"), device=first.device)
         return Loss.of(
             cross_entropy=classification(first, labels) + classification(second, labels), divergence=self.alpha * symmetric_divergence(first, second),

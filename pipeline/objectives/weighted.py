@@ -55,6 +55,9 @@ class Sum(Objective):
     def choose(self, place: int) -> None:
         next(self._objectives()).choose(place)
 
+    def classes(self, left: Tensor, right: Tensor) -> Tensor:
+        return next(self._objectives()).classes(left, right)
+
     def doubts(self) -> list[str]:
         return [doubt for each in self._objectives() for doubt in each.doubts()]
 

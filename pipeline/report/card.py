@@ -58,8 +58,9 @@ def _measured(report: Report) -> str:
     if not report.dev:
         return "## Figures\n\nNothing was measured."
     rows = [(name, f"{line.step:,}", two_digits(line.dev)) for name, line in report.dev.items()]
-    said = f"Spearman x100 of cosines with people's scores, over all pairs of {_code(_short(report.settings.dev.uri or 'dev'))}."
-    return f"## Figures\n\n{said} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(("weights", "step", "Spearman x100"), rows)
+    what = {"spearman": "Spearman x100 of cosines with people's scores, over all pairs", "accuracy": "Pairs that the classifier got right, in percent,"}
+    said = f"{what[report.settings.dev.measure]} of {_code(_short(report.settings.dev.uri or 'dev'))}."
+    return f"## Figures\n\n{said} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(("weights", "step", report.measure), rows)
 
 
 def _training(report: Report) -> str:

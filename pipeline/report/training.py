@@ -123,6 +123,11 @@ class Report:
         return tuple((line.step, line.resumed) for line in self.lines if line.resumed)
 
     @property
+    def measure(self) -> str:
+        """What the figure on dev is called."""
+        return {"spearman": "Spearman x100", "accuracy": "accuracy, %"}[self.settings.dev.measure]
+
+    @property
     def dev(self) -> dict[str, Figures]:
         """The line before the first step, the best one and the last one, of those with a figure on dev."""
         measured = [line for line in self.lines if line.dev is not None]
@@ -163,7 +168,8 @@ def _learning(report: Report, steps: Steps) -> list[Chart]:
     charts, dev = [], report.dev
     if dev:
         points = _points(report.lines, "dev")
-        charts.append(Chart("Spearman x100 on dev", dev_chart(points, dev["best"].step, steps), "Larger is better; over all pairs of the file."))
+        name = f"{report.measure[0].upper()}{report.measure[1:]} on dev"
+        charts.append(Chart(name, dev_chart(points, dev["best"].step, steps, name), "Larger is better; over all pairs of the file."))
     curves = {"loss": _points(report.lines, "loss")}
     parts = list(dict.fromkeys(name for line in report.lines for name in line.parts))
     if len(parts) > 1:

@@ -147,7 +147,10 @@ class DevSettings(Settings):
     """What tells during a training whether the encoder gets better."""
 
     uri: str | None = None
-    """an STS file (sentence1, sentence2, score): Spearman x100 of the cosines; null: nothing is measured, and the last weights are the product"""
+    """a Parquet file that is not trained on; null: nothing is measured, and the last weights are the product"""
+    measure: Literal["spearman", "accuracy"] = "spearman"
+    """spearman: x100, of the cosines of rated pairs (sentence1, sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's own
+    classifier (classification, r_drop) puts where people do, with labels as in the first of `data`"""
     columns: dict[str, str] = {}
     """role -> column, where they differ"""
     steps: Annotated[int, Field(ge=1)] = 250

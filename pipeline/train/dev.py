@@ -5,56 +5,72 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.similarity import paired
 from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.models.filters import load_filter
-from pipeline.objectives import Product
+from pipeline.objectives import Objective, Product
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.settings.training import DevSettings
+from pipeline.settings.training import DevSettings, PairSettings, Values
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
 from pipeline.text.budget import distinct, plan_buffers
+from pipeline.text.pairs import open_pairs
 from pipeline.text.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
+_LABELLED = ("premise", "hypothesis", "label")
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}        # of one forward pass, as in encoding
 
 
 @dataclass(frozen=True, eq=False)
 class Dev:
-    """Sentence pairs with people's scores, read once. Pickles."""
+    """Sentence pairs with people's scores or labels, read once. Pickles."""
 
     where: str
     left: tuple[str, ...]
     right: tuple[str, ...]
     gold: np.ndarray
-    """(n,) on any scale: ranks alone count"""
+    """(n,) scores on any scale, since ranks alone count; or places of labels"""
+    measure: Literal["spearman", "accuracy"] = "spearman"
 
     @classmethod
-    def open(cls, settings: DevSettings) -> "Dev":
-        """The pairs of a file that have a score; a missing text is one blank.
+    def open(cls, settings: DevSettings, values: Values | None = None) -> "Dev":
+        """The pairs of a file that have a score, or a label of `values` (the usual ones); a missing text is one blank.
 
-        ConfigError where none is named, or a role is unknown; DataError for a file that is missing or no Parquet, a missing column, texts or scores of another type, and
-        scores of which there are fewer than two, or that are all alike.
+        ConfigError where none is named, or a role is unknown; DataError for a file that is missing or no Parquet, a missing column, texts, scores or labels of another
+        type, a label that is none of the set, and scores of which there are fewer than two, or that are all alike.
         """
         if settings.uri is None:
-            raise ConfigError("train.dev.uri", "an STS file", "none", "name one")
+            raise ConfigError("train.dev.uri", "a file to measure on", "none", "name one")
+        if settings.measure == "accuracy":
+            return cls._labelled(settings, values or Values())
         store, path = store_of(settings.uri)
         source = TaskSettings(kind="sts", uri=settings.uri, columns=settings.columns, options={"low": -math.inf, "high": math.inf})
         task = StsTask.of(source, store, path, EvaluateSettings())
         pairs = task.pairs()
         return cls(task.file.where, tuple(pairs.left), tuple(pairs.right), pairs.gold)
 
-    def score(self, product: Product) -> float:
-        """Spearman x100 of the pairs' cosines with their scores, over all pairs; 0 where all cosines are alike. The same on every rank; each has to call it.
+    @classmethod
+    def _labelled(cls, settings: DevSettings, values: Values) -> "Dev":
+        source = validated(PairSettings, {"uri": settings.uri, "columns": settings.columns, "values": values}, "train.dev")
+        pairs = open_pairs(source, _LABELLED)
+        table = pa.concat_tables(pairs.read(pairs.spans()))
+        left, right, labels = (table[role] for role in _LABELLED)
+        return cls(pairs.name, tuple(left.to_pylist()), tuple(right.to_pylist()), labels.to_numpy(), settings.measure)
+
+    def score(self, product: Product, objective: Objective | None = None) -> float:
+        """Spearman x100 of the pairs' cosines with their scores, over all pairs, and 0 where all cosines are alike; or the percentage of pairs that the objective's
+        classifier puts where people do: accuracy needs one that has it. The same on every rank; each has to call it.
 
         The modules are in eval() meanwhile, and draw no random numbers. DataError, on every rank, for vectors that are not finite.
         """
@@ -64,7 +80,16 @@ class Dev:
             found = f"values that are none in {np.count_nonzero(~finite):,} of {len(finite):,}, first for {self._sentences[0][int(np.argmin(finite))][:80]!r}"
             raise DataError(self.where, "finite vectors", found, "the weights have diverged: lower the learning rate, or take another precision")
         left, right = np.split(vectors[self._sentences[1]], 2)
+        if self.measure == "accuracy":
+            assert objective is not None, "the classifier is the objective's"
+            return self._accuracy(left, right, objective)
         return 100 * correlation(spearman, paired("cosine", left, right), self.gold)
+
+    @torch.no_grad()
+    def _accuracy(self, left: np.ndarray, right: np.ndarray, objective: Objective) -> float:
+        device = next(objective.parameters()).device
+        found = objective.classes(torch.from_numpy(left).to(device), torch.from_numpy(right).to(device))
+        return 100 * float(np.mean(found.cpu().numpy() == self.gold))
 
     @cached_property
     def _sentences(self) -> tuple[list[str], np.ndarray]:

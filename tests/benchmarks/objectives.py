@@ -177,7 +177,7 @@ def trained(job: Job) -> tuple[RunFolder, float]:
     if run.result() is None:
         plan = plan_of(job.train)
         begin(run, plan, job.encoder.path)
-        TrainRank(run, job.encoder, job.train, plan, open_dev(job.train.dev))(Share(), "cpu", lambda *_: None)
+        TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))(Share(), "cpu", lambda *_: None)
     return run, time.perf_counter() - started
 
 

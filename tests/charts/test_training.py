@@ -52,9 +52,10 @@ def test_medians_of_neighbours_stand_for_equally_many():
 def test_the_best_figure_on_dev_is_marked_with_its_value(count: int, place: float):
     points = [(250.0 * number, 80 + math.sin(number)) for number in range(count)]
     best = points[round(place * (count - 1))]
-    chart = dev_chart(points, best[0], Steps(max(250.0 * (count - 1), 1)))
+    chart = dev_chart(points, best[0], Steps(max(250.0 * (count - 1), 1)), "Accuracy")
     assert classes(chart, "circle").count("dot chosen") == 1
     assert f"{best[1]:.2f} at step {best[0]:,.0f}" in chart
+    assert "Accuracy over the steps" in chart
 
 
 @pytest.mark.parametrize("way", [[(-2.0, 0.3)], [(-2.0, 0.3), (-3.0, 0.2)], [(-1e-9, 0.0)] * 5, [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)]])

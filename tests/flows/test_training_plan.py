@@ -42,6 +42,7 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(tmp_
     (("train.objective=simcs",), "did you mean 'simcse'"),
     (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
     (("train.schedule.name=plateau",), "train.schedule plateau: expected a figure on dev"),
+    (("train.dev.measure=accuracy",), r"train.dev.measure accuracy: expected an objective that trains a classifier, .*\(classification, r_drop\), found simcse"),
     (("train.order.batch_rows=1",), "train.order.batch_rows: expected 2 rows or more, since simcse compares them, found 1"),
     (("train.workers=3",), "that 3 workers can share equally, found 8"),
     (("train.objective={name: cert, options: {queue: 7, pairs: false}}",), "queue of cert: expected room for the 8 keys of a batch, found 7 places"),

@@ -1,6 +1,7 @@
 """What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,17 @@ from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.batches import Share
+from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences
 from tests.flows.training import Stop, losses, training_job, until, weights, work, write_sts
+from tests.train.test_start import write_nli
 
 
 def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
     job = training_job(folder, encoder, *overrides)
     run, plan = open_run(job.train, open_folder(job.encoder)), plan_of(job.train)
     begin(run, plan, job.encoder.path)
-    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train.dev))
+    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
 
 
 def train(rank: TrainRank, stop: int = -1) -> None:
@@ -153,3 +156,21 @@ def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, en
 def train_apart(rank: TrainRank, folder: Path, stop: int) -> None:
     """Two processes."""
     torch.multiprocessing.start_processes(work, (2, rank, stop, folder / "meeting"), nprocs=2, start_method="spawn")
+
+
+def test_a_schedule_goes_by_what_the_classifier_gets_right(tmp_path: Path, encoder: Path):
+    data, dev = write_nli(tmp_path / "nli.parquet"), write_nli(tmp_path / "dev.parquet")
+    classifies = (f"train.data={data}", "train.objective=classification", f"train.dev={{uri: {dev}, measure: accuracy, steps: 3}}")
+    plateau = ("train.schedule={name: plateau, decay: 1.0, drop: 0.2, least: 1.0e-5}", "train.optimizer={name: sgd, learning_rate: 1.0, clip: 5.0}", "train.max_steps=12")
+    rank = rank_of(tmp_path, encoder, *classifies, *plateau)
+    train(rank)
+    lines = read_metrics(rank.run.store)
+    told = [line.dev for line in lines if line.dev is not None]
+    assert len(told) == 5
+    assert all(figure == pytest.approx(round(1.92 * figure) / 1.92) for figure in told), "percent of 192 pairs"
+    falls = sum(later < earlier for earlier, later in pairwise(told[:-1]))
+    assert falls, "else the test says nothing"
+    assert lines[-1].learning_rate == pytest.approx(0.2**falls)
+    report = Path(rank.run.report).read_text()
+    assert "Accuracy, % on dev" in report
+    assert "Spearman" not in report

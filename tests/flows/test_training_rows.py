@@ -37,7 +37,7 @@ def trained(job: Job, stop: int = -1) -> tuple[Job, RunFolder]:
     job, run = opened(job)
     plan = plan_of(job.train)
     begun = begin(run, plan, job.encoder.path, [source.uri for source in job.train.data])
-    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train.dev), begun)(Share(), "cpu", until(stop))
+    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), begun)(Share(), "cpu", until(stop))
     return job, run
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.report.card import card
 from pipeline.report.signs import warnings
 from pipeline.report.training import Report, Source, render, sections, verdict
 from pipeline.train.figures import Figures
@@ -50,6 +51,14 @@ def test_the_weights_that_the_encoder_has_are_marked():
     assert kept_row(with_settings(dev={"uri": "dev.parquet", "keep": "last"})) == "last"
     last = replace(FULL, lines=(*LINES[:-1], line(500, dev=90.0)), best_step=500)
     assert kept_row(last) == "best"                     # and it is the last one too
+
+
+def test_accuracy_is_called_so():
+    report = with_settings(dev={"uri": "nli.parquet", "measure": "accuracy"})
+    assert "Accuracy, % on dev" in words(report)
+    assert "Spearman" not in words(report)
+    assert "Pairs that the classifier got right, in percent, of `nli.parquet`" in card(report)
+    assert "Spearman" not in card(report)
 
 
 def test_figures_that_nobody_has_are_left_out():

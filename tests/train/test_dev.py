@@ -20,8 +20,10 @@ from pipeline.models.folder import open_folder
 from pipeline.models.heads import TanhHead
 from pipeline.models.trainable import load_trainable
 from pipeline.objectives import Product
+from pipeline.objectives.classification import Classification
+from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.settings.training import DevSettings
+from pipeline.settings.training import DevSettings, Values
 from pipeline.train.dev import Best, Dev
 from tests.models import folders
 from tests.objectives.tiny import texts
@@ -142,7 +144,7 @@ def test_what_cannot_be_measured_is_told_when_it_is_opened(tmp_path: Path, colum
 def test_a_file_that_is_not_there_is_told_too(tmp_path: Path):
     with pytest.raises(DataError, match="no such file"):
         Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet")))
-    with pytest.raises(ConfigError, match="an STS file, found none"):
+    with pytest.raises(ConfigError, match="a file to measure on, found none"):
         Dev.open(DevSettings())
 
 
@@ -152,6 +154,43 @@ def test_columns_have_other_names_and_scores_any_scale(tmp_path: Path, folder: P
     pq.write_table(table, tmp_path / "dev.parquet")
     dev = Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}))
     assert dev.score(Product(encoder_of(folder))) == Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder_of(folder)))
+
+
+NLI = {"premise": ["a", "b", None, "d", "a"], "hypothesis": ["d", "e", "f", "g", "h"], "label": ["neutral", "-", "entailment", "contradiction", "neutral"]}
+
+
+def test_accuracy_is_that_of_the_classifier_over_what_inference_uses(folder: Path, tmp_path: Path):
+    dev = Dev.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
+    encoder = encoder_of(folder)
+    objective, figures = Classification(encoder), []
+    vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(["a", " ", "d", "a", "d", "f", "g", "h"])
+    left, right, gold = vectors[:4], vectors[4:], [1, 0, 2, 1]                     # without the row that has no label
+    for seed in range(12):
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(linear := objective.classifier.get_parameter("weight"))
+        logits = np.concatenate([left, right, np.abs(left - right)], axis=1) @ linear.detach().numpy().T + objective.classifier.get_parameter("bias").detach().numpy()
+        figures.append(dev.score(Product(encoder), objective))
+        assert figures[-1] == 100 * np.mean(logits.argmax(1) == gold)
+        assert linear.grad is None
+    assert len(set(figures)) > 2
+    both = Sum(encoder, [Term("classification", 1.0, objective)])
+    assert dev.score(Product(encoder), both) == figures[-1]
+
+
+@pytest.mark.parametrize(("columns", "named", "kind", "message"), [
+    ({name: NLI[name] for name in ("premise", "label")}, {}, DataError, "hypothesis"),
+    (NLI | {"label": ["neutral"] * 4 + ["maybe"]}, {}, DataError, r"row 4.*one of entailment \(0\), neutral \(1\), contradiction \(2\), found 'maybe'"),
+    (NLI | {"label": ["-"] * 5}, {}, DataError, "rows to train on, found"),
+    (NLI, {"labels": "label"}, ConfigError, "did you mean 'label'"),
+])  # fmt: skip
+def test_labels_that_cannot_be_measured_are_told(tmp_path: Path, columns: Mapping[str, object], named: dict[str, str], kind: type[PipelineError], message: str):
+    with pytest.raises(kind, match=message):
+        Dev.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", columns)), measure="accuracy", columns=named))
+
+
+def test_labels_mean_what_they_do_in_the_training_rows(tmp_path: Path):
+    place = write(tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]})
+    assert Dev.open(DevSettings(uri=str(place), measure="accuracy"), Values(labels=("yes", "no"))).gold.tolist() == [1, 0]
 
 
 @pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data")
