@@ -23,6 +23,7 @@ from pipeline.settings import ClusterSettings
 _LOOK_S = 0.5
 _ANSWER_S = 10.0        # to connect to a cluster
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
+_PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}     # at Ray's own 1,000 each stage of a short night waits for processes of its own
 
 _NO_ADDRESS = {
     "cluster.address": "set cluster.address to null for a local one", "RAY_ADDRESS": "unset RAY_ADDRESS for a local one", "local Ray": "look at its logs below /tmp/ray",
@@ -173,7 +174,7 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     address, named = address_of(settings)
     _check_answers(address, named)
     try:
-        own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE} if address == "local" else {}
+        own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
         with _own_signals(), _hushed(verbose):
             ray.init(address=address, **own, **noise)
     except ValueError as error:

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -38,6 +40,17 @@ def test_a_pool_grows_from_one_actor_while_there_is_work(cluster: Cluster):
     made = dict(map_units(Where(0.3), list(range(12)), Pool(2, cpus=0.5, least=1, now=1)))
     assert len(made) == 12
     assert len({process for process, *_ in made.values()}) == 2
+
+
+def test_processes_stay_for_the_next_stage(cluster: Cluster):
+    def processes() -> set[int]:
+        with ThreadPoolExecutor(4) as pool:
+            return {process for process, *_ in pool.map(lambda number: run_task(Where(2.0), number, Pool(1, cpus=0.5)), range(4))}
+
+    first = processes()
+    assert len(first) > 2, "more than the two that Ray keeps in any case for two CPUs"
+    time.sleep(4.0)
+    assert processes() <= first
 
 
 @pytest.fixture
