@@ -168,7 +168,7 @@ def _learning(report: Report, steps: Steps) -> list[Chart]:
     charts, dev = [], report.dev
     if dev:
         points = _points(report.lines, "dev")
-        name = f"{report.measure[0].upper()}{report.measure[1:]} on dev"
+        name = f"{report.measure.capitalize()} on dev"
         charts.append(Chart(name, dev_chart(points, dev["best"].step, steps, name), "Larger is better; over all pairs of the file."))
     curves = {"loss": _points(report.lines, "loss")}
     parts = list(dict.fromkeys(name for line in report.lines for name in line.parts))
