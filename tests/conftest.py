@@ -1,12 +1,106 @@
-"""Fixtures for all tests: an S3 server on loopback, and a proxy before it that fails on purpose."""
+"""Fixtures for all tests: the workers that nights run on, small encoders, an S3 server on loopback, and a proxy before it that fails on purpose."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.update(RAY_worker_niceness="0")         # Ray: 15, which starves its workers beside any other busy process, such as another test
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"         # as many pytest processes as cores: threads beyond one each would only wait for one another
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from typer.testing import CliRunner
 
+from jobs.cli import app
+from pipeline.flows.cluster import Cluster, connect
+from pipeline.flows.probe import EncodeTexts
+from pipeline.flows.process import OneProcess
+from pipeline.log import Stages
+from pipeline.models.encoder import Encoder, load_encoder
+from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from tests.faults import FaultyProxy
 from tests.server import s3_server
+
+ROOT = Path(__file__).parent.parent
+
+_ANY_HEALTH = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("fast", max_examples=20, derandomize=True, **_ANY_HEALTH)
+settings.register_profile("thorough", max_examples=200, **_ANY_HEALTH)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Property tests try a few fixed examples in the fast suite, and many random ones under `-m slow`."""
+    settings.load_profile("thorough" if _is_slow(config) else "fast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Count property tests among the slow ones where these are asked for. Under xdist, keep the tests of a file together for its module fixtures,
+    and all tests that need Ray for the one Ray of the session.
+    """
+    for item in items:
+        if _is_slow(config) and item.get_closest_marker("hypothesis"):
+            item.add_marker("slow")
+        names = item.fixturenames if isinstance(item, pytest.Function) else ()
+        item.add_marker(pytest.mark.xdist_group("ray" if "ray_cluster" in names else item.nodeid.partition("::")[0]))
+
+
+def _is_slow(config: pytest.Config) -> bool:
+    return config.option.markexpr == "slow"
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Restore torch's number of threads, which loading an encoder sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneProcess]:
+    """The child process of small nights, shared by the whole session: it loads torch once instead of once per night. It sees the S3 server, and a cache of its own."""
+    process = OneProcess()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        process.warm(EncodeTexts(EncoderSettings(path=str(encoder)), EncodeSettings()))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def cluster(child: OneProcess) -> Iterator[Cluster]:
+    """Workers without Ray: every flow of the test hands its work to the session's child process."""
+    with connect(ClusterSettings(), Stages(), process=child) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The one local Ray of the session. Its workers inherit the environment of this moment: the S3 server, a cache, the path of the tests' tasks."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+        environment.setenv("RAY_metrics_report_interval_ms", "2000")        # Ray: 10,000, which tests of metrics would wait for
+        with connect(ClusterSettings(), Stages()) as connected:
+            yield connected
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three random layers of width 48 with a tokenizer of 290 pieces."""
+    from tests.models.folders import save_folder  # transformers takes seconds to import
+
+    return save_folder(tmp_path_factory.mktemp("encoder"), "bert")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Encoder:
+    """The packaged all-MiniLM-L6-v2."""
+    return load_encoder(EncoderSettings(), EncodeSettings(), "cpu")
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +108,27 @@ def s3() -> Iterator[str]:
     """URI of a bucket on a server that speaks S3 over HTTP; endpoint and credentials are in the environment while it runs."""
     with s3_server("manta-tests") as (uri, _):
         yield uri
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code, standard output and standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run the command `manta` in this process. Answers go to the file descriptor of standard output, help and messages to Python's streams."""
+
+    def run(*arguments: str) -> Ended:
+        capfd.readouterr()
+        ended = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        out, err = capfd.readouterr()
+        return Ended(ended.exit_code, ended.stdout + out, ended.stderr + err)
+
+    return run
 
 
 @pytest.fixture

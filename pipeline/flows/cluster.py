@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.board import open_board
-from pipeline.flows.process import OneProcess, working_with
+from pipeline.flows.process import OneProcess, at_hand, working_with
 from pipeline.flows.units import Pool
 from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
@@ -96,10 +96,11 @@ class Cluster:
 
 @contextlib.contextmanager
 def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False, process: OneProcess | None = None) -> Iterator[Cluster]:
-    """The cluster, connected; disconnected at the end, and stopped where it was started here. An already connected Ray is used as it is.
+    """Connect to the cluster for the duration of the block; stop it afterwards if it was started here. A Ray that is already connected is used as it is.
 
-    process: does all work instead, without any Ray.
+    process: does all work instead, without any Ray. A child process that is already at hand is used as it is, too.
     """
+    process = process or at_hand()
     if process is not None:
         with working_with(process):
             yield Cluster((Node(settings.cpus_per_worker),))       # it is the one worker, whatever a worker of Ray's would take

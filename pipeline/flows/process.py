@@ -86,26 +86,31 @@ def at_hand() -> OneProcess | None:
 
 
 def arithmetic(encode: EncodeSettings, *, alone: bool | None = None) -> EncodeSettings:
-    """How a worker encodes: as set, but on all cores where it is the only one. The number of threads changes no bit of a vector."""
+    """Settings of a worker's encoder: on all cores if it is the only worker, within OMP_NUM_THREADS. The number of threads changes no bit of a vector."""
     if not (_at_hand is not None if alone is None else alone):
         return encode
-    return encode.model_copy(update={"threads": max(encode.threads, len(os.sched_getaffinity(0)))})
+    bound = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0))
+    return encode.model_copy(update={"threads": max(encode.threads, min(cores, int(bound)) if bound.isdigit() and int(bound) else cores)})
 
 
 @contextlib.contextmanager
 def working_with(process: OneProcess) -> Iterator[None]:
-    """`process` does all work inside."""
+    """Let `process` do all work for the duration of the block."""
     global _at_hand
-    _at_hand = process
+    outer, _at_hand = _at_hand, process
     try:
         yield
     finally:
-        _at_hand = None
+        _at_hand = outer
 
 
 @contextlib.contextmanager
 def standing_by(wanted: bool) -> Iterator[OneProcess | None]:
-    """A child process, ended at the end; None where none is wanted."""
+    """Start a child process and end it after the block; None if it is not wanted. A child that is already at hand is used and left running."""
+    if _at_hand is not None:
+        yield _at_hand
+        return
     process = OneProcess() if wanted else None
     try:
         yield process

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.augment.keep import REASONS, Candidates, Judged, comparable, judge, repetitions
@@ -45,7 +45,6 @@ def counted(text: str, run: int) -> tuple[int, int]:
     return sum(a == b and a.isalnum() for a, b in pairwise(pieces)), max(runs.values(), default=0)
 
 
-@settings(deadline=None)
 @given(st.lists(SENTENCES, min_size=1, max_size=6), st.integers(1, 4))
 def test_what_is_compared_and_what_repeats_is_what_a_plain_program_finds(texts: list[str], run: int):
     assert comparable(strings(texts)).to_pylist() == [spelled(text) for text in texts]
@@ -155,7 +154,6 @@ def test_a_variant_in_another_language_is_found():
     assert language(TEXT, "Deux jeunes hommes jouent dehors avec un jouet.") == "language"
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(SENTENCES, st.none() | SENTENCES, st.none() | SENTENCES, st.none() | st.just("too_long_for_model")), min_size=1, max_size=8),
        st.booleans(), st.booleans(), st.sampled_from([None, (0.5, 2.0)]), st.sampled_from([None, 1, 2]))
 def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbours(rows: list[Any], identical: bool, duplicates: bool, ratio: Any, repeats: Any):

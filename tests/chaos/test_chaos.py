@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from pipeline.store.release import Releases
 from pipeline.store.store import PARTIAL, open_store
@@ -17,6 +18,7 @@ from tests.chaos.points import POINTS, Shot, point_of
 from tests.flows.conftest import ROOT, job_arguments, sentences
 from tests.models.folders import save_folder
 
+pytestmark = pytest.mark.slow
 PEACE = {"kills": 0.0, "points": 0, "cuts": 0, "full": 0, "twice": 0.0, "minutes": 9.0}
 
 

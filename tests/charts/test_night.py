@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, percent, ticks
@@ -28,7 +28,6 @@ def inside(svg: str) -> ElementTree.Element:
     return chart
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=60), st.sampled_from([1, 10, 128, 256, 300, 8_192]))
 def test_lengths_of_any_kind_fit_and_none_is_lost(lengths: list[int], limit: int) -> None:
     chart = inside(length_chart(length_histogram(np.array(lengths), limit), limit))

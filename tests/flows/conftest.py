@@ -1,7 +1,6 @@
-"""One small Ray for all tests of flows, a small random encoder, and a corpus of made-up sentences."""
+"""A corpus of made-up sentences, and jobs over it."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,32 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.cluster import Cluster, connect
-from pipeline.log import Stages
-from pipeline.settings import ClusterSettings, Job
-from tests.models.folders import save_folder
+from pipeline.settings import Job
 
 ROOT = Path(__file__).parent.parent.parent
+ON_RAY = "cluster.small_rows=0"         # even a small night starts Ray
 WORDS = (
     *("a", "the", "man", "woman", "dog", "girl", "boy", "reads", "runs", "stands", "cleans", "sleeps", "jumps", "grass", "window", "river", "bank", "ladder"),
     *("book", "shirt", "blue", "quick", "brown", "lazy", "old", "near", "over", "on", "in", "and"),
 )
-
-
-@pytest.fixture(scope="session")
-def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A local Ray, shared by all tests. Its workers inherit what is in the environment now: the S3 server, a cache, where the tests' tasks are."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-        with connect(ClusterSettings(), Stages()) as connected:
-            yield connected
-
-
-@pytest.fixture(scope="session")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three random layers of width 48 with a tokenizer of 290 pieces."""
-    return save_folder(tmp_path_factory.mktemp("encoder"), "bert")
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -69,6 +50,6 @@ def job_arguments(folder: Path, encoder: Path) -> list[str]:
     """The job as command line overrides."""
     return [
         f"corpus.uri={folder / 'corpus'}", "corpus.keep=[text, lang]", f"encoder.path={encoder}", "encode.unit_rows=50", "index.queries=60",
-        "index.shards=2", "whiten.dev_texts=50", "cluster.small_rows=0",
+        "index.shards=2", "whiten.dev_texts=50",
         f"release.root={folder / 'releases'}",
     ]

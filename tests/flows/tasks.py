@@ -4,9 +4,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
+from pipeline.flows.board import open_board
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.units import progress
 
@@ -39,6 +41,39 @@ class Where:
         start = time.time()
         time.sleep(self.seconds)
         return os.getpid(), ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())), start, time.time()
+
+
+@dataclass(frozen=True)
+class Meet:
+    """The worker's process id, once `count` workers are at an item at the same time. folder: where they leave their marks."""
+
+    folder: str
+    count: int
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        Path(self.folder, str(os.getpid())).touch()
+        while len(os.listdir(self.folder)) < self.count:
+            time.sleep(0.02)
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class Long:
+    """The item, after `seconds`, while the watch over it waits `patience_s` for a sign of life."""
+
+    seconds: float
+    patience_s: float
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        open_board(self.patience_s)
+        time.sleep(self.seconds)
+        return item
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from tests.flows.conftest import ROOT, job_arguments, sentences, write_corpus
+from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 from tests.flows.poisoned import KILLS, RAISES
 
 # what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their children too
@@ -78,11 +78,12 @@ def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path:
     assert child.rejected == {}
 
 
+@pytest.mark.slow
 def test_harmful_texts_end_in_quarantine_and_all_others_in_the_index(encoder: Path, tmp_path: Path, poison: dict[str, str]):
     write_corpus(tmp_path / "corpus", count=90)
     harmful = pa.table({"id": ["killer", "raiser"], "text": [KILLS, RAISES], "lang": ["en", "en"]})
     pq.write_table(harmful, tmp_path / "corpus" / "part-1b.parquet")
-    arguments = [*job_arguments(tmp_path, encoder), "encode.unit_rows=46", "whiten.mode=off", "gates.recall_at_10=", "cluster.workers=1"]
+    arguments = [*job_arguments(tmp_path, encoder), "encode.unit_rows=46", "whiten.mode=off", "gates.recall_at_10=", "cluster.workers=1", ON_RAY]
     night = subprocess.run([sys.executable, "-m", "jobs.nightly", "--json", *arguments], cwd=ROOT, env=poison, capture_output=True, text=True, check=False, timeout=500)
     assert night.returncode == 0, night.stderr[-3000:]
     store = open_store(tmp_path / "releases")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from pipeline.augment import built
 from pipeline.flows.augment import Augmentation, augment
@@ -19,10 +20,10 @@ from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from tests.report.test_night import Page
 
-ALONE = "cluster.small_rows=1000000"            # one process instead of Ray
 EDITS = ("augment.unit_rows=50", "augment.variants.cut={method: crop, options: {share: 0.5}}", "augment.variants.less={method: delete, options: {count: 2}}")
 STRICT = "augment.keep.length_ratio=[0.5, 2.0]"
 MakeJob = Callable[..., Job]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def rows_of(made: Augmentation) -> list[dict[str, Any]]:
@@ -38,7 +39,7 @@ def reported(made: Augmentation, job: Job, most: int) -> Report:
 
 
 def test_the_page_stands_beside_its_manifest_and_says_what_is_in_the_units(make_job: MakeJob):
-    job = make_job(ALONE, STRICT, "augment.keep.similarity=[0.2, 0.99]", *EDITS)
+    job = make_job(STRICT, "augment.keep.similarity=[0.2, 0.99]", *EDITS)
     made = augment(job, Stages())
     assert made.report == made.uri.removesuffix(".json") + ".html"
     shown, rows = " ".join(Page(page_of(made)).words.replace("\u00a0", " ").split()), rows_of(made)
@@ -61,7 +62,7 @@ def test_the_page_stands_beside_its_manifest_and_says_what_is_in_the_units(make_
 
 
 def test_examples_are_rows_and_repeat(make_job: MakeJob, tmp_path: Path):
-    job = make_job(ALONE, STRICT, *EDITS)
+    job = make_job(STRICT, *EDITS)
     made = augment(job, Stages())
     sample, rows = reported(made, job, most=1_000).sample, {row["text"]: row for row in rows_of(made)}
     assert len({example.text for example in sample.examples}) == 20
@@ -71,7 +72,7 @@ def test_examples_are_rows_and_repeat(make_job: MakeJob, tmp_path: Path):
     for reason, rejected in sample.rejected.items():
         assert len(rejected) == 5
         assert all(rows[each.text][f"reason_{each.label}"] == reason and rows[each.text][f"rejected_{each.label}"] == each.variant for each in rejected)
-    anew = make_job(ALONE, STRICT, *EDITS, "augment.unit_rows=130", f"release.root={tmp_path / 'other'}")
+    anew = make_job(STRICT, *EDITS, "augment.unit_rows=130", f"release.root={tmp_path / 'other'}")
     again = reported(augment(anew, Stages()), anew, most=1_000).sample
     assert {example.text for example in again.examples} == {example.text for example in sample.examples}, "whatever unit they stand in"
 
@@ -81,7 +82,7 @@ def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(mak
     texts[270] = "word"                                                             # a crop of it is itself
     pq.write_table(pa.table({"id": [f"{number:03d}" for number in range(300)], "text": texts}), tmp_path / "rare.parquet")
     source = ("corpus.keep=[text]", f"corpus.uri={tmp_path / 'rare.parquet'}", "augment.unit_rows=20")
-    job = make_job(ALONE, *source, "augment.variants.cut={method: crop, options: {share: 0.4}}")
+    job = make_job(*source, "augment.variants.cut={method: crop, options: {share: 0.4}}")
     made = augment(job, Stages())
     assert made.rates()["cut"]["identical"] == 1
     for most in (30, 45):
@@ -91,7 +92,7 @@ def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(mak
 
 
 def test_a_page_that_is_gone_comes_back_and_one_that_is_there_stays(make_job: MakeJob):
-    settings = (ALONE, *EDITS)
+    settings = EDITS
     made = augment(make_job(*settings), Stages())
     first = page_of(made)
     assert augment(make_job(*settings), Stages()).report == made.report
@@ -104,7 +105,7 @@ def test_a_page_that_is_gone_comes_back_and_one_that_is_there_stays(make_job: Ma
 
 
 def test_prune_takes_the_page_with_its_manifest(make_job: MakeJob, tmp_path: Path):
-    settings = (ALONE, *EDITS)
+    settings = EDITS
     augment(make_job(*settings), Stages())
     pq.write_table(pa.table({"id": ["new"], "text": ["one more sentence than before"], "lang": ["en"]}), tmp_path / "corpus" / "part-9.parquet")
     made = augment(make_job(*settings), Stages())

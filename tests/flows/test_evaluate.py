@@ -18,9 +18,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from pipeline.errors import ConfigError, DataError, ModelError, SpaceMismatch
-from pipeline.flows.cluster import Cluster
 from pipeline.flows.evaluate import Evaluation, evaluate, wanted
 from pipeline.flows.findings import facts_of, keep, page_of
+from pipeline.flows.process import OneProcess, working_with
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
@@ -34,6 +34,8 @@ from tests.flows.conftest import ROOT, sentences
 from tests.flows.evaluating import arguments, distinct, job, write_pairs
 from tests.index.published import Publisher
 from tests.models.folders import save_folder
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +61,12 @@ def write_whitening(file: Path, encoder: Path, space_id: str | None = None) -> W
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path, encoder: Path) -> Evaluation:
+def found(folder: Path, encoder: Path, child: OneProcess) -> Evaluation:
     """Raw, whitened, and another pooling of one encoder."""
     write_whitening(folder / "whitening.safetensors", encoder)
     candidates = f"[{{}}, {{transform: {folder / 'whitening.safetensors'}}}, {{name: cls, encoder: {{path: {encoder}, pooling: cls}}}}]"
-    return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
+    with working_with(child):
+        return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
 
 
 def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float:
@@ -247,10 +250,3 @@ def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
     page = Path(kept.report).read_text()
     assert all(each.name in page for each in found.candidates)
     assert "no file sts/STS14.parquet" in page
-
-
-def test_on_a_cluster_and_in_a_bucket_the_figures_are_the_same(cluster: Cluster, s3: str, folder: Path, encoder: Path, found: Evaluation):
-    made = evaluate(job(folder, encoder, f"evaluate.root={s3}/evaluate", "cluster.small_rows=0", "encode.unit_rows=30"), Stages())
-    assert made.encoded == found.encoded // 2
-    assert [each.scored[0].result.value for each in made.measured] == [each.scored[0].result.value for each in found.measured]
-    assert [each.scored[0].draws for each in made.measured] == [each.scored[0].draws for each in found.measured]

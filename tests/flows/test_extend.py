@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
-from pipeline.flows.cluster import Cluster
+from pipeline.flows.cluster import Cluster, connect
 from pipeline.flows.extend import extend_index
 from pipeline.flows.placed import Placed
+from pipeline.flows.process import OneProcess
 from pipeline.flows.shards import load_queries, load_truth
 from pipeline.index.search import open_release
 from pipeline.log import Stages
+from pipeline.settings import ClusterSettings
 from pipeline.store.units import FileRef
 from tests.flows.extending import DIM, Chain
 
+pytestmark = pytest.mark.usefixtures("cluster")
 WIDE = ("index.nprobe=99",)             # all lists: then an IVF index is exhaustive
 
 
@@ -111,10 +114,11 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
 
 
 @pytest.fixture(scope="module")
-def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+def first(child: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     """A first night, to be copied."""
-    chain = Chain(tmp_path_factory.mktemp("first") / "root", cluster, ("index.kind=ivf_flat", "index.nlist=8", *WIDE)).add(300).add(300).kill(10)
-    chain.night()
+    with connect(ClusterSettings(), Stages(), process=child) as cluster:
+        chain = Chain(tmp_path_factory.mktemp("first") / "root", cluster, ("index.kind=ivf_flat", "index.nlist=8", *WIDE)).add(300).add(300).kill(10)
+        chain.night()
     return chain
 
 

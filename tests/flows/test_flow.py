@@ -16,12 +16,11 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.cluster import Cluster
-from pipeline.flows.flow import FlowTraining, TrainFlow, check_flow, train_flow
+from pipeline.flows.flow import FlowTraining, TrainFlow, check_flow
 from pipeline.flows.night import through_encoding, through_whitening
 from pipeline.flows.nightly import nightly
 from pipeline.flows.order import RowOrder
 from pipeline.flows.placed import LiveRows
-from pipeline.flows.units import Pool
 from pipeline.log import Stages
 from pipeline.post import load_transform, space_after
 from pipeline.post.chain import steps_of
@@ -120,20 +119,6 @@ def test_likelihood_of_held_out_rows_rises_and_the_curve_says_how(tmp_path: Path
 def test_a_part_of_an_epoch_trains_on_as_many_rows(tmp_path: Path):
     flow = trained(training(tmp_path, epochs=0.5))
     assert (flow.curve[-1].step, flow.fitted_rows) == (7, 7 * 32)
-
-
-def test_the_worker_of_a_cluster_makes_the_same_bytes_and_a_second_run_finds_them(cluster: Cluster, tmp_path: Path):
-    alone, on_ray = training(tmp_path / "alone"), training(tmp_path / "ray")
-    assert alone.id == on_ray.id
-    flow = trained(alone)
-    with Stages()("train") as bar:
-        assert train_flow(on_ray, Pool(1, cpus=0.5), bar).to_bytes() == flow.to_bytes()
-    assert (bar.total, bar.stage.done) == (70 * 32, 70 * 32)
-    assert stored(alone) == stored(on_ray)
-    assert sorted(Path(path).name for path in stored(on_ray)) == sorted([f"{flow.transform_id[:24]}.safetensors", "record.json"])
-    start = time.perf_counter()
-    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes()
-    assert time.perf_counter() - start < 5, "no worker was asked for"
 
 
 def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Geometry of candidates: equal to measuring by hand, an encoder measured once for all its transforms, taken over by a second run, and what is missing named."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ from pipeline.flows.contenders import Contender
 from pipeline.flows.evaluate import evaluate
 from pipeline.flows.findings import keep
 from pipeline.flows.geometry import measure_geometry
-from pipeline.flows.process import OneProcess
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
 from pipeline.models.folder import open_folder
@@ -28,20 +27,14 @@ from pipeline.store.store import Store, open_store
 from pipeline.store.units import FileRef
 from tests.flows.conftest import sentences
 
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[OneProcess]:
-    """One child in place of a cluster, warm for all tests."""
-    child = OneProcess()
-    yield child
-    child.close()
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture
-def measure(process: OneProcess, tmp_path: Path) -> Callable[..., Geometry]:
+def measure(tmp_path: Path) -> Callable[..., Geometry]:
     def made(job: Job, *candidates: Contender) -> Geometry:
         stages = Stages()
-        with connect(ClusterSettings(), stages, process=process) as cluster:
+        with connect(ClusterSettings(), stages) as cluster:
             return measure_geometry(job, candidates, open_store(tmp_path / "evaluations"), cluster, stages)
 
     return made
@@ -133,7 +126,7 @@ def test_word_vectors_have_no_layers_and_say_so(make_job: Callable[..., Job], me
 
 
 def test_an_evaluation_shows_geometry_without_any_task(make_job: Callable[..., Job]):
-    made = evaluate(make_job("evaluate.geometry.sentences=60", "cluster.small_rows=60"), Stages(), geometry=True)
+    made = evaluate(make_job("evaluate.geometry.sentences=60"), Stages(), geometry=True)
     kept = keep(made, "today")
     assert kept.facts["geometry"]["sentences"] == 60
     assert "Geometry of the space" in Path(kept.report).read_text()

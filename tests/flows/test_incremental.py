@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import load_settings
@@ -26,17 +26,18 @@ from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences
 from tests.models.folders import save_folder
 
+pytestmark = pytest.mark.usefixtures("cluster")
 TEXTS = sentences(80, seed=3)
 Corpus = dict[str, list[tuple[str, str]]]
 
 
 class Night:
-    """A corpus folder and a root; every night is one process beside this one."""
+    """A corpus folder and a root, and the nights over them."""
 
     def __init__(self, folder: Path, encoder: Path, *overrides: str) -> None:
         self.folder, self.input = folder, folder / "corpus"
         self.input.mkdir(parents=True)
-        arguments = [argument for argument in job_arguments(folder, encoder) if not argument.startswith(("corpus.keep", "cluster."))]
+        arguments = [argument for argument in job_arguments(folder, encoder) if not argument.startswith("corpus.keep")]
         self.job: Job = load_settings(Job, None, (*arguments, "encode.unit_rows=16", "index.queries=20", "corpus.keep=[]", "corpus.max_quarantined=1", *overrides))
         self.files: Corpus = {}
         self.clock = 0
@@ -112,7 +113,7 @@ corpora = st.dictionaries(st.sampled_from(["a.parquet", "b.parquet", "c.parquet"
 BASE = [(f"base-{number}", TEXTS[40 + number]) for number in range(40)]
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 10)        # an example is four nights
 @given(st.lists(corpora, min_size=3, max_size=3))
 def test_incremental_equals_from_scratch(tmp_path, encoder, sequence):
     top = tmp_path / uuid.uuid4().hex

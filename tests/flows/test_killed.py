@@ -14,16 +14,26 @@ import psutil
 import pytest
 
 from pipeline import open_release
+from pipeline.config import load_settings
+from pipeline.flows.nightly import nightly
+from pipeline.flows.process import OneProcess, working_with
+from pipeline.log import Stages
+from pipeline.settings import Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.conftest import ROOT, job_arguments, write_corpus
+from tests.flows.conftest import ON_RAY, ROOT, job_arguments, write_corpus
 
 _PATIENCE_S = 180.0
+_ROWS, _UNITS = 800, 32
+IN_ONE_PROCESS = "cluster.small_rows=5000"
+
+
+def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
+    return [*job_arguments(folder, encoder), "gates.recall_at_10=0.1", "whiten.mode=off", "encode.unit_rows=25", *overrides]
 
 
 def start(folder: Path, encoder: Path, *overrides: str) -> subprocess.Popen[str]:
-    arguments = [*job_arguments(folder, encoder), "gates.recall_at_10=0.1", "whiten.mode=off", "encode.unit_rows=25", *overrides]
-    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments(folder, encoder, *overrides)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MANTA_LOG": "json"})
 
 
@@ -47,47 +57,49 @@ def unit_bytes(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_corpus(tmp_path / "corpus", count=1500)
+    write_corpus(tmp_path / "corpus", count=_ROWS)
     return tmp_path
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, child: OneProcess, encoder: Path) -> Path:
     """The root of a night that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    write_corpus(folder / "corpus", count=1500)
-    answer = finish(start(folder, encoder))
-    assert (answer["status"], answer["release"], answer["rows"]) == ("published", 1, 1500)
+    write_corpus(folder / "corpus", count=_ROWS)
+    with working_with(child):
+        outcome = nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages())
+    assert (outcome.status, outcome.release, outcome.rows) == ("published", 1, _ROWS)
     return folder / "releases"
 
 
 def wait_for_units(root: Path, count: int, night: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while len(records(root)) < count and night.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
-def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path, undisturbed: Path):
+@pytest.mark.parametrize("workers", [IN_ONE_PROCESS, pytest.param(ON_RAY, marks=pytest.mark.slow)])
+def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path, undisturbed: Path, workers: str):
     root = folder / "releases"
-    night = start(folder, encoder)
+    night = start(folder, encoder, workers)
     wait_for_units(root, 3, night)
     night.send_signal(signal.SIGKILL)
     night.communicate()
     before = records(root)
-    assert 3 <= len(before) < 60, "it was killed in the middle of encoding"
-    time.sleep(2)                                       # its workers die with it
-    assert finish(start(folder, encoder))["status"] == "published"
+    assert 3 <= len(before) < _UNITS, "it was killed in the middle of encoding"
+    assert finish(start(folder, encoder, workers))["status"] == "published"
     after = records(root)
-    assert len(after) == 60
+    assert len(after) == _UNITS
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
     assert unit_bytes(root) == unit_bytes(undisturbed)
     queries = ["a man reads", "the lazy dog sleeps near the river"]
     assert open_release(str(root)).search(queries, 10) == open_release(str(undisturbed)).search(queries, 10)
 
 
+@pytest.mark.slow
 def test_killed_workers_are_replaced_and_the_night_ends_the_same(folder: Path, encoder: Path, undisturbed: Path):
     root = folder / "releases"
-    night = start(folder, encoder)
+    night = start(folder, encoder, ON_RAY)
     killed = 0
     for done in (2, 10):
         wait_for_units(root, done, night)
@@ -99,9 +111,10 @@ def test_killed_workers_are_replaced_and_the_night_ends_the_same(folder: Path, e
     assert unit_bytes(root) == unit_bytes(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet/raylet", "gcs/gcs_server"])
 def test_a_night_whose_ray_is_killed_says_so_at_once_and_goes_on_where_it_was(folder: Path, encoder: Path, undisturbed: Path, part: str):
-    night = start(folder, encoder)
+    night = start(folder, encoder, ON_RAY)
     wait_for_units(folder / "releases", 3, night)
     (server,) = [child for child in psutil.Process(night.pid).children() if child.cmdline()[0].endswith(part)]
     server.kill()
@@ -114,6 +127,7 @@ def test_a_night_whose_ray_is_killed_says_so_at_once_and_goes_on_where_it_was(fo
     assert unit_bytes(folder / "releases") == unit_bytes(undisturbed)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder: Path, undisturbed: Path):
     root = folder / "releases"
     shutil.copytree(undisturbed, root)
@@ -121,10 +135,11 @@ def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder:
     damaged.write_bytes(damaged.read_bytes()[:1000])
     for name in ("commits", "releases", "indexes"):
         shutil.rmtree(root / name)                      # as if the night had stopped before the index
-    finish(start(folder, encoder))
+    nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages())
     assert unit_bytes(root) == unit_bytes(undisturbed)
 
 
+@pytest.mark.slow
 def test_of_two_nights_at_once_one_publishes_and_the_other_says_so(folder: Path, encoder: Path):
     nights = [start(folder, encoder), start(folder, encoder)]
     answers = [finish(night) for night in nights]
@@ -132,4 +147,4 @@ def test_of_two_nights_at_once_one_publishes_and_the_other_says_so(folder: Path,
     assert {answer["release"] for answer in answers} == {1}
     releases = Releases(open_store(folder / "releases"))
     assert [commit.kind for commit in releases.history()] == ["publish"]
-    assert open_release(str(folder / "releases")).manifest.rows == 1500
+    assert open_release(str(folder / "releases")).manifest.rows == _ROWS

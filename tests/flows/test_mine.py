@@ -1,7 +1,5 @@
 """Hard negatives of training pairs, against a brute-force search over all of them."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,9 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows import mining
-from pipeline.flows.cluster import Cluster, connect
+from pipeline.flows.cluster import connect
 from pipeline.flows.mine import _units, mine
 from pipeline.flows.mining import Relate
-from pipeline.flows.process import OneProcess, standing_by
-from pipeline.flows.train import train
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
 from pipeline.settings import Job
@@ -27,23 +23,20 @@ from pipeline.text.pairs import open_pairs
 from tests.flows.conftest import sentences
 
 PAIRS = 180
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[OneProcess]:
-    """One child for all tests."""
-    with standing_by(True) as child:
-        assert child is not None
-        yield child
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
-    """Two files of pairs: anchors that stand in several, positives that do, positives that are anchors too, and white space around texts."""
+    return write_questions(tmp_path_factory.mktemp("pairs"))
+
+
+def write_questions(folder: Path) -> tuple[Path, list[tuple[str, str]]]:
+    """Write two files of pairs: anchors in several pairs, positives in several pairs, positives that are anchors too, and white space around texts."""
     texts, random = sentences(150), np.random.default_rng(0)
     rows = [(texts[left], texts[right]) for left, right in random.integers(0, len(texts), (PAIRS, 2))]
     rows[7] = (rows[3][0], f"  {rows[3][1]} ")
-    folder = tmp_path_factory.mktemp("pairs")
+    folder.mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(np.array_split(np.arange(PAIRS), 2)):
         table = pa.table({"question": [rows[row][0] for row in part], "positive": [rows[row][1] for row in part]})
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=40)
@@ -59,9 +52,9 @@ def source_of(folder: Path) -> PairSettings:
     return PairSettings(uri=str(folder), columns={"anchor": "question"}, weight=3)
 
 
-def mined(job: Job, folder: Path, root: Path, process: OneProcess) -> tuple[PairSettings, list[tuple[str, str, str]]]:
+def mined(job: Job, folder: Path, root: Path) -> tuple[PairSettings, list[tuple[str, str, str]]]:
     """What comes back, and the rows of its files."""
-    with connect(job.cluster, Stages(), process=process) as cluster:
+    with connect(job.cluster, Stages()) as cluster:
         found, = mine(job, (source_of(folder),), open_store(root), cluster, Stages())
     return found, rows_of(found)
 
@@ -94,29 +87,29 @@ def expected(job: Job, rows: list[tuple[str, str]]) -> list[tuple[str, str, str]
     (), ("train.mine.negatives=3", "train.mine.skip=2", "encode.unit_rows=64"),
     ("train.mine.margin=null", "train.mine.most=0.99", "index.kind=ivf_flat", "index.nprobe=500"),
 ])
-def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: Path, tmp_path: Path):
     folder, rows = pairs
     job = job_of(encoder, *overrides)
-    found, got = mined(job, folder, tmp_path, process)
+    found, got = mined(job, folder, tmp_path)
     assert got == expected(job, rows)
     assert found.weight == 3
     assert len(got) > 20
 
 
-def test_random_ones_depend_on_the_seed_alone(pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+def test_random_ones_depend_on_the_seed_alone(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     options = ("train.mine.pick=random", "train.mine.margin=null")
-    first = mined(job_of(encoder, *options), folder, tmp_path / "one", process)[1]
-    assert mined(job_of(encoder, *options, "encode.unit_rows=64", "index.shards=2"), folder, tmp_path / "two", process)[1] == first
-    assert mined(job_of(encoder, *options, "train.seed=1"), folder, tmp_path / "one", process)[1] != first
+    first = mined(job_of(encoder, *options), folder, tmp_path / "one")[1]
+    assert mined(job_of(encoder, *options, "encode.unit_rows=64", "index.shards=2"), folder, tmp_path / "two")[1] == first
+    assert mined(job_of(encoder, *options, "train.seed=1"), folder, tmp_path / "one")[1] != first
 
 
-def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     job = job_of(encoder)
-    found, got = mined(job, folder, tmp_path, process)
+    found, got = mined(job, folder, tmp_path)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
-    again, _ = mined(job, folder, tmp_path, process)
+    again, _ = mined(job, folder, tmp_path)
     assert again == found
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()} == before
 
@@ -125,7 +118,7 @@ def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, en
     lost.unlink()
     (place / "part-00001.json").unlink()
     (place / "mined.json").unlink()
-    assert mined(job, folder, tmp_path, process)[1] == got
+    assert mined(job, folder, tmp_path)[1] == got
     assert lost.read_bytes() == bytes_before
     made = {file for file in (tmp_path / "pairs").rglob("*/*") if file.is_file() and file.stat().st_mtime_ns != before.get(file)}
     assert {file.name for file in made} == {"part-00001.json", "part-00001.parquet", "part-00002.parquet", "mined.json"}
@@ -148,27 +141,11 @@ def test_pairs_are_compared_a_share_of_the_keys_at_a_time(pairs, tmp_path: Path,
     assert found[0][2] == len({*stripped, *((anchor, anchor) for anchor, _ in rows if anchor in firsts)})
 
 
-def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path, tmp_path: Path, process: OneProcess):
+def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     with pytest.raises(DataError, match=rf"none of {PAIRS}.*lower train\.mine\.margin"):
-        mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path, process)
+        mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path)
     with pytest.raises(ConfigError, match=r"new weights \(train\.fresh\)"):
-        mined(job_of(encoder, "train.fresh=true"), folder, tmp_path, process)
+        mined(job_of(encoder, "train.fresh=true"), folder, tmp_path)
     with pytest.raises(ConfigError, match="an objective that reads anchor, positive and negative, found simcse: text"):
-        mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path, process)
-
-
-def test_a_training_on_the_cluster_begins_with_mining_and_finds_the_same(pairs, encoder: Path, tmp_path: Path, process: OneProcess, cluster: Cluster):
-    folder, _ = pairs
-    alone = mined(job_of(encoder), folder, tmp_path / "alone", process)[1]
-    job = job_of(
-        encoder, "train.mine.enabled=true", f"train.root={tmp_path}", f"train.data={{uri: {folder}, columns: {{anchor: question}}}}", "train.order.batch_rows=16",
-        "train.max_steps=2", "train.name=run",
-    )
-    trained = train(job, Stages())
-    places = list((tmp_path / "mined/pairs").glob("*/rows"))
-    assert len(places) == 1
-    assert rows_of(PairSettings(uri=str(places[0]))) == alone
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    assert [counts["rows"] for counts in record["counts"]] == [len(alone)]
-    assert trained.result.steps == 2
+        mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path)

@@ -12,7 +12,6 @@ import pytest
 
 from pipeline import open_release
 from pipeline.errors import ConfigError, DataError, GatesRefused
-from pipeline.flows.cluster import Cluster
 from pipeline.flows.nightly import nightly
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
@@ -25,6 +24,7 @@ from pipeline.store.units import Corpus
 from tests.flows.conftest import sentences, write_corpus
 
 Make = Callable[..., Job]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def unit_bytes(root: Path) -> dict[str, bytes]:
@@ -32,7 +32,7 @@ def unit_bytes(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("flat", "off"), ("IVF8,Flat", "on"), ("hnsw", "auto")])
-def test_the_published_index_is_all_that_a_plain_searcher_needs(cluster: Cluster, make_job: Make, kind: str, mode: str):
+def test_the_published_index_is_all_that_a_plain_searcher_needs(make_job: Make, kind: str, mode: str):
     job = make_job(f"index.kind={kind}", f"whiten.mode={mode}", "gates.recall_at_10=0.5")
     outcome = nightly(job, Stages())
     assert (outcome.status, outcome.release, outcome.rows) == ("published", 1, 400)
@@ -54,7 +54,7 @@ def test_the_published_index_is_all_that_a_plain_searcher_needs(cluster: Cluster
     assert release.search(texts, 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(20)], "texts are encoded by the release's own encoder"
 
 
-def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(cluster: Cluster, make_job: Make):
+def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(make_job: Make):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     nightly(job, Stages())
     releases = Releases(open_store(job.release.root))
@@ -72,7 +72,7 @@ def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(cluster:
     assert releases.store.exists(f"releases/{manifest.release:08d}/report.html")
 
 
-def test_a_second_night_without_changes_publishes_nothing(cluster: Cluster, make_job: Make):
+def test_a_second_night_without_changes_publishes_nothing(make_job: Make):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     nightly(job, Stages())
     before = unit_bytes(Path(job.release.root))
@@ -81,7 +81,7 @@ def test_a_second_night_without_changes_publishes_nothing(cluster: Cluster, make
     assert Releases(open_store(job.release.root)).numbers() == [1]
 
 
-def test_added_files_make_a_new_release_and_keep_the_old_vectors(cluster: Cluster, make_job: Make, tmp_path: Path):
+def test_added_files_make_a_new_release_and_keep_the_old_vectors(make_job: Make, tmp_path: Path):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     first = nightly(job, Stages())
     before = unit_bytes(tmp_path / "releases")
@@ -98,7 +98,7 @@ def test_added_files_make_a_new_release_and_keep_the_old_vectors(cluster: Cluste
     assert open_release(job.release.root, 1).manifest.rows == 400
 
 
-def test_rolling_back_and_pruning_leave_what_is_current_whole(cluster: Cluster, make_job: Make, tmp_path: Path):
+def test_rolling_back_and_pruning_leave_what_is_current_whole(make_job: Make, tmp_path: Path):
     job = make_job("whiten.mode=off", "gates.recall_at_10=", "index.kind=IVF8,Flat", "index.on_disk=always")
     nightly(job, Stages())
     table = pa.table({"id": ["new-1"], "text": ["a new dog"], "lang": ["en"]})
@@ -119,7 +119,7 @@ def test_rolling_back_and_pruning_leave_what_is_current_whole(cluster: Cluster, 
 
 
 @pytest.mark.parametrize("kind", ["flat", "IVF4,PQ4x4"])
-def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(cluster: Cluster, make_job: Make, tmp_path: Path, kind: str):
+def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(make_job: Make, tmp_path: Path, kind: str):
     equal = pa.table({"id": [f"same-{row}" for row in range(400)], "text": ["the same notice stands here"] * 400, "lang": ["en"] * 400})
     pq.write_table(equal, tmp_path / "corpus" / "part-9.parquet")
     outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10=", f"index.kind={kind}"), Stages())
@@ -128,13 +128,13 @@ def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(cluster:
     assert any(name.startswith("same-") for name in found)
 
 
-def test_a_kind_that_faiss_does_not_know_ends_the_night_before_it_begins(cluster: Cluster, make_job: Make, tmp_path: Path):
+def test_a_kind_that_faiss_does_not_know_ends_the_night_before_it_begins(make_job: Make, tmp_path: Path):
     with pytest.raises(ConfigError, match="ivf_flatt"):
         nightly(make_job("index.kind=ivf_flatt"), Stages())
     assert not list((tmp_path / "releases").rglob("*.parquet"))
 
 
-def test_a_refused_candidate_is_kept_and_nothing_is_published(cluster: Cluster, make_job: Make):
+def test_a_refused_candidate_is_kept_and_nothing_is_published(make_job: Make):
     job = make_job("index.kind=IVF8,Flat", "index.nprobe=1", "gates.recall_at_10=1.0", "whiten.mode=off")
     with pytest.raises(GatesRefused, match="recall@10") as caught:
         nightly(job, Stages())
@@ -145,7 +145,7 @@ def test_a_refused_candidate_is_kept_and_nothing_is_published(cluster: Cluster, 
     assert b"recall" in kept.read("report.html")
 
 
-def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readable(cluster: Cluster, make_job: Make):
+def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readable(make_job: Make):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     nightly(job, Stages())
     other = job.model_copy(update={"encoder": job.encoder.model_copy(update={"pooling": "cls"})})
@@ -157,7 +157,7 @@ def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readabl
         second.search(vectors, 1, space_id=first.space_id)
 
 
-def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(cluster: Cluster, make_job: Make, tmp_path: Path):
+def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(make_job: Make, tmp_path: Path):
     texts = ["", None, "   \t", "nul \0 inside", "ok " * 300_000, "fine", "fine too", "twice"]
     ids = ["e", "n", "w", "z", "long", "f", None, "row-00000"]
     pq.write_table(pa.table({"id": ids, "text": texts, "lang": ["en"] * 8}), tmp_path / "corpus" / "zz-dirty.parquet")
@@ -173,7 +173,7 @@ def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(cluster: Cluste
     assert {(row["row"], row["reason"]) for row in reasons} == {(0, "empty"), (1, "empty"), (2, "empty"), (6, "null_id"), (7, "duplicate_id")}
 
 
-def test_too_few_rows_for_a_whitening_are_refused_when_it_is_asked_for_and_left_raw_otherwise(cluster: Cluster, make_job: Make, tmp_path: Path):
+def test_too_few_rows_for_a_whitening_are_refused_when_it_is_asked_for_and_left_raw_otherwise(make_job: Make, tmp_path: Path):
     for file in (tmp_path / "corpus").glob("*.parquet"):
         file.unlink()
     write_corpus(tmp_path / "corpus", count=100, files=1)

@@ -16,6 +16,7 @@ import pytest
 from pipeline.store.store import open_store
 from tests.flows.conftest import ROOT, job_arguments, write_corpus
 
+pytestmark = pytest.mark.slow
 _PATIENCE_S = 240.0
 _ROWS, _UNITS = 1_200, 48
 

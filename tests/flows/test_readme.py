@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import ray
 
 from pipeline import open_release
-from pipeline.flows.cluster import Cluster
 from pipeline.flows.nightly import nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.flows.conftest import ROOT, sentences
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def blocks() -> list[str]:
@@ -23,7 +23,7 @@ def blocks() -> list[str]:
 
 
 @pytest.fixture
-def published(cluster: Cluster, make_job: Callable[..., Job]) -> str:
+def published(make_job: Callable[..., Job]) -> str:
     return nightly(make_job("whiten.mode=off", "index.kind=IVF4,Flat", "gates.recall_at_10="), Stages()).root
 
 
@@ -39,7 +39,7 @@ def test_searching_from_python_and_with_plain_faiss(published: str, capsys: pyte
     assert "row-00000" in capsys.readouterr().out
 
 
-def test_searching_two_parts_with_plain_faiss(cluster: Cluster, make_job: Callable[..., Job]):
+def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
     job = make_job("whiten.mode=off", "index.kind=hnsw", "gates.recall_at_10=")
     nightly(job, Stages())
     part = Path(job.corpus.uri) / "part-2.parquet"
@@ -65,11 +65,3 @@ def searching(root: str) -> list[str]:
     found = [block.replace("out/quickstart/releases", root) for block in blocks() if "faiss" in block or "open_release" in block]
     assert len(found) == 3
     return found
-
-
-def test_a_dataset_gains_a_vector_column_in_three_lines(cluster: Cluster, encoder: Path, tmp_path: Path):
-    block = next(block for block in blocks() if "EncodeBlocks" in block)
-    pa.parquet.write_table(pa.table({"text": sentences(30)}), tmp_path / "corpus.parquet")
-    names: dict[str, Any] = {"ray": ray}
-    exec(block.replace('"corpus"', repr(str(tmp_path / "corpus.parquet"))).replace("all-MiniLM-L6-v2", str(encoder)).replace("size=2", "size=1"), names)
-    assert len(names["rows"].take_all()[0]["vector"]) == 48

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from pipeline.flows.cluster import Cluster
 from pipeline.flows.night import through_encoding, through_index, through_whitening
 from pipeline.flows.nightly import nightly
 from pipeline.flows.plan import plan
@@ -19,13 +19,14 @@ from pipeline.store.schema import vector_matrix
 from pipeline.store.units import Manifest
 
 Make = Callable[..., Job]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
     return np.concatenate([vector_matrix(pq.read_table(Path(root, unit.path))["vector"]).astype(np.float64) for unit in manifest.units])
 
 
-def test_encoding_again_reads_nothing_and_gives_the_same_manifest(cluster: Cluster, make_job: Make):
+def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make):
     job = make_job()
     _, corpus, first = through_encoding(job, Stages())
     _, _, again = through_encoding(job, Stages())
@@ -34,7 +35,7 @@ def test_encoding_again_reads_nothing_and_gives_the_same_manifest(cluster: Clust
     assert first.counts()["tokens"] > 400 * 8
 
 
-def test_whitened_units_have_the_covariance_that_whitening_promises(cluster: Cluster, make_job: Make):
+def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Make):
     job = make_job("whiten.mode=on", "whiten.write_vectors=true", "whiten.k=20")
     store, decision, written = through_whitening(job, Stages())
     assert written is not None
@@ -46,7 +47,7 @@ def test_whitened_units_have_the_covariance_that_whitening_promises(cluster: Clu
     assert written.units[0].space_id != decision.fitted.space_id, "whitened vectors are another space than raw ones"
 
 
-def test_moments_of_the_units_are_those_of_all_vectors_together(cluster: Cluster, make_job: Make):
+def test_moments_of_the_units_are_those_of_all_vectors_together(make_job: Make):
     job = make_job("whiten.mode=off")
     _, _, vectors = through_encoding(job, Stages())
     _, decision, _ = through_whitening(job, Stages())
@@ -55,14 +56,14 @@ def test_moments_of_the_units_are_those_of_all_vectors_together(cluster: Cluster
     assert decision.moments.count == 400
 
 
-def test_units_of_another_size_hold_the_same_vectors(cluster: Cluster, make_job: Make, tmp_path: Path):
+def test_units_of_another_size_hold_the_same_vectors(make_job: Make, tmp_path: Path):
     small, large = make_job(), make_job("encode.unit_rows=400", f"release.root={tmp_path / 'other'}")
     found = [through_encoding(job, Stages())[2] for job in (small, large)]
     assert [len(manifest.units) for manifest in found] == [8, 1]
     np.testing.assert_array_equal(*(stored_vectors(job.release.root, manifest) for job, manifest in zip((small, large), found, strict=True)))
 
 
-def test_the_index_alone_publishes_nothing(cluster: Cluster, make_job: Make):
+def test_the_index_alone_publishes_nothing(make_job: Make):
     job = make_job("whiten.mode=off", "index.kind=IVF8,Flat")
     store, built = through_index(job, Stages())
     assert built.rows == 400
@@ -71,7 +72,7 @@ def test_the_index_alone_publishes_nothing(cluster: Cluster, make_job: Make):
     assert store.list("releases") == []
 
 
-def test_half_precision_vectors_are_stored_searched_and_evaluated(cluster: Cluster, make_job: Make):
+def test_half_precision_vectors_are_stored_searched_and_evaluated(make_job: Make):
     job = make_job("encode.vectors=float16", "whiten.mode=off", "gates.recall_at_10=0.9")
     outcome = nightly(job, Stages())
     unit = pq.read_schema(next(Path(outcome.root).glob("units/vectors/*/*.parquet")))

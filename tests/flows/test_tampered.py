@@ -10,8 +10,8 @@ import pytest
 from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.errors import DataError, PipelineError
-from pipeline.flows.cluster import Cluster
 from pipeline.flows.nightly import Outcome, nightly
+from pipeline.flows.process import OneProcess, working_with
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.release import ReleaseManifest, Releases
@@ -19,15 +19,17 @@ from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 
+pytestmark = pytest.mark.usefixtures("cluster")
 SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat")
 
 
 @pytest.fixture(scope="module")
-def published(cluster: Cluster, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(child: OneProcess, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and a release of it."""
     folder = tmp_path_factory.mktemp("published")
     write_corpus(folder / "corpus")
-    nightly(load_settings(Job, None, (*job_arguments(folder, encoder), *SETTINGS)), Stages())
+    with working_with(child):
+        nightly(load_settings(Job, None, (*job_arguments(folder, encoder), *SETTINGS)), Stages())
     return folder
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests.flows.conftest import ROOT
 from tests.flows.training import training_arguments, weights, write_sentences, write_sts
 
+pytestmark = pytest.mark.slow
 _PATIENCE_S = 300.0
 _STEPS = 240
 

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from pipeline.models.folder import open_folder
 from pipeline.settings import EncoderSettings
@@ -12,6 +13,7 @@ from tests.flows import test_nodes
 from tests.flows.test_train import arguments, finish, start, workers
 from tests.flows.training import write_sentences, write_sts
 
+pytestmark = pytest.mark.slow
 _PATIENCE_S = 300.0
 
 environment, nodes = test_nodes.environment, test_nodes.nodes

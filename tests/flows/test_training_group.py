@@ -46,7 +46,8 @@ class Sum:
         (self.folder / f"sum-{share.rank}").write_text(str(total.item()))
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
 def test_workers_work_together_and_one_that_dies_is_replaced(tmp_path: Path):
     stages = Stages()
     with listening() as heard, stages("training", 7, "steps") as bar:
@@ -58,7 +59,7 @@ def test_workers_work_together_and_one_that_dies_is_replaced(tmp_path: Path):
     assert (stages.finished[0].done, stages.finished[0].note) == (7, "all is well")
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_an_error_of_ours_comes_home_while_others_wait_and_is_not_tried_again(tmp_path: Path):
     with pytest.raises(DataError) as caught:
         GROUP.run(Sum(tmp_path, fails=1))
@@ -92,7 +93,7 @@ def test_a_cluster_without_room_is_refused_unless_it_grows():
     Group(4, cpus=0.5).check(Cluster(small, grows=True))
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_workers_that_nobody_has_room_for_are_waited_for_and_then_given_up(tmp_path: Path):
     with pytest.raises(TransientError, match=r"room for 1 workers of 500 CPUs and 0 GPUs within 3 s"):
         Group(1, cpus=500, patience_s=3).run(Sum(tmp_path))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,15 +17,15 @@ from pipeline.flows.board import PATIENCE_S
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units, run_task
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Double, Where
+from tests.flows.tasks import Double, Long, Meet, Where
 
 
-def test_every_item_comes_back_once_with_its_number(cluster: Cluster):
+def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
     made = dict(map_units(Double(), list(range(100, 112)), Pool(2, cpus=0.5)))
     assert {number: value for number, (value, _) in made.items()} == {number: 2 * (100 + number) for number in range(12)}
 
 
-def test_an_error_of_ours_keeps_its_type_and_words(cluster: Cluster):
+def test_an_error_of_ours_keeps_its_type_and_words(ray_cluster: Cluster):
     with pytest.raises(DataError, match="item 13: expected luck") as caught:
         list(map_units(Double(), [12, 13, 14], Pool(1)))
     assert caught.value.exit_code == 3
@@ -36,33 +37,35 @@ def test_no_items_start_no_actor():
     assert list(map_units(Double(), [], Pool(1))) == []
 
 
-def test_a_pool_grows_from_one_actor_while_there_is_work(cluster: Cluster):
+def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Cluster):
     made = dict(map_units(Where(0.3), list(range(12)), Pool(2, cpus=0.5, least=1, now=1)))
     assert len(made) == 12
     assert len({process for process, *_ in made.values()}) == 2
 
 
-def test_processes_stay_for_the_next_stage(cluster: Cluster):
-    def processes(seconds: float) -> set[int]:
+def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path):
+    def processes(stage: str) -> set[int]:
+        (tmp_path / stage).mkdir()
         with ThreadPoolExecutor(4) as pool:
-            return {process for process, *_ in pool.map(lambda number: run_task(Where(seconds), number, Pool(1, cpus=0.5)), range(4))}
+            return set(pool.map(lambda number: run_task(Meet(str(tmp_path / stage), 4), number, Pool(1, cpus=0.5)), range(4)))
 
-    first = processes(4.0)                               # long enough for each to start one of its own
-    assert len(first) > 2, "more than the two that Ray keeps in any case for two CPUs"
-    time.sleep(4.0)
-    assert len(processes(1.0) & first) > 2
+    first = processes("first")
+    assert len(first) == 4, "more than the two that Ray keeps in any case for two CPUs"
+    time.sleep(2.5)                                      # Ray's own rule ends idle processes after one second
+    assert len(processes("second") & first) > 2
 
 
 @pytest.fixture
-def impatient(cluster: Cluster) -> Iterator[None]:
-    cluster.board.expect.remote(5.0)
+def patient_again(ray_cluster: Cluster) -> Iterator[None]:
+    """Restore the patience that a test changed."""
     yield
-    cluster.board.expect.remote(PATIENCE_S)
+    ray_cluster.board.expect.remote(PATIENCE_S)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_what_no_node_can_hold_is_given_up_with_a_sentence():
-    words = r"cluster: expected a running worker \(1000 CPUs and 0 GPUs\) within 5 s \(cluster\.patience_s\), found none, with .* free on 1 nodes; add such nodes"
+@pytest.mark.usefixtures("patient_again")
+def test_what_no_node_can_hold_is_given_up_with_a_sentence(ray_cluster: Cluster):
+    ray_cluster.board.expect.remote(2.0)
+    words = r"cluster: expected a running worker \(1000 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with .* free on 1 nodes; add such nodes"
     with pytest.raises(TransientError, match=words) as caught:
         list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
     assert caught.value.exit_code == 75
@@ -70,10 +73,9 @@ def test_what_no_node_can_hold_is_given_up_with_a_sentence():
         run_task(Double(), 1, Pool(1, cpus=1000))
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("patient_again")
 def test_a_long_item_is_no_reason_to_give_up():
-    made = dict(map_units(Where(8.0), [0], Pool(1, cpus=0.5)))
-    assert len(made) == 1
+    assert dict(map_units(Long(6.0, patience_s=4.0), [7], Pool(1, cpus=0.5))) == {0: 7}
 
 
 @pytest.mark.parametrize(("count", "pool", "expected"), [
@@ -97,6 +99,7 @@ def gpus() -> dict[str, object]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_halves_of_gpus_hold_two_workers_each_at_the_same_time(gpus):
     assert gpus["most"] == 4, "two GPUs, half a GPU each"
     assert gpus["workers by gpu"] == {"0": 2, "1": 2}
@@ -104,16 +107,19 @@ def test_halves_of_gpus_hold_two_workers_each_at_the_same_time(gpus):
     assert gpus["device"] == "cuda"
 
 
+@pytest.mark.slow
 def test_gpus_are_free_and_workers_gone_when_a_stage_has_ended(gpus):
     assert gpus["free between the stages"] == 2
     assert gpus["left over"] == 0
     assert gpus["next stage"] == 2, "a pool of whole GPUs follows"
 
 
+@pytest.mark.slow
 def test_on_a_cluster_with_gpus_a_pool_without_them_stays_on_the_cpu(gpus):
     assert gpus["device without"] == "cpu"
 
 
+@pytest.mark.slow
 def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
     assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
 

@@ -29,6 +29,7 @@ from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 
+pytestmark = pytest.mark.usefixtures("cluster")
 Map = Callable[[np.ndarray], np.ndarray]
 NEW_SETTINGS = ("transform", "rotation", "shrinkage", "ridge", "remove", "centred", "flow")
 
@@ -52,7 +53,7 @@ def night(root: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def make(root: Path, encoder: Path, *overrides: str) -> Job:
-    return load_settings(Job, None, (*job_arguments(root, encoder), "cluster.small_rows=5000", "gates.recall_at_10=0.5", *overrides))
+    return load_settings(Job, None, (*job_arguments(root, encoder), "gates.recall_at_10=0.5", *overrides))
 
 
 def raw_vectors(root: str, manifest: ReleaseManifest) -> np.ndarray:

@@ -1,11 +1,9 @@
 """A night with word vectors is a night like any other: its release needs neither the file of vectors nor that of the counts again."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +20,11 @@ from pipeline.models.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
-from tests.flows.conftest import ROOT, WORDS, job_arguments, sentences, write_corpus
+from tests.conftest import Ended
+from tests.flows.conftest import WORDS, job_arguments, sentences, write_corpus
 from tests.models.wordfiles import write_counts, write_words
+
+Manta = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -36,19 +37,15 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     write_words(tmp_path / "words.txt.gz", (*WORDS, "a"), vectors, "word2vec")
     write_counts(tmp_path / "counts.parquet", Counter(word for text in sentences(300) for word in text.split()))
     words = [f"encoder.path={tmp_path / 'words.txt.gz'}", f"encoder.frequencies={tmp_path / 'counts.parquet'}", "encoder.sif=0.001"]
-    return [*job_arguments(tmp_path, Path("replaced")), "cluster.small_rows=5000", "whiten.mode=off", "gates.recall_at_10=", *words]
+    return [*job_arguments(tmp_path, Path("replaced")), "whiten.mode=off", "gates.recall_at_10=", *words]
 
 
-def night(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(arguments: list[str], tmp_path: Path):
-    first = night(arguments)
-    assert first.returncode == 0, first.stderr[-3000:]
-    assert "1 lines repeat a word; its first vector is used" in first.stderr
-    assert '"status": "unchanged"' in night(arguments).stdout
+@pytest.mark.usefixtures("cluster")
+def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(arguments: list[str], manta: Manta, tmp_path: Path):
+    first = manta("nightly", "--json", *arguments)
+    assert first.code == 0, first.err[-3000:]
+    assert "1 lines repeat a word; its first vector is used" in first.err
+    assert '"status": "unchanged"' in manta("nightly", "--json", *arguments).out
     raw = load_encoder(load_settings(Job, None, tuple(arguments)).encoder, load_settings(Job, None, tuple(arguments)).encode)
     expected = raw.encode(sentences(300))
     for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
@@ -67,12 +64,13 @@ def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(argumen
         release.search("xxyyx")
 
 
-def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(arguments: list[str], tmp_path: Path):
-    assert night(arguments).returncode == 0
+@pytest.mark.usefixtures("cluster")
+def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(arguments: list[str], manta: Manta, tmp_path: Path):
+    assert manta("nightly", *arguments).code == 0
     pq.write_table(pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]}), tmp_path / "corpus" / "part-late.parquet")
-    second = night(arguments)
-    assert second.returncode == 0, second.stderr[-3000:]
-    assert json.loads(second.stdout)["gates"]["canary_cosine"]["value"] == pytest.approx(1)
+    second = manta("nightly", "--json", *arguments)
+    assert second.code == 0, second.err[-3000:]
+    assert json.loads(second.out)["gates"]["canary_cosine"]["value"] == pytest.approx(1)
 
 
 def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):

@@ -2,21 +2,36 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.conftest import ROOT, Ended
+
+Manta = Callable[..., Ended]
 COMMANDS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly", "search", "releases")
 
 
-def manta(*arguments: str, module: str = "jobs.cli") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=environment, timeout=120)
+@pytest.fixture
+def python_m(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Standard output of `python -m MODULE` in this process, where it ends with 0."""
+
+    def run(module: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+        assert not ended.value.code
+        return capfd.readouterr().out
+
+    return run
 
 
 @pytest.fixture
@@ -25,32 +40,40 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus.parquet"
 
 
-def test_help_names_every_command_and_the_exit_codes():
-    shown = manta("--help").stdout
+def test_the_command_is_a_program_of_its_own(tmp_path: Path):
+    command = [sys.executable, "-m", "jobs.cli", "search", str(tmp_path), "words"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "120"}, timeout=120)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "expected a published release, found none" in ended.stderr
+
+
+def test_help_names_every_command_and_the_exit_codes(manta: Manta):
+    shown = manta("--help").out
     assert all(f"\n  {command} " in shown for command in COMMANDS)
     assert "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "releases"])
-def test_every_command_explains_itself_both_ways(command: str):
-    ours, module = manta(command, "--help"), manta("--help", module=f"jobs.{command}")
-    assert ours.returncode == module.returncode == 0
-    assert len(ours.stdout.splitlines()) > 10
-    assert "--json" in ours.stdout
-    assert ours.stdout.split("Options:")[1] == module.stdout.split("Options:")[1]
+def test_every_command_explains_itself_both_ways(command: str, manta: Manta, python_m: Callable[..., str]):
+    ours = manta(command, "--help")
+    assert ours.code == 0
+    assert len(ours.out.splitlines()) > 10
+    assert "--json" in ours.out
+    module = python_m(f"jobs.{command}", "--help")
+    assert ours.out.split("Options:")[1].split() == module.split("Options:")[1].split(), "the same words, however wide the terminal"
 
 
 @pytest.mark.parametrize("command", ["list", "show", "rollback", "prune"])
-def test_releases_explains_its_verbs(command: str):
-    assert "ROOT" in manta("releases", command, "--help").stdout
-    assert "ROOT" in manta(command, "--help", module="jobs.releases").stdout
+def test_releases_explains_its_verbs(command: str, manta: Manta, python_m: Callable[..., str]):
+    assert "ROOT" in manta("releases", command, "--help").out
+    assert "ROOT" in python_m("jobs.releases", command, "--help")
 
 
-def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path):
-    printed = manta("nightly", "--print-config", "encode.unit_rows=7", "whiten.mode=off").stdout
+def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path, manta: Manta):
+    printed = manta("nightly", "--print-config", "encode.unit_rows=7", "whiten.mode=off").out
     (tmp_path / "job.yaml").write_text(printed)
-    assert manta("encode", "--config", str(tmp_path / "job.yaml"), "--print-config").stdout == printed
-    assert json.loads(manta("nightly", "--print-config", "--json", "encode.unit_rows=7").stdout)["encode"]["unit_rows"] == 7
+    assert manta("encode", "--config", str(tmp_path / "job.yaml"), "--print-config").out == printed
+    assert json.loads(manta("nightly", "--print-config", "--json", "encode.unit_rows=7").out)["encode"]["unit_rows"] == 7
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [
@@ -64,18 +87,18 @@ def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path):
     (("releases", "rollback", "4", "{root}"), 3, "release 4"),
     (("evaluate", "release.root={root}"), 3, "expected a published release"),
 ])
-def test_what_goes_wrong_has_its_exit_code_and_a_sentence(tmp_path: Path, corpus: Path, arguments: tuple[str, ...], code: int, words: str):
+def test_what_goes_wrong_has_its_exit_code_and_a_sentence(tmp_path: Path, corpus: Path, manta: Manta, arguments: tuple[str, ...], code: int, words: str):
     filled = [argument.format(corpus=corpus, root=tmp_path / "root") for argument in arguments]
     ended = manta(*filled)
-    assert ended.returncode == code, ended.stderr
-    assert words in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.code == code, ended.err
+    assert words in ended.err
+    assert "Traceback" not in ended.err
     as_json = manta(*filled, "--json")
-    answer = json.loads(as_json.stdout)
-    assert (as_json.returncode, answer["exit_code"], answer["status"]) == (code, code, "error")
+    answer = json.loads(as_json.out)
+    assert (as_json.code, answer["exit_code"], answer["status"]) == (code, code, "error")
     assert words in answer["message"]
 
 
-def test_an_empty_root_lists_no_release(tmp_path: Path):
-    assert json.loads(manta("releases", "list", str(tmp_path), "--json").stdout) == {"root": str(tmp_path), "current": None, "commits": []}
-    assert "no release yet" in manta("releases", "list", str(tmp_path)).stdout
+def test_an_empty_root_lists_no_release(tmp_path: Path, manta: Manta):
+    assert json.loads(manta("releases", "list", str(tmp_path), "--json").out) == {"root": str(tmp_path), "current": None, "commits": []}
+    assert "no release yet" in manta("releases", "list", str(tmp_path)).out

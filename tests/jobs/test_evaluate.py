@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from jobs.cli import app
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
+from tests.conftest import Ended
 from tests.flows.evaluating import arguments, write_pairs
 from tests.models.folders import save_folder
 
-Manta = Callable[..., tuple[int, str, str]]
+Manta = Callable[..., Ended]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def manta(capfd: pytest.CaptureFixture[str]) -> Manta:
-    """(exit code, standard output, standard error) of a command; commands write to the file descriptor of the former themselves."""
-
-    def run(*given: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        ended = CliRunner().invoke(app, ["evaluate", *given])
-        return ended.exit_code, capfd.readouterr().out, ended.stderr
-
-    return run
-
-
 def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Manta):
     own = f"evaluate.own=[{{kind: pairs, uri: {folder / 'clicks.parquet'}, columns: {{sentence1: query, sentence2: title, label: clicked}}}}]"
     candidates = f"evaluate.candidates=[{{name: now}}, {{name: new, encoder: {{path: {folder / 'encoder'}, pooling: max}}}}]"
     asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13, STS14]", own, candidates]
-    code, shown, _ = manta(*asked)
+    code, shown, _ = manta("evaluate", *asked)
     assert code == 0
     lines = shown.splitlines()
     assert lines[0] == "Spearman x100, cosine, all; 95 % intervals of 50 resamples"
@@ -57,7 +45,7 @@ def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Mant
     assert any(line.startswith("average precision x100, cosine") for line in lines)
     assert f"missing: STS14 (no file sts/STS14.parquet in {folder / 'tasks'})" in lines
     assert Path(lines[-1].removeprefix("report").strip()).read_text().startswith("<!doctype html>")
-    code, shown, _ = manta("--json", *asked)
+    code, shown, _ = manta("evaluate", "--json", *asked)
     (line,) = shown.splitlines()
     answer = json.loads(line)
     assert (code, answer["status"], answer["sentences_encoded"]) == (0, "done", 0)
@@ -78,7 +66,7 @@ def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Mant
     (["evaluate.candidates=[/nowhere/model]"], 4, "/nowhere/model"),
 ])
 def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(folder: Path, manta: Manta, tmp_path: Path, given: list[str], code: int, words: str):
-    ended, shown, errors = manta(*arguments(folder, folder / "encoder"), f"release.root={tmp_path / 'root'}", *given)
+    ended, shown, errors = manta("evaluate", *arguments(folder, folder / "encoder"), f"release.root={tmp_path / 'root'}", *given)
     assert (ended, shown) == (code, "")
     assert words in errors
     assert not list(tmp_path.rglob("*.html"))
@@ -86,7 +74,7 @@ def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(fo
 
 def test_prune_leaves_evaluations_alone(folder: Path, manta: Manta):
     asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13]"]
-    assert manta(*asked)[0] == 0
+    assert manta("evaluate", *asked)[0] == 0
     before = sorted((folder / "root").rglob("*"))
     prune(Releases(open_store(folder / "root")), keep=1, grace_s=0.0)
     assert sorted((folder / "root").rglob("*")) == before

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from jobs.cli import app
 from jobs.nightly import search_command
 from pipeline.config import load_settings
 from pipeline.settings import Job
 from pipeline.store.store import open_store
+from tests.conftest import Ended
 from tests.index.published import Publisher
 from tests.models.folders import save_folder
+
+Manta = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -27,32 +28,20 @@ def published(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "root"), str(tmp_path / "apart")
 
 
-@pytest.fixture
-def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Standard output of a command that succeeds; commands write to the file descriptor itself."""
-
-    def run(*arguments: str) -> str:
-        capfd.readouterr()
-        assert CliRunner().invoke(app, arguments).exit_code == 0
-        return capfd.readouterr().out
-
-    return run
-
-
-def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_prints(published: tuple[str, str], manta: Callable[..., str]):
+def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_prints(published: tuple[str, str], manta: Manta):
     root, commits = published
-    assert CliRunner().invoke(app, ["search", root, "a girl reads"]).exit_code == 3
+    assert manta("search", root, "a girl reads").code == 3
     job = load_settings(Job, None, (f"release.root={root}", f"release.commits_root={commits}"))
     name, *arguments = shlex.split(search_command(job))
     assert name == "manta"
-    assert len(manta(*arguments, "--json").splitlines()) == 3
+    assert len(manta(*arguments, "--json").out.splitlines()) == 3
 
 
-def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, str], manta: Callable[..., str]):
+def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, str], manta: Manta):
     root, commits = published
-    shown = manta("search", root, "two dogs run", "a girl reads", "two dogs run", "--commits-root", commits, "-k", "2")
+    shown = manta("search", root, "two dogs run", "a girl reads", "two dogs run", "--commits-root", commits, "-k", "2").out
     parts = shown.strip().split("\n\n")
     assert [part.splitlines()[0] for part in parts] == ["two dogs run", "a girl reads", "two dogs run"]
     assert [len(part.splitlines()) for part in parts] == [4, 4, 4]
-    lines = [json.loads(line) for line in manta("search", root, "two dogs run", "two dogs run", "--commits-root", commits, "-k", "2", "--json").splitlines()]
+    lines = [json.loads(line) for line in manta("search", root, "two dogs run", "two dogs run", "--commits-root", commits, "-k", "2", "--json").out.splitlines()]
     assert [(line["query"], line["rank"]) for line in lines] == [("two dogs run", 1), ("two dogs run", 2)] * 2

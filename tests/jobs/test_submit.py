@@ -29,6 +29,7 @@ from tests.server import free_port
 
 pytest.importorskip("opencensus", reason="job submission needs ray[default]")
 
+pytestmark = pytest.mark.slow
 _PATIENCE_S = 180.0
 _MOST_UPLOADED = 4 << 20        # bytes; the code is well below one MiB
 QUERIES = ["a man reads", "the lazy dog sleeps near the river"]

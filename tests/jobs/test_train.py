@@ -7,13 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from jobs.cli import app
+from tests.conftest import Ended
 from tests.flows.training import training_arguments, write_sentences, write_sts
 from tests.models.folders import save_folder
 
-Manta = Callable[..., tuple[int, dict[str, object], str]]
+Train = Callable[..., tuple[int, dict[str, object], str]]
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def manta(folder: Path, capfd: pytest.CaptureFixture[str]) -> Manta:
+def train(folder: Path, manta: Callable[..., Ended]) -> Train:
     """(exit code, the answer, standard error) of a training with these settings changed."""
 
     def run(*given: str) -> tuple[int, dict[str, object], str]:
-        capfd.readouterr()
-        ended = CliRunner().invoke(app, ["train", "--json", *training_arguments(folder, folder / "encoder"), *given])
-        return ended.exit_code, json.loads(capfd.readouterr().out), ended.stderr
+        ended = manta("train", "--json", *training_arguments(folder, folder / "encoder"), *given)
+        return ended.code, json.loads(ended.out), ended.err
 
     return run
 
@@ -56,16 +54,16 @@ def labelled(folder: Path) -> Path:
     (["train.dev.uri=nowhere.parquet"], 3, "nowhere.parquet"),
     (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
 ])
-def test_what_is_wrong_is_told_before_a_worker_starts(manta: Manta, given: list[str], code: int, words: str):
-    found, answer, said = manta(*given)
+def test_what_is_wrong_is_told_before_a_worker_starts(train: Train, given: list[str], code: int, words: str):
+    found, answer, said = train(*given)
     assert (found, answer["status"]) == (code, "error")
     assert words in str(answer["message"])
     assert "cluster: starts" not in said
 
 
-def test_a_label_that_is_none_is_told_before_a_worker_starts(manta: Manta, folder: Path):
+def test_a_label_that_is_none_is_told_before_a_worker_starts(train: Train, folder: Path):
     classification = "train.objective=" + next(name for name in _names() if "label" in _columns(name))
-    code, answer, said = manta(f"train.data={labelled(folder)}", classification)
+    code, answer, said = train(f"train.data={labelled(folder)}", classification)
     assert code == 3
     assert "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction (2), found 'maybe'" in str(answer["message"])
     assert "cluster: starts" not in said
@@ -83,10 +81,10 @@ def _columns(name: str) -> tuple[str, ...]:
     return OBJECTIVES[name].columns
 
 
-def test_scores_of_dev_that_are_none_are_told_before_a_worker_starts(manta: Manta, folder: Path):
+def test_scores_of_dev_that_are_none_are_told_before_a_worker_starts(train: Train, folder: Path):
     table = pq.read_table(write_sts(folder / "sts.parquet"))
     pq.write_table(table.drop_columns("score"), folder / "unscored.parquet")
-    code, answer, said = manta(f"train.dev.uri={folder / 'unscored.parquet'}")
+    code, answer, said = train(f"train.dev.uri={folder / 'unscored.parquet'}")
     assert code == 3
     assert "score" in str(answer["message"])
     assert "cluster: starts" not in said

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.settings.training import OrderSettings, PairSettings
@@ -66,7 +66,6 @@ def test_with_one_text_a_row_its_copies_are_false_negatives(rows: list[tuple[str
     np.testing.assert_array_equal(found, (texts[:, None] == texts) & ~np.eye(len(rows), dtype=bool))
 
 
-@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 1_000), batches=st.integers(1, 6), size=st.integers(1, 5), distinct=st.integers(1, 40))
 def test_moved_rows_stay_each_once_and_repeats_never_become_more(seed: int, batches: int, size: int, distinct: int):
     rng = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import TransientError
@@ -57,7 +57,6 @@ ids = st.none() | st.sampled_from(["a", "b", "c", "d", "é", ""]) | st.text(max_
 corpora = st.lists(st.tuples(ids, st.none() | st.sampled_from(["", "  ", "\n", "one", " one ", "two\x00"]) | st.text(max_size=6)), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(corpora, st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
 def test_every_row_is_kept_once_or_quarantined_once_however_the_corpus_is_cut(tmp_path, rows, cuts, unit_rows):
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]

@@ -6,7 +6,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
@@ -40,7 +40,6 @@ rows = st.fixed_dictionaries({}, optional={
 })
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rows | st.sampled_from([b"", b"{", b'{"id":"a"', b"[1]", b"nul", b'{"id":"a","text":"\xff"}', b'{"id":"x","id":"y","text":"t"}']), max_size=12),
        st.sampled_from([b"\n", b"\r\n"]), st.booleans())
 def test_every_line_is_a_row_or_has_a_reason_as_python_reads_it(tmp_path, lines, end, ascii_only):

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
@@ -42,7 +42,6 @@ def origins(rows: Rows) -> list[int]:
     return [int(text[0]) for text in rows.columns["text"]]
 
 
-@settings(max_examples=25, deadline=None)
 @given(weights=st.tuples(*3 * [st.integers(1, 6)]), seed=st.integers(0, 3), start=st.integers(0, 40))
 def test_each_cycle_has_each_source_by_its_weight_and_any_step_can_be_the_first(sources: list[Pairs], weights: tuple[int, int, int], seed: int, start: int):
     order = alternating(sources, weights, seed)

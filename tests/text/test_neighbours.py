@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
@@ -27,7 +27,6 @@ def documents(place: Path, lengths: list[int], group: int = 7) -> Pairs:
     return open_pairs(PairSettings(uri=str(place)), ROLES)
 
 
-@settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(1, 25), min_size=1, max_size=8), group=st.integers(4, 30), batch=st.integers(1, 6), window=st.integers(1, 40), seed=st.integers(0, 3))
 def test_batches_are_pieces_of_documents_and_as_many_as_fit(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], group: int, batch: int, window: int, seed: int):
     pairs = documents(tmp_path_factory.mktemp("documents"), lengths, group)

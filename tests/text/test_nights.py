@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
@@ -118,7 +118,6 @@ edits = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(edits, min_size=1, max_size=3), min_size=1, max_size=5), st.integers(1, 5))
 def test_any_sequence_of_edits_leaves_what_a_fresh_look_finds(tmp_path, nights_edits, unit_rows):
     nights = Nights(tmp_path / uuid.uuid4().hex, unit_rows=unit_rows)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
@@ -50,7 +50,6 @@ cases = st.fixed_dictionaries({
 })
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases)
 def test_every_row_once_an_epoch_in_an_order_that_knows_no_ranks_and_goes_on_from_any_step(tmp_path_factory: pytest.TempPathFactory, case: dict):
     place = tmp_path_factory.mktemp("rows")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
@@ -27,7 +27,6 @@ def inference(place: Path, rows: list[tuple[str, str, str]]) -> PairSettings:
     return PairSettings(uri=str(place / "nli.parquet"))
 
 
-@settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.tuples(st.sampled_from("pqrst"), st.sampled_from(LABELS)), min_size=1, max_size=40))
 def test_triples_are_the_first_of_either_kind_of_each_premise_that_has_both(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]):
     place = tmp_path_factory.mktemp("nli")

@@ -1,0 +1,114 @@
+"""Flows on pools of Ray's actors: what they store and find is what one process stores and finds, byte for byte."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from pipeline.flows.augment import augment
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.evaluate import evaluate
+from pipeline.flows.flow import train_flow
+from pipeline.flows.nightly import nightly
+from pipeline.flows.process import OneProcess, working_with
+from pipeline.flows.train import train
+from pipeline.flows.units import Pool
+from pipeline.index.search import open_release
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.settings.training import PairSettings
+from tests.flows.conftest import ON_RAY, sentences
+from tests.flows.evaluating import job as evaluation
+from tests.flows.evaluating import write_pairs
+from tests.flows.test_augment import LENIENT, expected_shuffle, rows_of, shuffles, worked_on
+from tests.flows.test_flow import stored, trained, training
+from tests.flows.test_mine import job_of, mined, write_questions
+from tests.flows.test_mine import rows_of as rows_of_pairs
+from tests.flows.test_nightly import unit_bytes
+from tests.flows.test_readme import blocks
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+MakeJob = Callable[..., Job]
+
+
+def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(ray_cluster: Cluster, child: OneProcess, make_job: MakeJob, tmp_path: Path):
+    settings = ("whiten.mode=on", "index.kind=IVF8,Flat", "gates.recall_at_10=0.5")
+    with working_with(child):
+        alone = nightly(make_job(*settings, f"release.root={tmp_path / 'alone'}"), Stages())
+    on_ray = nightly(make_job(*settings, ON_RAY), Stages())
+    assert (on_ray.status, on_ray.release, on_ray.rows) == (alone.status, alone.release, alone.rows) == ("published", 1, 400)
+    assert unit_bytes(Path(on_ray.root)) == unit_bytes(Path(alone.root))
+    releases = [open_release(outcome.root) for outcome in (on_ray, alone)]
+    assert releases[0].manifest.index == releases[1].manifest.index, "files are named with their sha256"
+    assert releases[0].search(sentences(400)[:20], 5) == releases[1].search(sentences(400)[:20], 5)
+
+
+def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob, tmp_path: Path):
+    made = augment(make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=False)), Stages())
+    assert all(row["variant_back"] == expected_shuffle(row) for row in rows_of(made).values())
+    assert [worked.title for worked in made.worked] == ["back: shuffle a", "back: shuffle b"]
+    assert sum(worked.effort.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
+
+
+def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: OneProcess, make_job: MakeJob, tmp_path: Path):
+    with working_with(child):
+        quiet = augment(make_job(LENIENT, "augment.unit_rows=50", shuffles(tmp_path), f"release.root={tmp_path / 'quiet'}"), Stages())
+    made = augment(make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, dies=str(tmp_path / "died"))), Stages())
+    assert (tmp_path / "died").exists()
+    assert [unit.sha256 for unit in made.manifest.units] == [unit.sha256 for unit in quiet.manifest.units]
+
+
+def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(tmp_path: Path):
+    alone, on_ray = training(tmp_path / "alone"), training(tmp_path / "ray")
+    assert alone.id == on_ray.id
+    flow = trained(alone)
+    with Stages()("train") as bar:
+        assert train_flow(on_ray, Pool(1, cpus=0.5), bar).to_bytes() == flow.to_bytes()
+    assert (bar.total, bar.stage.done) == (70 * 32, 70 * 32)
+    assert stored(alone) == stored(on_ray)
+    assert sorted(Path(path).name for path in stored(on_ray)) == sorted([f"{flow.transform_id[:24]}.safetensors", "record.json"])
+    start = time.perf_counter()
+    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes()
+    assert time.perf_counter() - start < 5, "no worker was asked for"
+
+
+@pytest.mark.slow
+def test_a_training_begins_with_mining_and_finds_the_same_pairs(encoder: Path, tmp_path: Path, child: OneProcess):
+    folder, _ = write_questions(tmp_path / "pairs")
+    with working_with(child):
+        alone = mined(job_of(encoder), folder, tmp_path / "alone")[1]
+    job = job_of(
+        encoder, "train.mine.enabled=true", f"train.root={tmp_path}", f"train.data={{uri: {folder}, columns: {{anchor: question}}}}", "train.order.batch_rows=16",
+        "train.max_steps=2", "train.name=run",
+    )
+    trained = train(job, Stages())
+    places = list((tmp_path / "mined/pairs").glob("*/rows"))
+    assert len(places) == 1
+    assert rows_of_pairs(PairSettings(uri=str(places[0]))) == alone
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert [counts["rows"] for counts in record["counts"]] == [len(alone)]
+    assert trained.result.steps == 2
+
+
+def test_an_evaluation_in_a_bucket_has_the_same_scores(s3: str, child: OneProcess, encoder: Path, tmp_path: Path):
+    write_pairs(tmp_path / "tasks/sts/STS12.parquet", 60)
+    with working_with(child):
+        alone = evaluate(evaluation(tmp_path, encoder), Stages())
+    made = evaluate(evaluation(tmp_path, encoder, f"evaluate.root={s3}/{tmp_path.name}", ON_RAY, "encode.unit_rows=30"), Stages())
+    assert made.encoded == alone.encoded
+    assert [each.scored[0].result.value for each in made.measured] == [each.scored[0].result.value for each in alone.measured]
+    assert [each.scored[0].draws for each in made.measured] == [each.scored[0].draws for each in alone.measured]
+
+
+def test_a_dataset_gains_a_vector_column_in_three_lines(encoder: Path, tmp_path: Path):
+    block = next(block for block in blocks() if "EncodeBlocks" in block)
+    pq.write_table(pa.table({"text": sentences(30)}), tmp_path / "corpus.parquet")
+    names: dict[str, Any] = {"ray": ray}
+    exec(block.replace('"corpus"', repr(str(tmp_path / "corpus.parquet"))).replace("all-MiniLM-L6-v2", str(encoder)).replace("size=2", "size=1"), names)
+    assert len(names["rows"].take_all()[0]["vector"]) == 48
