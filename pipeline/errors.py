@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
+MODEL_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""what a model raises at a text that it cannot take; anything else, such as OSError or MemoryError, is no fault of a text"""
+
 
 class PipelineError(Exception):
     """Any error that a person can act on; `exit_code` follows sysexits where that has a word."""

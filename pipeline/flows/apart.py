@@ -1,7 +1,8 @@
-"""Encoding in a child process, so that a text which kills its process is found and set aside and all others are encoded.
+"""Encode in a child process, so that a text which kills its process, or makes the encoder raise, is set aside and all other texts are encoded.
 
-Texts go in chunks. A chunk during which the child died is cut in half until a single text remains; a text that killed its own process three times by itself is
-given up. What another process does to the child, once or twice, costs time and no row. Vectors do not depend on neighbours, so they are those of an undivided unit.
+Texts go in chunks. A chunk during which the child died is halved until a single text remains; a text that killed three processes while alone in them is given up,
+so a child killed once or twice from outside costs time and no row. A chunk at which the encoder raises is halved inside the child, which goes on. Vectors do not
+depend on neighbours, so they are those of an undivided unit.
 """
 
 import itertools
@@ -18,15 +19,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import ModelError
+from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.settings import EncoderSettings, EncodeSettings
 
 if TYPE_CHECKING:
-    from pipeline.models.encoder import Encoded
+    from pipeline.models.encoder import Encoded, Encoder
 
 CHUNK = 512                 # texts: nine halvings find the one
 DEATHS = 3                  # of a text alone with its process
 _MOST_REJECTED = 16         # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
+_FIELDS = ("vectors", "lengths", "truncated", "bad")
 
 
 @dataclass
@@ -52,7 +54,9 @@ class Apart:
         pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
         deaths: dict[int, int] = {}
         while pending:
-            ended = self._run(list(pending))
+            ended = self._run(list(pending), _most_rejected(count))
+            for row, raised in _raised(self.scratch).items():
+                self._reject(row, "encoder_error", raised, count)
             while pending and _result(self.scratch, *pending[0]).exists():
                 pending.popleft()
             if not pending:
@@ -66,11 +70,12 @@ class Apart:
             if deaths[start] < DEATHS:
                 pending.appendleft((start, stop))
             else:
-                self._reject(start, ended, count)
+                reason = "kills_worker" if ended.startswith("ended by signal") else "encoder_error"
+                self._reject(start, reason, f"alone in a process, {DEATHS} times: {ended}", count)
 
-    def _run(self, chunks: Sequence[tuple[int, int]]) -> str:
-        """Encode the chunks in a child, in order, until it ends; how it ended."""
-        job = {"encoder": self.encoder.model_dump(), "encode": self.encode.model_dump(), "device": self.device, "chunks": chunks}
+    def _run(self, chunks: Sequence[tuple[int, int]], most: int) -> str:
+        """Encode the chunks in a child, in order, until it ends; how it ended. It stops by itself when more than `most` texts made the encoder raise."""
+        job = {"encoder": self.encoder.model_dump(), "encode": self.encode.model_dump(), "device": self.device, "chunks": chunks, "most": most}
         (self.scratch / "job.json").write_text(json.dumps(job))
         _ready(self.scratch).unlink(missing_ok=True)
         command = [sys.executable, "-m", "pipeline.flows.apart", str(self.scratch)]
@@ -80,11 +85,10 @@ class Apart:
             raise ModelError(self.encoder.path, "a process that can load the encoder", f"exit code {done.returncode}: {last[0]}"[:400], "run manta preflight")
         return f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}: {last[0]}"[:300]
 
-    def _reject(self, row: int, ended: str, count: int) -> None:
-        raised = not ended.startswith("ended by signal")
-        self.rejected[row] = ("encoder_error" if raised else "kills_worker", f"alone in a process, {DEATHS} times: {ended}")
-        if len(self.rejected) > max(_MOST_REJECTED, count // 100):
-            found, remedy = f"{len(self.rejected)} of {count:,} that it cannot ({ended})", "check the encoder with a few texts: manta preflight"
+    def _reject(self, row: int, reason: str, detail: str, count: int) -> None:
+        self.rejected[row] = (reason, detail[:300])
+        if len(self.rejected) > _most_rejected(count):
+            found, remedy = f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})", "check the encoder with a few texts: manta preflight"
             raise ModelError(self.encoder.path, "an encoder that encodes nearly all texts", found, remedy)
 
     def _gathered(self, start: int, stop: int) -> "Encoded":
@@ -101,7 +105,7 @@ class Apart:
             if low < high:
                 with np.load(file) as chunk:
                     here, there = slice(low - start, high - start), slice(low - first, high - first)
-                    vectors[here], lengths[here], truncated[here], bad[here] = (chunk[name][there] for name in ("vectors", "lengths", "truncated", "bad"))
+                    vectors[here], lengths[here], truncated[here], bad[here] = (chunk[name][there] for name in _FIELDS)
         return Encoded(vectors, lengths, truncated, bad)
 
     def _dim(self) -> int:
@@ -118,6 +122,16 @@ def _ready(scratch: Path) -> Path:
     return scratch / "ready"
 
 
+def _most_rejected(count: int) -> int:
+    """Texts of a unit of `count` that may be set aside; more are the encoder's fault."""
+    return max(_MOST_REJECTED, count // 100)
+
+
+def _raised(scratch: Path) -> dict[int, str]:
+    """The error of each text at which the encoder raised, by row."""
+    return {int(file.stem.removeprefix("raised-")): file.read_text(encoding="utf-8") for file in sorted(scratch.glob("raised-*.txt"))}
+
+
 def child(scratch: Path) -> None:
     """Encode the chunks of the job in `scratch`, one file each."""
     from pipeline.models.encoder import load_encoder
@@ -127,10 +141,32 @@ def child(scratch: Path) -> None:
     encoder = load_encoder(EncoderSettings.model_validate(job["encoder"]), EncodeSettings.model_validate(job["encode"]), job["device"])
     _ready(scratch).touch()
     for start, stop in job["chunks"]:
+        parts = list(_encoded(encoder, texts, start, stop, scratch))
+        if len(_raised(scratch)) > job["most"]:
+            return
+        _store({name: np.concatenate([part[name] for part in parts]) for name in _FIELDS}, _result(scratch, start, stop))
+
+
+def _encoded(encoder: "Encoder", texts: Sequence[str], start: int, stop: int, scratch: Path) -> Iterator[dict[str, np.ndarray]]:
+    """The fields of the texts [start, stop), in parts; a text at which the encoder raises leaves its error in `scratch` and counts as bad."""
+    try:
         (encoded,) = encoder.encode_stream([texts[start:stop]])
-        written = scratch / "writing.npz"
-        np.savez(written, vectors=encoded.vectors, lengths=encoded.lengths, truncated=encoded.truncated, bad=encoded.bad)
-        os.replace(written, _result(scratch, start, stop))
+    except MODEL_FAILURES as error:
+        if stop - start > 1:
+            middle = (start + stop) // 2
+            yield from _encoded(encoder, texts, start, middle, scratch)
+            yield from _encoded(encoder, texts, middle, stop, scratch)
+            return
+        (scratch / f"raised-{start}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        yield {"vectors": np.zeros((1, encoder.dim), np.float32), "lengths": np.zeros(1, np.int64), "truncated": np.zeros(1, bool), "bad": np.ones(1, bool)}
+        return
+    yield {name: getattr(encoded, name) for name in _FIELDS}
+
+
+def _store(fields: dict[str, np.ndarray], to: Path) -> None:
+    written = to.with_name("writing.npz")
+    np.savez(written, **fields)     # type: ignore[arg-type]
+    os.replace(written, to)
 
 
 if __name__ == "__main__":

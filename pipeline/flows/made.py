@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.augment import Effort, Leg, Made, Source, Working
 from pipeline.config import digest_of
 from pipeline.device import resolve
-from pipeline.errors import Defect, ModelError
+from pipeline.errors import MODEL_FAILURES, Defect, ModelError
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.units import progress
 from pipeline.settings.augment import AugmentSettings
@@ -20,7 +20,6 @@ from pipeline.store.units import CorpusUnit, UnitRecord, create_record
 _FORMAT = 1                     # of the units made here
 _TOP = "units/made"
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
-_MODEL_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _NO_SOURCE = "no_source"        # of a text that the model before gave nothing for, and no reason
 
 
@@ -142,7 +141,7 @@ def _blamed(results: Iterator[tuple[int, Made]], leg: Leg, unit: CorpusUnit) -> 
     """The results; ModelError for what a model raises on texts that it cannot digest."""
     try:
         yield from results
-    except _MODEL_FAILURES as error:
+    except MODEL_FAILURES as error:
         found, remedy = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "check that tokenizer and weights belong together, and the model's settings"
         raise ModelError(f"{leg.model.path}, unit {unit.sha256[:12]}", "something made of every text", found, remedy) from error
 

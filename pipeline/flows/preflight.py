@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import pyarrow.compute as pc
 
 from pipeline.device import resolve
@@ -82,10 +81,8 @@ def _encoder(job: Job) -> Iterator[str]:
     from pipeline.models.encoder import load_encoder
 
     encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device))
-    vectors = encoder.encode(["A sentence to try the encoder with.", "Another one."])
-    of_words = encoder.folder.family == "words"                     # they may not know these words, and each of their vectors was read and is finite
-    if not np.isfinite(vectors).all() or not (of_words or vectors.any(axis=1).all()):
-        raise ConfigError(job.encoder.path, "finite vectors", "others", "check the weights and encode.dtype")
+    encoder.check()
+    of_words = encoder.folder.family == "words"
     what = f"{job.encoder.path}: {encoder.folder.config['vocab_size']:,} words" if of_words else str(encoder.folder.path)
     yield f"{what}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
 

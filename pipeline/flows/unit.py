@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
-from pipeline.errors import SpaceMismatch
+from pipeline.errors import MODEL_FAILURES, SpaceMismatch
 from pipeline.flows.apart import Apart
 from pipeline.flows.attempts import LIMIT, Attempts
 from pipeline.flows.copies import Knowing, Known, find_known
@@ -31,7 +31,6 @@ from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record,
 LENGTH_BIN = 8          # tokens per bar of the length histogram
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
-_MODEL_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _UNUSABLE = ("unusable_vector", "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors")
 
 
@@ -75,6 +74,7 @@ class EncodeUnit:
         if encoder.space_id != self.space_id:
             where, remedy = f"encoder {self.encoder.path} on this worker", "make the same files available on every node"
             raise SpaceMismatch(where, f"space {self.space_id} as on the driver", f"space {encoder.space_id}", remedy)
+        encoder.check()
         loading, sources = [time.perf_counter() - start], {placed.ordinal: placed for placed in self.sources}
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, Spent]:
@@ -99,7 +99,7 @@ class EncodeUnit:
                 result = self._apart(encoder, unit, file, spent) if apart else self._encoded(encoder, unit, file, spent, known)
             except pa.ArrowException:                   # a damaged corpus unit is no fault of the encoder, though Arrow's errors are ValueErrors too
                 raise
-            except _MODEL_FAILURES as error:
+            except MODEL_FAILURES as error:
                 spent.said += (f"unit {unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); its rows were tried apart",)
                 result = self._apart(encoder, unit, file, spent)
             start = time.perf_counter()

@@ -1,10 +1,10 @@
 """Texts become vectors: tokenize ahead, plan packed buffers, run them, put the rows back into input order."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.device import Device, resolve
-from pipeline.errors import ModelError
+from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.models.ahead import ahead
 from pipeline.models.arithmetic import Arithmetic, arithmetic_of
 from pipeline.models.bag import BagModel
@@ -32,6 +32,7 @@ from pipeline.text.tokens import Tokenizer, Tokens
 _FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
 _SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
 _PENDING = 4                    # copies from the GPU under way
+_PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
 Module = Callable[[Tensor], Tensor]
 
@@ -83,10 +84,9 @@ class Encoder:
         self.folder = folder
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
         self.counters = Counters()
-        self.arithmetic = arithmetic_of(encode, device, folder.max_length)
+        self.arithmetic = arithmetic_of(encode, device, 0 if folder.family == "other" else folder.max_length)     # only a packed buffer has to hold any text
         self._window_rows = encode.window_rows
-        if device.kind == "cpu":
-            torch.set_num_threads(encode.threads)
+        self._threads = encode.threads if device.kind == "cpu" else None
         self._tokenizer = folder.tokenizer()
         self._parts = [Encoder(part, encode, device) for part in folder.parts]
         self._model: Model
@@ -107,9 +107,36 @@ class Encoder:
         """Tokens of one packed buffer."""
         return self.arithmetic.max_tokens
 
-    def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray:
-        """(n, dim) float32 in input order. `query` puts the query prompt before the texts and uses buffers as small as they are: equal to 1e-5, not to the bit."""
-        return self._window(list(texts), self._query_tokenizer if query else self._tokenizer, query).vectors
+    def encode(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
+        """Encode one text or several.
+
+        Args:
+            texts: a string; or n strings as a sequence, a NumPy or pyarrow array, or a pandas or Polars series.
+            query: put the query prompt before the texts and use buffers as small as they are. Vectors are then equal to 1e-5, not to the bit.
+
+        Returns:
+            float32, (dim,) for a string, else (n, dim) in input order.
+
+        Raises:
+            TypeError: a text is not a string.
+        """
+        tokenizer = self._query_tokenizer if query else self._tokenizer
+        if isinstance(texts, str):
+            return self._window([texts], tokenizer, query).vectors[0]
+        return self._window(as_strings(texts), tokenizer, query).vectors
+
+    def check(self) -> None:
+        """Encode two plain sentences. ModelError if the encoder raises, or gives NaN, infinity or zeros: then no text is worth trying."""
+        where, remedy = self.folder.path, "fetch the model's files again, check encode.dtype, or use another encoder"
+        try:
+            vectors = self.encode(_PLAIN)
+        except MODEL_FAILURES as error:
+            found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ModelError(str(where), "an encoder that encodes a plain sentence", found, remedy) from error
+        if not np.isfinite(vectors).all():
+            raise ModelError(str(where), "finite vectors", f"NaN or infinity for {_PLAIN[0]!r}", remedy)
+        if not self.folder.whole_words and not vectors.any(axis=1).all():       # an encoder of words may know none of these
+            raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
 
     def measured(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(n,) int64 tokens of each text as it would be encoded, and (n,) bool whether it would be cut."""
@@ -176,7 +203,7 @@ class Encoder:
             max_tokens = self._halve(max_tokens)
 
     def _halve(self, max_tokens: int) -> int:
-        if max_tokens // 2 < self.max_length:
+        if max_tokens // 2 < (_SMALLEST_BUFFER if isinstance(self._model, PaddedModel) else self.max_length):
             found = f"out of memory even with encode.max_tokens={max_tokens}"
             raise ModelError(str(self.arithmetic.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device")
         torch.cuda.empty_cache()
@@ -186,7 +213,7 @@ class Encoder:
     def _run(self, tokens: Tokens, max_tokens: int, skip: int) -> np.ndarray:
         vectors = np.zeros((len(tokens), self.dim), np.float32)
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
-        with torch.inference_mode():
+        with torch.inference_mode(), _computing_with(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, _host_copy(self._forward(tokens, rows, max_tokens, skip))))
                 if len(pending) > _PENDING:
@@ -216,9 +243,44 @@ class Encoder:
         return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
 
 
-def load_encoder(settings: EncoderSettings, encode: EncodeSettings, device: Device | str = "cpu") -> Encoder:
-    """The encoder that the settings mean, on that device. ModelError where the folder cannot be used. Sets torch's number of threads on a CPU."""
-    return Encoder(open_folder(settings), encode, resolve(device))
+def load_encoder(settings: EncoderSettings | str, encode: EncodeSettings | None = None, device: Device | str = "cpu") -> Encoder:
+    """Load an encoder.
+
+    Args:
+        settings: a folder, URI, file of word vectors or hub id, alone or with the settings that override what the folder says.
+        encode: how to compute; None: the defaults, with as many threads as torch has now. torch's own number of threads stays as it is.
+        device: cpu, cuda, or auto.
+
+    Raises:
+        ModelError: the folder cannot be used; the message names file, expected and found.
+    """
+    settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
+    return Encoder(open_folder(settings), encode or EncodeSettings(threads=torch.get_num_threads()), resolve(device))
+
+
+def as_strings(texts: Iterable[Any]) -> list[str]:
+    """The texts as a list. TypeError, with the position and the type found, if they are not n strings."""
+    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
+    rows = texts.to_pylist() if isinstance(texts, (pa.Array, pa.ChunkedArray)) else list(texts)
+    for number, text in enumerate(rows):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{number}]: expected a string, found {type(text).__name__}; replace missing texts by '' or leave them out")
+    return rows
+
+
+@contextmanager
+def _computing_with(threads: int | None) -> Iterator[None]:
+    """Give torch so many threads for the duration of the block; None: as many as it has."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

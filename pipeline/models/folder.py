@@ -1,6 +1,5 @@
 """What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,16 +8,16 @@ from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
-from pipeline.log import say
 from pipeline.models.averages import Averages, averages_of
 from pipeline.models.frequencies import FREQUENCIES
 from pipeline.models.locate import locate
-from pipeline.models.modules import OWN_MODULES, POOLINGS, Denoise, Dense, Module, modules_of, pooling_of, read_json, tail_of
+from pipeline.models.modules import OWN_MODULES, POOLINGS, Cut, Denoise, Dense, Module, modules_of, pooling_of, read_json, tail_of
+from pipeline.models.pretrained import check_code
 from pipeline.models.words import RECURRENT, WORDS, load_sequences, load_words
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.templates import in_template
-from pipeline.text.tokens import Side, Tokenizer, load_tokenizer
+from pipeline.text.tokens import Side, Tokenizer, added_tokens, load_tokenizer
 
 ENDS_SENTENCES = "ensure_final_punctuation"              # our name of it among a folder's settings
 OF_RECURRENT = ("last", "ends", "max", "mean", "sqrt_len", "weighted_mean", "table")         # its layers are as wide as each other, its words are not
@@ -48,7 +47,7 @@ class EncoderFolder:
     """names of POOLINGS; several are concatenated"""
     include_prompt: bool
     tail: tuple[Module, ...]
-    """what follows the pooling, in order: Dense layers, "normalize" and what is taken off a template's vectors"""
+    """what follows the pooling, in order: Dense layers, "normalize", what is taken off a template's vectors, and a cut to fewer dimensions"""
     prompt: str
     query_prompt: str
     lower: bool
@@ -105,6 +104,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     modules = modules_of(path)
     transformer = modules[0][1] if modules else ""
     config = read_json(path / transformer / "config.json", required=True)
+    check_code(path / transformer)
     own = _transformer_settings(path / transformer)
     pooling, include_prompt = pooling_of(path, modules)
     tail = tuple(tail_of(path, modules, settings.normalize))
@@ -168,30 +168,20 @@ def _check_recurrent(folder: EncoderFolder) -> None:
 
 
 def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:
-    """(prompt of the corpus, prompt of queries). The corpus gets what sentence-transformers' `encode` gives it: the default prompt or none.
+    """(prompt of the corpus, prompt of queries): as sentence-transformers' `encode_document` and `encode_query` choose them.
 
-    The folder's query prompt is used where the corpus has the prompt that belongs to it, and gives way to a prompt in the settings.
+    A folder with prompts for both gets both; else the corpus gets the default prompt or none. A prompt in the settings replaces the folder's pair.
     """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if default is not None and default not in prompts:
         where = str(path / "config_sentence_transformers.json")
         raise ModelError(where, f"default_prompt_name among {', '.join(prompts) or 'no prompts'}", repr(default), "restore the file")
-    prompt = settings.prompt if settings.prompt is not None else prompts.get(default, "")
+    own_query = prompts.get("query") if settings.prompt is None else None
+    document = next((prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name)), None) if own_query else None
+    prompt = settings.prompt if settings.prompt is not None else document if document is not None else prompts.get(default, "")
     if settings.query_prompt is not None:
         return prompt, settings.query_prompt
-    own_query = prompts.get("query") if settings.prompt is None else None
-    document = next((name for name in _DOCUMENT_PROMPTS if prompts.get(name)), None)
-    if own_query and document is not None and default not in _DOCUMENT_PROMPTS:
-        _unused_prompts(str(path), document)
-        own_query = None
     return prompt, own_query or prompt
-
-
-@functools.cache
-def _unused_prompts(path: str, document: str) -> None:
-    """Said once in a process."""
-    say(f"{path}: the folder has prompts for query and {document} and does not put the {document} prompt before texts by default; "
-        "set encoder.prompt and encoder.query_prompt to use them")
 
 
 def _family(config: dict[str, Any]) -> str:
@@ -215,7 +205,9 @@ def positions_of(config: Mapping[str, Any]) -> int:
 def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wanted: int | None) -> int:
     """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's, never above the positions there are."""
     positions = positions_of(config)
-    named = own.get("max_seq_length") or read_json(folder / "tokenizer_config.json").get("model_max_length") or _NO_LIMIT
+    calls = own.get("processing_kwargs") or {}          # arguments of the tokenizer's call: these come after the rest
+    called = (calls.get("text") or {}).get("max_length") or (calls.get("common") or {}).get("max_length")
+    named = called or own.get("max_seq_length") or read_json(folder / "tokenizer_config.json").get("model_max_length") or _NO_LIMIT
     limit = min(int(min(named, _NO_LIMIT)), positions)
     if limit >= _NO_LIMIT:
         limit = wanted or 512                           # neither file names a limit: 512, as the models of this kind were trained with
@@ -258,26 +250,34 @@ def _joined(folder: str, name: str) -> str:
 
 def _identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
     """The folder with files, dimension and space_id filled in."""
-    layers = [module for module in folder.tail if not isinstance(module, str)]
     states = int(folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0)
     width = sum(int(folder.config.get("embedding_size") or states) if name == "table" else states for name in folder.pooling)
     if width == 0:
         where = str(folder.beside_config("config.json"))
         raise ModelError(where, "the width of the token states as hidden_size, dim or d_model", "none of them", "use an encoder of texts")
-    for layer in layers:
-        taken, given = (layer.in_features, layer.out_features) if isinstance(layer, Dense) else (layer.width, layer.width)
-        if taken != width:
-            raise ModelError(str(folder.file(layer.weights)), f"in_features {width}, as the module before gives", str(taken), "restore the folder")
-        width = given
+    for module in folder.tail:
+        width = _width_after(folder, module, width)
     whole = replace(folder, files={name: digest_of_file(folder.file(name)) for name in _needed(folder, modules)}, dim=width)
     return replace(whole, space_id=_space_id(whole))
+
+
+def _width_after(folder: EncoderFolder, module: Module, width: int) -> int:
+    """Dimensions behind a module that gets `width`; ModelError if it was made for another number."""
+    if isinstance(module, str):
+        return width
+    if isinstance(module, Cut):
+        return min(width, module.width)
+    taken, given = (module.in_features, module.out_features) if isinstance(module, Dense) else (module.width, module.width)
+    if taken != width:
+        raise ModelError(str(folder.file(module.weights)), f"in_features {width}, as the module before gives", str(taken), "restore the folder")
+    return given
 
 
 def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
     """Relative paths of what loading this folder needs, here and in sentence-transformers."""
     beside = [_joined(folder.transformer, name) for name in ("config.json", *_TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)]
     configs = ["modules.json", "config_sentence_transformers.json", f"{OWN_MODULES}.py", *(_joined(sub, "config.json") for _, sub in modules[1:])]
-    layers = [module.weights for module in folder.tail if not isinstance(module, str)]
+    layers = [module.weights for module in folder.tail if isinstance(module, Dense | Denoise)]
     counts = [FREQUENCIES] if folder.averages.counts else []
     return sorted(name for name in {*beside, *configs, *layers, *folder.weights, *counts} if folder.file(name).is_file())
 
@@ -289,19 +289,26 @@ def _space_id(folder: EncoderFolder) -> str:
     tokenizer = [_joined(folder.transformer, name) for name in _TOKENIZER_FILES]
     present = [name for name in tokenizer if name in folder.files]
     tokenizer = present[:1] if present[:1] == tokenizer[:1] else present
-    tail = [module if isinstance(module, str) else [folder.files[module.weights], *_form(module)] for module in folder.tail]
+    tail = [_identity(folder, module) for module in folder.tail]
     template = {"template": folder.template} if folder.template is not None else {}
     ends = {"ends_sentences": True} if folder.ends_sentences else {}
+    added = added_tokens(folder.path / folder.transformer)
+    special = {"special_tokens": added} if added else {}
     return digest_of({
         "weights": [folder.files[name] for name in folder.weights],
         "config": {key: value for key, value in folder.config.items() if key not in _NOT_ARITHMETIC},
         "tokenizer": [folder.files[name] for name in tokenizer],
         "pooling": [*folder.pooling, folder.include_prompt], "tail": tail, "prompt": folder.prompt, "lower": folder.lower,
         "max_length": folder.max_length, "truncation": folder.cuts, "normalizer": NORMALIZER_VERSION, "dim": folder.dim, **folder.averages.identity(folder.files),
-        **template, **ends,
+        **template, **ends, **special,
     })
 
 
-def _form(module: Dense | Denoise) -> list[Any]:
-    """What its weights do not tell."""
-    return [module.activation, module.residual] if isinstance(module, Dense) else [module.activation, module.epsilon, module.shortest]
+def _identity(folder: EncoderFolder, module: Module) -> Any:
+    """What distinguishes a module from others: its weights, and what these do not say."""
+    if isinstance(module, str):
+        return module
+    if isinstance(module, Cut):
+        return ["cut", module.width]
+    form = [module.activation, module.residual] if isinstance(module, Dense) else [module.activation, module.epsilon, module.shortest]
+    return [folder.files[module.weights], *form]

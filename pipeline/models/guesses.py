@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pipeline.device import Device
-from pipeline.errors import ModelError
 from pipeline.models.folder import EncoderFolder
+from pipeline.models.pretrained import load_whole
 
 _TOKENS = {"cpu": 2_048, "cuda": 16_384}
 _STEP = 4                       # lengths are padded up to multiples of it: few shapes, and less than 4 places of a text wasted
@@ -97,15 +97,9 @@ def load_masked_lm(folder: EncoderFolder, dtype: torch.dtype) -> Any:
     """transformers' model of the folder with its head. ModelError where it has none, or cannot be loaded."""
     from transformers import AutoModelForMaskedLM
 
-    path = folder.beside_config("")
-    try:
-        model, loading = AutoModelForMaskedLM.from_pretrained(path, dtype=dtype, local_files_only=True, output_loading_info=True)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelError(str(path), "a masked language model that transformers can load", " ".join(str(error).split())[:200], "use another model") from None
-    if missing := sorted(loading["missing_keys"]):
-        remedy = "use a model that was saved with its head, such as bert-base-uncased; sentence encoders are saved without"
-        raise ModelError(str(path), "a masked language model: an encoder and its head over words", f"weights without {missing[0]}", remedy)
-    return model
+    remedy = "use a model that was saved with its head, such as bert-base-uncased; sentence encoders are saved without"
+    wanted = "a masked language model: an encoder and its head over words"
+    return load_whole(AutoModelForMaskedLM, folder.beside_config(""), wanted, remedy=remedy, dtype=dtype)
 
 
 def _drawn(logits: Tensor, unwanted: list[Sequence[int]], drawn: list[float], choice: Choice) -> list[int]:

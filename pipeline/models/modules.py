@@ -49,7 +49,14 @@ class Denoise:
     """tokens of an empty text in its template"""
 
 
-Module = Dense | Denoise | str
+@dataclass(frozen=True)
+class Cut:
+    """Keep the first `width` components (truncate_dim of sentence-transformers; Matryoshka, Kusupati et al. 2022), without normalising again."""
+
+    width: int
+
+
+Module = Dense | Denoise | Cut | str
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
@@ -106,13 +113,24 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
 
 
 def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
+    """The modules behind the pooling, in order. normalize: False drops the folder's Normalize modules, True puts one at the end."""
     read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoise": _denoise}
     tail: list[Module] = [read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]]
     if normalize is False:
         tail = [module for module in tail if module != "normalize"]
+    if (width := _truncate_dim(path)) is not None:
+        tail.append(Cut(width))
     if normalize and tail[-1:] != ["normalize"]:
         tail.append("normalize")
     return tail
+
+
+def _truncate_dim(path: Path) -> int | None:
+    file = path / "config_sentence_transformers.json"
+    width = read_json(file).get("truncate_dim")
+    if width is not None and (not isinstance(width, int) or width < 1):
+        raise ModelError(str(file), "truncate_dim as a number of dimensions, 1 or more", repr(width), "correct it, or remove that line")
+    return width
 
 
 def _dense(path: Path, folder: str) -> Dense:

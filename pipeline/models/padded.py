@@ -7,21 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.errors import ModelError
 from pipeline.models.arithmetic import Arithmetic
 from pipeline.models.folder import EncoderFolder
 from pipeline.models.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.pretrained import load_config, load_whole
 from pipeline.text.budget import longest_first
 from pipeline.text.tokens import Tokens
 
 _STEP = 16      # lengths are padded up to multiples of it: few shapes, and less than 16 tokens of a text wasted
+_ENCODER_ALONE = ("t5", "mt5", "umt5")       # folders of sentence encoders hold the encoder without a decoder
 
 
 class PaddedModel:
     """A transformers model on a device.
 
-    Every batch of texts padded to L tokens has the same number of rows, max_tokens // L, filled up with dummies: as in the packed pass a text
-    meets the same shapes whatever its neighbours.
+    Every batch of texts padded to L tokens has the same number of rows, max_tokens // L and at least one, filled up with dummies: as in the packed pass a
+    text meets the same shapes whatever its neighbours. A text may be longer than max_tokens, which bounds what is computed for dummies.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
@@ -76,16 +77,20 @@ class PaddedModel:
 
 
 def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:
-    """The transformers model of a folder; dropout: the rate in all its places, None: as config.json says. ModelError where transformers cannot load it."""
-    from transformers import AutoConfig, AutoModel
+    """Load the transformers model of a folder.
 
-    path = str(folder.path / folder.transformer)
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        for name, value in config.to_dict().items():
-            if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-                setattr(config, name, dropout)
-        return AutoModel.from_pretrained(path, config=config, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        found = " ".join(str(error).split())[:200]
-        raise ModelError(str(folder.path), "a model that transformers loads without code of its own", found, "use another encoder") from None
+    Args:
+        dropout: the rate wherever the model has dropout; None: as config.json says.
+
+    Raises:
+        ModelError: transformers cannot load it, or weights are missing.
+    """
+    import transformers
+
+    path = folder.path / folder.transformer
+    config = load_config(path)
+    for name, value in config.to_dict().items():
+        if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, dropout)
+    auto = transformers.AutoModelForTextEncoding if config.model_type in _ENCODER_ALONE else transformers.AutoModel
+    return load_whole(auto, path, "a model that transformers loads", unused=("pooler.",), config=config, dtype=dtype)

@@ -22,7 +22,7 @@ from pipeline.models.joined import PARTS, described
 from pipeline.models.learned import WORDS_TABLE, LearnedTemplate
 from pipeline.models.modules import OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, read_json
 from pipeline.models.prompted import PromptedEncoder
-from pipeline.models.trainable import TrainableEncoder, head_name
+from pipeline.models.trainable import CutModule, TrainableEncoder, head_name
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings
 from pipeline.text.templates import add_tokens, wrap_tokenizer
@@ -174,6 +174,7 @@ def _layers(encoder: TrainableEncoder, head: DenseModule | None) -> tuple[tuple[
     if "cls_mlp" in pooling and head_name(open_checkpoint(encoder.folder)) is None:
         raise ModelError("encoder.pooling", "cls_mlp by itself, since the encoder had no such layer", "+".join(pooling), "train with one pooling")
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
+    layers = [layer for layer in layers if not isinstance(layer, CutModule)]         # config_sentence_transformers.json says it
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
 
 

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder import positions_of, weights_of
 from pipeline.models.locate import locate
 from pipeline.models.modules import read_json
+from pipeline.models.pretrained import load_pretrained_tokenizer, load_whole, said
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.store.cache import digest_of_file
 
@@ -124,17 +125,10 @@ def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Word
 
 
 def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
-    """The transformers model, for inference; ModelError where its weights are damaged or others than config.json says."""
+    """Load the transformers model, for inference. ModelError if its weights are damaged, incomplete or other than config.json says."""
     from transformers import AutoModelForSeq2SeqLM
 
-    try:
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(str(folder.path), dtype=dtype, local_files_only=True, output_loading_info=True)
-    except Exception as error:          # safetensors, pickle and transformers each have errors of their own
-        found = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ModelError(str(folder.path), "a model that AutoModelForSeq2SeqLM loads without code of its own", found, "fetch its files again") from None
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(str(folder.path), "every weight of the model", f"{len(missing)} missing, such as {missing[0]}", "fetch its files again")
-    return model.eval()
+    return load_whole(AutoModelForSeq2SeqLM, folder.path, "a model that AutoModelForSeq2SeqLM loads", dtype=dtype).eval()
 
 
 def _located(path: str) -> Path:
@@ -161,16 +155,11 @@ def _read_at_most(path: Path, positions: int) -> int:
 
 
 def _load_tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except ImportError as error:        # before the rest: it says which package to install
-        found, remedy = " ".join(str(error).split())[:200], 'pip install "manta-embeddings[augment]", which has sentencepiece'
+        return load_pretrained_tokenizer(path)
+    except ImportError as error:
+        found, remedy = said(error), 'pip install "manta-embeddings[augment]", which has sentencepiece'
         raise ModelError(str(path), "the packages of its tokenizer", found, remedy) from None
-    except Exception as error:          # tokenizers raises plain Exception for a damaged file
-        found = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ModelError(str(path), "a tokenizer that transformers loads without code of its own", found, "fetch its files again") from None
 
 
 def _codes(tokenizer: Any) -> dict[str, int]:

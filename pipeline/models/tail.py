@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.models import linear
 from pipeline.models.folder import EncoderFolder
-from pipeline.models.modules import Denoise, Dense
+from pipeline.models.modules import Cut, Denoise, Dense, Module
 from pipeline.models.weights import Checkpoint, open_weights
 
 _ROWS = 64      # a linear layer gives equal bits for equal rows while it sees one shape: always so many rows, filled with zeros
@@ -65,7 +65,7 @@ class DenoiseLayer(ByLength):
 
 def load_tail(folder: EncoderFolder, device: torch.device) -> list[Callable[..., Tensor]]:
     """The modules after the pooling, ready for `through`."""
-    return [normalize if isinstance(module, str) else _loaded(folder, module, device) for module in folder.tail]
+    return [_loaded(folder, module, device) for module in folder.tail]
 
 
 def through(tail: Iterable[Callable[..., Tensor]], x: Tensor, lengths: np.ndarray) -> Tensor:
@@ -90,7 +90,11 @@ def normalize(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
 
 
-def _loaded(folder: EncoderFolder, module: Dense | Denoise, device: torch.device) -> Callable[..., Tensor]:
+def _loaded(folder: EncoderFolder, module: Module, device: torch.device) -> Callable[..., Tensor]:
+    if isinstance(module, str):
+        return normalize
+    if isinstance(module, Cut):
+        return lambda x: x[:, : module.width]
     return load_dense(folder, module, device) if isinstance(module, Dense) else load_denoise(folder, module, device)
 
 

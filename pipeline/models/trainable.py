@@ -9,12 +9,23 @@ from pipeline.models.backbones import AtEmbedding, Backbone, PackedBackbone, Pad
 from pipeline.models.denoise import load_denoise_module
 from pipeline.models.folder import EncoderFolder
 from pipeline.models.heads import DenseModule, TanhHead
-from pipeline.models.modules import Denoise, Module
+from pipeline.models.modules import Cut, Denoise, Module
 from pipeline.models.pooling import layers_of, pool, wide
 from pipeline.models.recurrent import load_recurrent
 from pipeline.models.tail import MLP_HEADS, load_dense, normalize, through
 from pipeline.models.weights import Checkpoint, open_checkpoint
 from pipeline.text.tokens import Tokens
+
+
+class CutModule(nn.Module):
+    """Keep the first `width` components: (n, width) for (n, d)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : self.width]
 
 
 class Normalize(nn.Module):
@@ -111,6 +122,8 @@ def _head(weights: Checkpoint, width: int) -> DenseModule:
 def _module(folder: EncoderFolder, module: Module) -> nn.Module:
     if isinstance(module, str):
         return Normalize()
+    if isinstance(module, Cut):
+        return CutModule(module.width)
     if isinstance(module, Denoise):
         return load_denoise_module(folder, module)
     loaded, made = load_dense(folder, module, torch.device("cpu")), DenseModule(module)

@@ -127,7 +127,7 @@ def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
 
     if (folder / "tokenizer.json").is_file():
         return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False).backend_tokenizer
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:

@@ -158,6 +158,14 @@ def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bo
     return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
 
 
+def added_tokens(folder: Path) -> dict[str, str]:
+    """The tokens that tokenizer_config.json wants at the beginning (bos_token) and at the end (eos_token) of every text, by these names."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    wanted = {name: config.get(name) for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True}
+    return {name: str(token["content"] if isinstance(token, dict) else token) for name, token in wanted.items() if token is not None}
+
+
 def _load(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
     import tokenizers
 
@@ -194,7 +202,20 @@ def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int
 
 
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the post-processor puts before and behind a text."""
+    """Ids that the post-processor puts before and behind a text, and those that tokenizer_config.json adds.
+
+    Models that pool the last token rely on the latter (e5-mistral); transformers 5 forgets them for a folder with tokenizer.json, version 4 did not.
+    """
+    before, behind = _processed(backend, folder)
+    added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
+    if (start := added.get("bos_token")) is not None and before[:1] != (start,):
+        before = (start, *before)
+    if (end := added.get("eos_token")) is not None and behind[-1:] != (end,):
+        behind = (*behind, end)
+    return before, behind
+
+
+def _processed(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     bare, full = backend.encode("a", add_special_tokens=False).ids, backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
@@ -213,7 +234,7 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
     from transformers import AutoTokenizer
 
     try:
-        made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         found = f"none that transformers can load ({' '.join(str(error).split())[:200]})"
         raise ModelError(str(folder), "tokenizer.json or a vocabulary", found, "add the tokenizer's files to the folder") from None

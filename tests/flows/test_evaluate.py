@@ -36,6 +36,7 @@ from tests.index.published import Publisher
 from tests.models.folders import save_folder
 
 pytestmark = pytest.mark.usefixtures("cluster")
+SMALL_UNITS = "encode.unit_rows=20"
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +209,8 @@ def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
     assert any("one and the same vector" in warning for warning in found.measured[0].scored[0].result.warnings)
 
 
-def start(folder: Path, encoder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "jobs.evaluate", "--json", *arguments(folder, encoder), "encode.unit_rows=20", *overrides]
+def start(folder: Path, encoder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "jobs.evaluate", "--json", *arguments(folder, encoder), SMALL_UNITS]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MANTA_LOG": "json"})
 
 
@@ -229,13 +230,12 @@ def test_a_killed_evaluation_goes_on_where_it_was_and_finds_the_same(tmp_path: P
     before = records(tmp_path)
     assert len(before) >= 3
     assert not list(tmp_path.glob("root/evaluations/results/*/*")), "it was killed while encoding"
-    out, errors = start(tmp_path, encoder).communicate(timeout=180)
-    answer = json.loads(out)
+    again = evaluate(job(tmp_path, encoder, SMALL_UNITS), Stages())
     file = tmp_path / "tasks/sts/STS12.parquet"
-    assert 0 < answer["sentences_encoded"] < distinct(file), errors[-2000:]
+    assert 0 < again.encoded < distinct(file)
     assert {name: records(tmp_path)[name] for name in before} == before
-    assert vector_rows(tmp_path, answer["candidates"][0]["space_id"]) == distinct(file)
-    np.testing.assert_allclose(answer["results"][0]["value"], oracle(file, EncoderSettings(path=str(encoder))), atol=1e-3)
+    assert vector_rows(tmp_path, again.candidates[0].space_id) == distinct(file)
+    np.testing.assert_allclose(again.measured[0].scored[0].result.value, oracle(file, EncoderSettings(path=str(encoder))), atol=1e-3)
 
 
 def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
