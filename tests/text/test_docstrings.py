@@ -136,6 +136,7 @@ def test_the_running_python_gives_a_corpus_with_the_functions_one_looks_for(harv
     assert rows["textwrap.dedent"] == " ".join(expected.split("\n\n")[0].split())
 
 
+@pytest.mark.slow
 def test_an_equal_harvest_is_not_written_again(harvested):
     file = next(harvested.glob("*.parquet"))
     before = (file.stat().st_mtime_ns, file.read_bytes())
