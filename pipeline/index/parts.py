@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from pipeline.index.build import read_index
-from pipeline.index.structure import addresses_of, ivf_of
+from pipeline.index.structure import addresses_of, graph_search, ivf_of
 from pipeline.index.truth import NOBODY
 from pipeline.store.store import checked
 from pipeline.store.units import FileRef
 
 _LISTS = ".ivfdata"         # lists on disk, beside the index file that refers to them
 _SPARE = 8                  # asked for beyond k at once: at the 5 % of dead rows that a base may hold, ten answers lack more than 8 in one query of 10^8
+_WIDER = 4                  # efSearch for each answer asked for: with less a walk ends among the dead rows of a deleted topic
 
 
 class Parts:
@@ -68,7 +69,8 @@ class Parts:
         """Scores and addresses (q, at least k) of one part: its k nearest that are live are among them, the dead are NOBODY with score -inf."""
         asked = k + min(len(self._tombstones), max(_SPARE, k // 8))
         while True:
-            scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)))
+            wide = graph_search(part, _WIDER * asked) if len(self._tombstones) else None
+            scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)), params=wide)
             none = self._dead(addresses) | (addresses == NOBODY)
             settled = ((~none).sum(axis=1) >= k) | (addresses == NOBODY).any(axis=1)        # NOBODY: the lists that are visited hold no more
             if not len(self._tombstones) or asked >= part.ntotal or settled.all():

@@ -94,6 +94,16 @@ def chain_of(index: Any) -> list[Any]:
     return [faiss.downcast_VectorTransform(chain.at(number)) for number in range(chain.size() if chain else 0)]
 
 
+def graph_search(index: Any, least: int) -> Any:
+    """faiss search parameters that raise efSearch of an HNSW index to at least `least`; None for other kinds."""
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = graph_search(faiss.downcast_index(index.index), least)
+        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
+    if isinstance(index, faiss.IndexIDMap):
+        return graph_search(faiss.downcast_index(index.index), least)
+    return faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, least)) if hasattr(index, "hnsw") else None
+
+
 def ivf_of(index: Any) -> Any | None:
     """The IVF inside, typed, a view; None where there is none."""
     ann = unwrap(index)

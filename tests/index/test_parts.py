@@ -131,6 +131,27 @@ def test_the_dead_are_passed_over_however_near_they_are():
     assert (Parts([filled("flat", near[:50])], POOL.addresses[near[:50]]).search(QUERIES, 10)[1] == NOBODY).all()
 
 
+TOPICS, TOPIC_ROWS = 21, 143
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_sq8", "hnsw"])
+def test_where_a_whole_topic_was_deleted_the_nearest_rows_that_live_are_found(kind, seed):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(TOPICS, 32))
+    raw = (np.repeat(centres, TOPIC_ROWS, axis=0) + 0.25 * rng.normal(size=(TOPICS * TOPIC_ROWS, 32))).astype(np.float32)
+    addresses = np.arange(len(raw))
+    index = train(plan_index(len(raw), 32, IndexSettings(kind=kind, nlist=TOPICS if kind.startswith("ivf") else None)), None, raw)
+    fill(index, [(addresses, raw)])
+    if (ivf := ivf_of(index)) is not None:
+        ivf.nprobe = 8
+    live, asked = addresses[TOPIC_ROWS:], raw[:TOPIC_ROWS:10]
+    _, found = Parts([index], addresses[:TOPIC_ROWS]).search(asked, 10)
+    expected = live[np.argsort(-cosines(asked, raw[live], None), axis=1)[:, :10]]
+    assert (found >= TOPIC_ROWS).all(), "ten live answers for every query"
+    assert np.mean([np.isin(row, mine).mean() for row, mine in zip(expected, found, strict=True)]) >= 0.95
+
+
 def test_an_empty_delta_changes_nothing():
     base = filled("ivf_flat", np.arange(FIRST))
     found, expected = Parts([base, trained("ivf_flat")]).search(QUERIES, 10), base.search(QUERIES, 10)
