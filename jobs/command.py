@@ -15,7 +15,7 @@ import typer
 
 from pipeline.config import load_settings, to_yaml
 from pipeline.errors import PipelineError
-from pipeline.log import Stages, ends_by
+from pipeline.log import Stages, ends_by, printable
 from pipeline.settings import Job
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's YAML; jobs/configs holds commented examples. Without it: defaults.")]
@@ -82,7 +82,7 @@ def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[
 
 def tell(answer: Answer, say: Say, as_json: bool) -> None:
     """Print the answer; ends with its exit code where that is not 0."""
-    say(json.dumps(answer.facts, default=str) if as_json else answer.text)
+    say(json.dumps(answer.facts, default=str) if as_json else "\n".join(map(printable, answer.text.split("\n"))))
     if answer.exit_code:
         raise typer.Exit(answer.exit_code)
 
@@ -138,15 +138,16 @@ def _standard_output() -> Iterator[Say]:
 
 
 def _end(code: int, kind: str, message: str, say: Say | None, facts: dict[str, Any] | None = None) -> NoReturn:
-    print(f"{'manta' if code == 0 else 'error'}: {message}", file=sys.stderr)
+    print(printable(f"{'manta' if code == 0 else 'error'}: {message}"), file=sys.stderr)
     if say:
         say(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code, **(facts or {})}, default=str))
     raise typer.Exit(code)
 
 
 def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:
-    """Columns in plain text, numbers to the right."""
-    cells = [header, *rows]
+    """Columns in plain text, numbers to the right. A cell is one line, whatever characters are in it."""
+    rows = [tuple(map(printable, row)) for row in rows]
+    cells = [tuple(map(printable, header)), *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     right = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
     aligned = ("  ".join(cell.rjust(width) if side else cell.ljust(width) for cell, width, side in zip(row, widths, right, strict=True)).rstrip() for row in cells)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.command import Json, Say, Verbose, guarded, standalone, table
+from pipeline.log import escaped, printable
 
 if TYPE_CHECKING:
     from pipeline.index.search import OpenRelease
@@ -45,11 +46,11 @@ def _search(say: Say, release: "OpenRelease", queries: list[str], k: int, as_jso
     found = release.search(queries, k).to_pylist()
     if as_json:
         for line in found:
-            say(json.dumps({**line, "query": queries[line["query"]]}, default=str, ensure_ascii=False))
+            say(escaped(json.dumps({**line, "query": queries[line["query"]]}, default=str, ensure_ascii=False)))
         return
     for number, text in enumerate(queries):
         lines = [line for line in found if line["query"] == number]
-        say(f"{text}\n{_lines(lines)}\n" if len(queries) > 1 else _lines(lines))
+        say(f"{printable(text)}\n{_lines(lines)}\n" if len(queries) > 1 else _lines(lines))
 
 
 def _lines(lines: list[dict[str, Any]]) -> str:

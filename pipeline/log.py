@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,30 @@ _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
 
+_CONTROLS = "\x00-\x1f\x7f-\x9f"
+_REORDERS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"          # marks that change the direction or the line of what follows
+_UNPRINTABLE = re.compile(f"[{_CONTROLS}{_REORDERS}]")
+
+
+def printable(text: str) -> str:
+    """The text for one line of a terminal: control characters, escapes, line breaks and marks of direction become U+FFFD.
+
+    Ids, file names, column names and texts come from a corpus, whose author may not move the cursor, forge a line or write to the clipboard.
+    """
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def escaped(line: str) -> str:
+    """A line of JSON with the same characters as \\u escapes, so that it still means the same."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", line)
+
+
 def say(sentence: str, **fields: Any) -> None:
     """One event. With MANTA_LOG=json a JSON object per line, else the sentence with its fields behind."""
     if os.environ.get("MANTA_LOG") == "json":
         line = json.dumps({"time": round(time.time(), 3), "event": sentence, **fields}, default=str)
     else:
-        line = sentence + "".join(f"  {name}={value}" for name, value in fields.items())
+        line = printable(sentence + "".join(f"  {name}={value}" for name, value in fields.items()))
     for heard in _listeners:
         heard.append(sentence)
     print(line, file=sys.stderr, flush=True)

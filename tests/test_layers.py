@@ -47,7 +47,7 @@ def test_a_module_imports_only_parts_before_its_own(file: Path):
     "import jobs.cli", "import pipeline", "import pipeline.settings", "import pipeline.store.release, pipeline.text.ingest, pipeline.models.folder, pipeline.flows.night",
 ])
 def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss(statement: str):
-    heavy = ("torch", "ray", "faiss", "transformers", "matplotlib", "sklearn")
+    heavy = ("torch", "ray", "faiss", "transformers", "sklearn")
     program = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]"

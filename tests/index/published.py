@@ -38,9 +38,11 @@ def addresses_of_rows(rows: int) -> np.ndarray:
     return (np.arange(rows) // UNIT_ROWS << 32) | np.arange(rows) % UNIT_ROWS
 
 
-def ids_table(corpus: Sequence[str], rows: slice, ids: str) -> pa.Table:
+def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> pa.Table:
+    """Addresses, ids and kept columns. ids: string or int for made-up ones, or the ids themselves."""
     numbers = np.arange(len(corpus))[rows]
-    names = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
+    made_up = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
+    names = made_up if isinstance(ids, str) else pa.array(ids[rows])
     return pa.table({"address": pa.array(addresses_of_rows(len(corpus))[rows]), "id": names, "text": list(corpus[rows]), "length": [len(text) for text in corpus[rows]]})
 
 
@@ -55,7 +57,9 @@ class Publisher:
     def __init__(self, store: Store, folder: Path, scratch: Path) -> None:
         self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
 
-    def __call__(self, corpus: Sequence[str], *, transform: Map | None = None, kind: str = "flat", on_disk: str = "auto", ids: str = "string") -> ReleaseManifest:
+    def __call__(
+        self, corpus: Sequence[str], *, transform: Map | None = None, kind: str = "flat", on_disk: str = "auto", ids: str | Sequence[str] = "string"
+    ) -> ReleaseManifest:
         files = self._index(self.encoder.encode(corpus), transform, IndexSettings(kind=kind, on_disk=on_disk))
         return self.commit(corpus, IndexFiles(kind=kind, factory=kind, dim=48, files=files), len(corpus), ids=ids)
 
@@ -83,7 +87,7 @@ class Publisher:
         files = (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
         return self.commit(corpus, IndexFiles(kind="flat", factory="Flat", dim=48, files=files), len(corpus) - len(dead))
 
-    def commit(self, corpus: Sequence[str], index: IndexFiles, rows: int, tombstones: FileRef | None = None, ids: str = "string") -> ReleaseManifest:
+    def commit(self, corpus: Sequence[str], index: IndexFiles, rows: int, tombstones: FileRef | None = None, ids: str | Sequence[str] = "string") -> ReleaseManifest:
         before = Releases(self.store).current()
         half = len(corpus) // (2 * UNIT_ROWS) * UNIT_ROWS
         references = []

@@ -45,3 +45,22 @@ def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, s
     assert [len(part.splitlines()) for part in parts] == [4, 4, 4]
     lines = [json.loads(line) for line in manta("search", root, "two dogs run", "two dogs run", "--commits-root", commits, "-k", "2", "--json").out.splitlines()]
     assert [(line["query"], line["rank"]) for line in lines] == [("two dogs run", 1), ("two dogs run", 2)] * 2
+
+
+def test_an_id_cannot_move_the_cursor_or_forge_a_row(tmp_path: Path, manta: Manta):
+    publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "encoder", "bert"), tmp_path)
+    forged = ["\x1b]52;c;ZXZpbA==\x07", "one\n   1  1.0000  forged", "\u202egnorw", "\x9b2Jgone"]
+    publish(["two dogs run", "a girl reads", "a cat sleeps", "the river"], ids=forged)
+    shown = manta("search", str(tmp_path / "root"), "a girl reads", "-k", "4").out
+    assert len(shown.splitlines()) == 1 + 4
+    assert not set("\x1b\x07\x9b\u202e") & set(shown)
+    lines = manta("search", str(tmp_path / "root"), "a girl reads", "-k", "4", "--json").out
+    assert not set("\x1b\x07\x9b\u202e") & set(lines)
+    assert sorted(json.loads(line)["id"] for line in lines.splitlines()) == sorted(forged), "a program gets what was stored"
+
+
+def test_an_error_is_one_line_whatever_it_quotes(tmp_path: Path, manta: Manta):
+    ended = manta("nightly", f"corpus.uri={tmp_path}/no\nerror: all is well \x1b[2J", f"release.root={tmp_path / 'root'}")
+    assert ended.code == 3
+    assert "\x1b" not in ended.err
+    assert not [line for line in ended.err.splitlines() if line.startswith("error: all is well")]
