@@ -15,6 +15,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 
 
+@pytest.mark.slow
 def test_a_dataset_gains_vectors_and_keeps_its_rows(ray_cluster: Cluster, encoder: Path):
     texts = [*sentences(120), None, "   "]
     rows = ray.data.from_arrow(pa.table({"number": list(range(122)), "text": texts}))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,8 @@ from pipeline.flows.train import train
 from pipeline.flows.units import Pool
 from pipeline.index.search import open_release
 from pipeline.log import Stages
-from pipeline.settings import Job
+from pipeline.models.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from tests.flows.conftest import ON_RAY, sentences
 from tests.flows.evaluating import job as evaluation
@@ -38,7 +40,7 @@ MakeJob = Callable[..., Job]
 
 
 def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(ray_cluster: Cluster, child: OneProcess, make_job: MakeJob, tmp_path: Path):
-    settings = ("whiten.mode=on", "index.kind=IVF8,Flat", "gates.recall_at_10=0.5")
+    settings = ("whiten.mode=on", "index.kind=IVF8,Flat", "gates.recall_at_10=0.5", "cluster.workers=1", "cluster.index_workers=1", "encode.unit_rows=200")
     with working_with(child):
         alone = nightly(make_job(*settings, f"release.root={tmp_path / 'alone'}"), Stages())
     on_ray = nightly(make_job(*settings, ON_RAY), Stages())
@@ -49,6 +51,7 @@ def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(ray_clu
     assert releases[0].search(sentences(400)[:20], 5) == releases[1].search(sentences(400)[:20], 5)
 
 
+@pytest.mark.slow
 def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob, tmp_path: Path):
     made = augment(make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=False)), Stages())
     assert all(row["variant_back"] == expected_shuffle(row) for row in rows_of(made).values())
@@ -56,6 +59,7 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
     assert sum(worked.effort.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: OneProcess, make_job: MakeJob, tmp_path: Path):
     with working_with(child):
         quiet = augment(make_job(LENIENT, "augment.unit_rows=50", shuffles(tmp_path), f"release.root={tmp_path / 'quiet'}"), Stages())
@@ -64,6 +68,7 @@ def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: OneProcess, make_jo
     assert [unit.sha256 for unit in made.manifest.units] == [unit.sha256 for unit in quiet.manifest.units]
 
 
+@pytest.mark.slow
 def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(tmp_path: Path):
     alone, on_ray = training(tmp_path / "alone"), training(tmp_path / "ray")
     assert alone.id == on_ray.id
@@ -96,6 +101,7 @@ def test_a_training_begins_with_mining_and_finds_the_same_pairs(encoder: Path, t
     assert trained.result.steps == 2
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_a_bucket_has_the_same_scores(s3: str, child: OneProcess, encoder: Path, tmp_path: Path):
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 60)
     with working_with(child):
@@ -111,4 +117,6 @@ def test_a_dataset_gains_a_vector_column_in_three_lines(encoder: Path, tmp_path:
     pq.write_table(pa.table({"text": sentences(30)}), tmp_path / "corpus.parquet")
     names: dict[str, Any] = {"ray": ray}
     exec(block.replace('"corpus"', repr(str(tmp_path / "corpus.parquet"))).replace("all-MiniLM-L6-v2", str(encoder)).replace("size=2", "size=1"), names)
-    assert len(names["rows"].take_all()[0]["vector"]) == 48
+    rows = names["rows"].take_all()
+    vectors = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings()).encode([row["text"] for row in rows])
+    np.testing.assert_array_equal(np.array([row["vector"] for row in rows], np.float32), vectors)
