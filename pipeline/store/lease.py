@@ -5,12 +5,12 @@ import json
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from pipeline.errors import TransientError
+from pipeline.errors import PipelineError, TransientError
+from pipeline.store.probe import clock
 from pipeline.store.store import Entry, Store
 
 _EVERY_S = 300.0
@@ -37,12 +37,13 @@ def lease(store: Store, top: str = "candidates") -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        store.delete(path)
+        with contextlib.suppress(OSError, PipelineError):       # whatever ended the block is the error to show; a lease that stays is over in 20 minutes
+            store.delete(path)
 
 
 def running(store: Store, now: float | None = None, top: str = "candidates") -> list[Entry]:
-    """Leases below `top` of commands that are at work, or were killed less than four beats ago."""
-    young = (now or time.time()) - _LASTS_S
+    """Leases below `top` of commands that are at work, or were killed less than four beats ago. now: by the store's clock; None: ask it."""
+    young = (clock(store) if now is None else now) - _LASTS_S
     return [entry for entry in store.list(top, ".json") if "/lease-" in entry.path and entry.modified > young]
 
 

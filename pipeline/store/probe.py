@@ -27,6 +27,16 @@ def probe(store: Store) -> Probe:
     return Probe(writes=writes, creates_once=creates, deletes=not store.exists(path))
 
 
+def clock(store: Store) -> float:
+    """The time now, in seconds since 1970, by the clock that stamps the store's files. This machine's own clock may be hours off."""
+    path = f"candidates/clock-{uuid.uuid4().hex}"
+    store.write(path, b"")
+    try:
+        return next(entry.modified for entry in store.list("candidates") if entry.path == path)
+    finally:
+        store.delete(path)
+
+
 def check_store(store: Store, *, creates_once: bool) -> None:
     """ConfigError with the remedy where a store cannot do what releases need. creates_once: whether commits live in it."""
     try:

@@ -1,10 +1,9 @@
 """Old releases, old manifests of augmented corpora and abandoned files go; nothing that a kept one needs does."""
 
-import time
-
 from pipeline.errors import TransientError
 from pipeline.store.augmented import TOP, Series, every
 from pipeline.store.lease import running
+from pipeline.store.probe import clock
 from pipeline.store.release import Releases, files_of, manifest_path
 from pipeline.store.units import Stored
 
@@ -26,7 +25,8 @@ def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: f
     TransientError while a night is at work: it may take over files that no kept release needs.
     """
     series = every(releases.store)
-    if not ignore_leases and (nights := [entry for top in ("candidates", *(each.folder for each in series)) for entry in running(releases.store, top=top)]):
+    now = clock(releases.store) if now is None else now
+    if not ignore_leases and (nights := [entry for top in ("candidates", *(each.folder for each in series)) for entry in running(releases.store, now, top)]):
         found = f"{releases.store.read(nights[0].path).decode()}"
         remedy = "run prune when that night is over; the lease of a run that was killed ends after 20 minutes, or give --ignore-leases"
         raise TransientError(f"{releases.store.uri}: prune", "no night at work", found, remedy)
@@ -38,7 +38,7 @@ def prune(releases: Releases, keep: int, *, grace_s: float = 24 * 3600.0, now: f
     for each in series:
         needed |= {path for number in each.numbers()[-keep:] for path in _named(each, number)}
         released |= {path for number in each.numbers()[:-keep] for path in _named(each, number)}
-    young = (now or time.time()) - grace_s
+    young = now - grace_s
     idle = [entry for top in _OWNED for entry in releases.store.list(top) if entry.path not in needed]
     doomed = [entry for entry in idle if entry.path in released or entry.modified < young]
     for entry in sorted(doomed, key=lambda entry: (not entry.path.endswith(".json"), entry.path)):      # records first: no record without its unit

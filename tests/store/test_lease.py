@@ -7,7 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.store.lease import holders, lease, running
+from pipeline.store.probe import clock
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 
 
@@ -36,3 +42,28 @@ def test_a_lease_without_a_beat_for_long_is_over(tmp_path: Path):
     with lease(store, "leases"):
         assert running(store, time.time() + 1_000, "leases")
         assert not running(store, time.time() + 1_300, "leases")
+
+
+def test_the_stores_clock_counts_and_not_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store, real = open_store(tmp_path), time.time
+    with lease(store):
+        for skew_s in (-30 * 3600, 1_500, 40 * 3600):
+            monkeypatch.setattr(time, "time", lambda skew_s=skew_s: real() + skew_s)
+            assert abs(clock(store) - real()) < 60
+            assert len(running(store)) == 1
+            with pytest.raises(TransientError, match="expected no night at work"):
+                prune(Releases(store), keep=1)
+    store.write("units/vectors/of-a-running-night.parquet", b"young")
+    assert prune(Releases(store), keep=1).files == 0
+    assert store.exists("units/vectors/of-a-running-night.parquet")
+
+
+def test_what_ended_the_night_is_told_although_its_lease_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = open_store(tmp_path)
+
+    def refused(*_: object) -> None:
+        raise ConfigError("root", "a place where files can be written", "PermissionError", "check the permissions")
+
+    monkeypatch.setattr(type(store), "delete", refused)
+    with pytest.raises(DataError, match="the real error"), lease(store):
+        raise DataError("unit", "the real error", "another", "nothing")
