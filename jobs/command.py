@@ -104,6 +104,9 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
             _end(75, "Stopped", "stopped by SIGTERM; what is finished is kept: run the same command again to go on", say if as_json else None)
         except KeyboardInterrupt:
             _end(130, "Interrupted", "stopped by hand; what is finished is kept: run the same command again to go on", say if as_json else None)
+        except MemoryError:
+            said = "no memory is left; what is finished is kept: free some, or use fewer workers (cluster.workers), and run again"
+            _end(75, "MemoryError", said, say if as_json else None)
         except Exception as error:
             traceback.print_exc()
             found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"

@@ -29,6 +29,7 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=Settings)
 
 _TRIED = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")       # what pydantic appends to the place of a value that may be of several kinds
+_MOST_VALUES = 100_000
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 
 
@@ -65,7 +66,7 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     """
     tree = _read_yaml(Path(file)) if file is not None else {}
     for override in overrides:
-        refuse_credentials(override.partition("=")[2])
+        refuse_credentials(override)                     # the whole of it: of a forgotten key everything would be shown
         _override(tree, override)
     source = str(file or "command line")
     for place, value in _leaves(tree):
@@ -86,7 +87,8 @@ def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
 
 def refuse_credentials(uri: str) -> None:
     """ConfigError, without the secret, for a URI that has a user, a password or a key in it: URIs are kept in manifests and shown in logs."""
-    scheme, sign, rest = uri.partition("://")
+    before, sign, rest = uri.partition("://")
+    scheme = before.rpartition("=")[2]
     if not sign or scheme == "file":
         return
     host = rest.partition("/")[0]
@@ -125,8 +127,7 @@ def _yaml_value(settings: Settings, name: str) -> str:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        with file.open(encoding="utf-8") as stream:
-            tree = yaml.load(stream, _Loader)
+        tree = _parsed(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise ConfigError(str(file), "a YAML file", "no such file", "give its path with --config; jobs/configs holds examples") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -138,13 +139,41 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return tree
 
 
+def _parsed(text: str, name: str) -> Any:
+    """The value that a YAML text means. YAMLError for what is no YAML, and for aliases that would fill memory (`a: [*b, *b]`, `b: [*c, *c]` and so on)."""
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _values(node, {}) > _MOST_VALUES:
+            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, each alias counted as what it stands for")
+        return loader.construct_document(node)
+    except (RecursionError, ValueError) as error:           # lists in lists by the thousand; a date such as 2026-99-99
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node holds with its aliases spelled out. known: of nodes already counted, 0 while one is being counted."""
+    if id(node) not in known:
+        known[id(node)] = 0
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        known[id(node)] = 1 + sum(_values(each, known) for child in children for each in (child if isinstance(child, tuple) else (child,)))
+    if known[id(node)] == 0:
+        raise yaml.YAMLError(f"line {node.start_mark.line + 1}: a value that is part of itself")
+    return known[id(node)]
+
+
 def _override(tree: dict[str, Any], override: str) -> None:
     path, equals, value = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
         raise ConfigError(f"argument {override!r}", "key.path=value", "no such form", "write for instance encode.unit_rows=4096")
     try:
-        parsed = yaml.load(value, _Loader) if value else None
+        parsed = _parsed(value, "unicode string") if value else None
     except yaml.YAMLError:
         parsed = value                                  # an unquoted string that YAML reads as syntax, such as a glob
     for key in keys[:-1]:

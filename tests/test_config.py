@@ -81,6 +81,24 @@ def test_a_file_that_is_no_job_is_named(tmp_path: Path, text: str, words: str):
         load_settings(Job, write(tmp_path, text))
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("\n".join([f"k{number}: &a{number} [{', '.join(9 * [f'*a{number - 1}'])}]" if number else "k0: &a0 [x, x]" for number in range(30)]), "more than 100,000 values"),
+    ("a: " + 3_000 * "[" + 3_000 * "]", "RecursionError"),
+    ("release: {root: 2026-99-99}", "month must be in 1..12"),
+    ("a: &a [*a]", "line 1: a value that is part of itself"),
+])
+def test_a_file_that_would_fill_memory_or_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        load_settings(Job, write(tmp_path, text))
+
+
+def test_a_secret_in_an_argument_without_its_key_is_not_shown():
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Job, None, ("s3://AKIAKEY:SECRET@bucket/corpus",))
+    assert "SECRET" not in str(caught.value)
+    assert "credentials come from the environment" in str(caught.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="no such file"):
         load_settings(Job, tmp_path / "none.yaml")
