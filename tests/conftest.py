@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from jobs.cli import app
 from pipeline.flows.cluster import Cluster, connect
@@ -36,16 +38,24 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("thorough" if _is_slow(config) else "fast")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Count property tests among the slow ones where these are asked for. Under xdist, keep the tests of a file together for its module fixtures,
-    and all tests that need Ray for the one Ray of the session.
-    """
-    for item in items:
-        if _is_slow(config) and item.get_closest_marker("hypothesis"):
-            item.add_marker("slow")
-        names = item.fixturenames if isinstance(item, pytest.Function) else ()
-        item.add_marker(pytest.mark.xdist_group("ray" if "ray_cluster" in names else item.nodeid.partition("::")[0]))
+class ByFile(LoadScopeScheduling):
+    """Keeps the tests of a file in one process, for its module fixtures, and all tests on Ray in one, for the one Ray of the session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ray" if "/on_ray/" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """Distribute whole files over the processes of xdist, in the order of collection."""
+    return ByFile(config, log)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Count property tests among the slow ones where these are asked for."""
+    if _is_slow(item.config) and item.get_closest_marker("hypothesis"):
+        item.add_marker("slow")
 
 
 def _is_slow(config: pytest.Config) -> bool:

@@ -190,7 +190,7 @@ def test_weights_without_a_head_are_refused_whatever_the_folder_says(folders, tm
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folders["bert"] / name, path)
     edit_json(path / "config.json", architectures=["BertForMaskedLM"])
-    with pytest.raises(ModelError, match="weights without cls"):
+    with pytest.raises(ModelError, match="weights missing: cls"):
         working(path)
 
 

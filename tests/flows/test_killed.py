@@ -24,7 +24,7 @@ from pipeline.store.store import open_store
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, write_corpus
 
 _PATIENCE_S = 180.0
-_ROWS, _UNITS = 800, 32
+_ROWS, _UNITS = 600, 24
 IN_ONE_PROCESS = "cluster.small_rows=5000"
 
 
@@ -79,7 +79,7 @@ def wait_for_units(root: Path, count: int, night: subprocess.Popen[str]) -> None
 
 
 @pytest.mark.parametrize("workers", [IN_ONE_PROCESS, pytest.param(ON_RAY, marks=pytest.mark.slow)])
-def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path, undisturbed: Path, workers: str):
+def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path, undisturbed: Path, child: OneProcess, workers: str):
     root = folder / "releases"
     night = start(folder, encoder, workers)
     wait_for_units(root, 3, night)
@@ -87,7 +87,11 @@ def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, enc
     night.communicate()
     before = records(root)
     assert 3 <= len(before) < _UNITS, "it was killed in the middle of encoding"
-    assert finish(start(folder, encoder, workers))["status"] == "published"
+    if workers == ON_RAY:
+        assert finish(start(folder, encoder, workers))["status"] == "published"
+    else:
+        with working_with(child):
+            assert nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages()).status == "published"
     after = records(root)
     assert len(after) == _UNITS
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"

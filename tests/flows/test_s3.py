@@ -35,14 +35,19 @@ def upload(folder: Path, uri: str) -> None:
             store.write(file.relative_to(folder).as_posix(), file.read_bytes())
 
 
-@pytest.fixture
-def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+def uploaded(bucket: str, folder: Path, encoder: Path) -> tuple[str, ...]:
     """A job with corpus, encoder and releases below one prefix of the bucket, as command line overrides."""
-    base = f"{s3}/{tmp_path.name}"
-    upload(write_corpus(tmp_path / "corpus"), f"{base}/corpus")
+    base = f"{bucket}/{folder.name}"
+    upload(write_corpus(folder / "corpus"), f"{base}/corpus")
     upload(encoder, f"{base}/encoder")
     own = (f"corpus.uri={base}/corpus", f"encoder.path={base}/encoder", f"release.root={base}/releases", "gates.recall_at_10=0.5", "whiten.mode=off")
-    return lambda *more: (*job_arguments(tmp_path, encoder), *own, *more)
+    return (*job_arguments(folder, encoder), *own)
+
+
+@pytest.fixture
+def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+    given = uploaded(s3, tmp_path, encoder)
+    return lambda *more: (*given, *more)
 
 
 def seen_of_a_night(job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, list[bytes]]:
@@ -75,17 +80,6 @@ def test_a_night_lives_on_an_object_store_and_tells_nobody_its_credentials(
     cluster: Cluster, arguments: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ):
     assert_no_secret(seen_of_a_night(load_settings(Job, None, arguments()), monkeypatch, capfd))
-
-
-@pytest.mark.slow
-def test_on_ray_it_lives_there_too_and_no_log_of_ray_knows_its_credentials(
-    ray_cluster: Cluster, arguments: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-):
-    import ray
-
-    seen = seen_of_a_night(load_settings(Job, None, arguments(ON_RAY)), monkeypatch, capfd)
-    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
-    assert_no_secret(seen | {"Ray's logs": [file.read_bytes() for file in logs.rglob("*") if file.is_file()]})
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -142,6 +142,7 @@ def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Pa
     assert rank.run.result() is None
 
 
+@pytest.mark.slow
 def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, encoder: Path):
     whole, parts = rank_of(tmp_path, encoder, "train.dropout=0"), rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts")
     train(whole)

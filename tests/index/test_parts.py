@@ -19,7 +19,7 @@ from tests.index.clustered import clustered, cosines, some_map
 
 POOL = clustered(3_000)         # rows that come to life and die, each with its address
 FIRST = 1_500
-CHANGED_IN_PLACE = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "IVF16_HNSW8,Flat", "SQ8", "PQ7x8"]
+CHANGED_IN_PLACE = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "IVF16_HNSW8,Flat", "SQ8", "PQ7x4", pytest.param("PQ7x8", marks=pytest.mark.slow)]
 APART = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "hnsw", "IVF16,PQ4x4fs"]
 QUERIES = clustered(40, seed=9).raw
 

@@ -69,7 +69,7 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def kubernetes() -> Iterator[Kubernetes]:
     with Kubernetes() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 

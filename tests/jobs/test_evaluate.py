@@ -75,6 +75,6 @@ def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(fo
 def test_prune_leaves_evaluations_alone(folder: Path, manta: Manta):
     asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13]"]
     assert manta("evaluate", *asked)[0] == 0
-    before = sorted((folder / "root").rglob("*"))
-    prune(Releases(open_store(folder / "root")), keep=1, grace_s=0.0)
-    assert sorted((folder / "root").rglob("*")) == before
+    before = sorted((folder / "root/evaluations").rglob("*"))
+    assert prune(Releases(open_store(folder / "root")), keep=1, grace_s=0.0).files == 0
+    assert sorted((folder / "root/evaluations").rglob("*")) == before

@@ -26,6 +26,7 @@ LARGE = 40 << 20        # three parts
 def store(faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MANTA_STORE_TIMEOUT_S", "0.4")
+    monkeypatch.setattr("pipeline.store.retry._FIRST_PAUSE_S", 0.01)
     return open_store(f"{s3}/{tmp_path.name}")
 
 

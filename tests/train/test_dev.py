@@ -101,6 +101,7 @@ def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path)
     assert lengths[0].max() == max(part.max() for part in lengths)
 
 
+@pytest.mark.slow
 def test_ranks_share_the_sentences_and_have_one_figure(folder: Path, pairs: Path, tmp_path: Path):
     dev, encoder, alone = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
@@ -193,6 +194,7 @@ def test_labels_mean_what_they_do_in_the_training_rows(tmp_path: Path):
     assert Dev.open(DevSettings(uri=str(place), measure="accuracy"), Values(labels=("yes", "no"))).gold.tolist() == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data")
 def test_minilm_has_the_figure_that_it_is_known_for():
     dev = Dev.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))

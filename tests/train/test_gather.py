@@ -15,7 +15,7 @@ from tests.train.four_pairs import DETACHED, GRADIENT, HALVES, LOSS, NEAR
 from tests.train.ranks import candidates, objectives, part, work
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each rank."""
     folder: Path = tmp_path_factory.mktemp("ranks")

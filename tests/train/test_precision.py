@@ -85,6 +85,7 @@ def test_layers_computed_anew_leave_the_gradient_under_dropout(folder: Path):
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_layers_leave_the_gradient(tmp_path: Path):
     folder = save_folder(tmp_path, "bert")
     try:

@@ -12,6 +12,7 @@ from tests.models.folders import save_folder
 from tests.train.sharded_ranks import SETTINGS, STEPS, work
 
 Found = dict[str, Any]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,7 @@ def reaches(look: Callable[[], object], expected: object) -> bool:
     return time.monotonic() < deadline
 
 
+@pytest.mark.slow
 def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Cluster):
     pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
     before = scraped()

@@ -75,7 +75,7 @@ def test_what_no_node_can_hold_is_given_up_with_a_sentence(ray_cluster: Cluster)
 
 @pytest.mark.usefixtures("patient_again")
 def test_a_long_item_is_no_reason_to_give_up():
-    assert dict(map_units(Long(6.0, patience_s=4.0), [7], Pool(1, cpus=0.5))) == {0: 7}
+    assert dict(map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
 
 
 @pytest.mark.parametrize(("count", "pool", "expected"), [

@@ -13,7 +13,6 @@ import pytest
 import ray
 
 from pipeline.flows.augment import augment
-from pipeline.flows.cluster import Cluster
 from pipeline.flows.evaluate import evaluate
 from pipeline.flows.flow import train_flow
 from pipeline.flows.nightly import nightly
@@ -39,11 +38,14 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 MakeJob = Callable[..., Job]
 
 
-def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(ray_cluster: Cluster, child: OneProcess, make_job: MakeJob, tmp_path: Path):
-    settings = ("whiten.mode=on", "index.kind=IVF8,Flat", "gates.recall_at_10=0.5", "cluster.workers=1", "cluster.index_workers=1", "encode.unit_rows=200")
+@pytest.mark.parametrize("settings", [
+    ("whiten.mode=off", "index.kind=flat", "index.shards=1", "cluster.workers=1", "encode.unit_rows=200"),
+    pytest.param(("whiten.mode=on", "index.kind=IVF8,Flat"), marks=pytest.mark.slow),
+])
+def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(child: OneProcess, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]):
     with working_with(child):
-        alone = nightly(make_job(*settings, f"release.root={tmp_path / 'alone'}"), Stages())
-    on_ray = nightly(make_job(*settings, ON_RAY), Stages())
+        alone = nightly(make_job("gates.recall_at_10=0.5", *settings, f"release.root={tmp_path / 'alone'}"), Stages())
+    on_ray = nightly(make_job("gates.recall_at_10=0.5", *settings, ON_RAY), Stages())
     assert (on_ray.status, on_ray.release, on_ray.rows) == (alone.status, alone.release, alone.rows) == ("published", 1, 400)
     assert unit_bytes(Path(on_ray.root)) == unit_bytes(Path(alone.root))
     releases = [open_release(outcome.root) for outcome in (on_ray, alone)]

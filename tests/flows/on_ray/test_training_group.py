@@ -59,6 +59,7 @@ def test_workers_work_together_and_one_that_dies_is_replaced(tmp_path: Path):
     assert (stages.finished[0].done, stages.finished[0].note) == (7, "all is well")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_error_of_ours_comes_home_while_others_wait_and_is_not_tried_again(tmp_path: Path):
     with pytest.raises(DataError) as caught:
