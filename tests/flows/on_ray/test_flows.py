@@ -15,6 +15,7 @@ import ray
 from pipeline.flows.augment import augment
 from pipeline.flows.evaluate import evaluate
 from pipeline.flows.flow import train_flow
+from pipeline.flows.night import through_encoding
 from pipeline.flows.nightly import nightly
 from pipeline.flows.process import OneProcess, working_with
 from pipeline.flows.train import train
@@ -38,10 +39,16 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 MakeJob = Callable[..., Job]
 
 
-@pytest.mark.parametrize("settings", [
-    ("whiten.mode=off", "index.kind=flat", "index.shards=1", "cluster.workers=1", "encode.unit_rows=200"),
-    pytest.param(("whiten.mode=on", "index.kind=IVF8,Flat"), marks=pytest.mark.slow),
-])
+def test_units_that_actors_encode_have_the_bytes_of_one_process(child: OneProcess, make_job: MakeJob, tmp_path: Path):
+    with working_with(child):
+        _, _, alone = through_encoding(make_job("encode.unit_rows=200", f"release.root={tmp_path / 'alone'}"), Stages())
+    store, _, on_ray = through_encoding(make_job("encode.unit_rows=200", "cluster.workers=1"), Stages())
+    assert (on_ray, on_ray.rows) == (alone, 400)
+    assert unit_bytes(Path(store.uri)) == unit_bytes(tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [("whiten.mode=off", "index.kind=flat", "index.shards=1", "cluster.workers=1"), ("whiten.mode=on", "index.kind=IVF8,Flat")])
 def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(child: OneProcess, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]):
     with working_with(child):
         alone = nightly(make_job("gates.recall_at_10=0.5", *settings, f"release.root={tmp_path / 'alone'}"), Stages())
