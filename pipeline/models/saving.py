@@ -37,10 +37,15 @@ _ONE_CONFIG = "sentence_bert_config.json"               # whatever the family; t
 def save_folder(encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: DenseModule | None = None) -> EncoderFolder:
     """The new encoder folder at `path`, as opened from there: what `encoder` computes in eval(), in float32. Whole or not there at all.
 
-    folder: where the encoder came from, which gives config, tokenizer, prompts and limits. head: an objective's head that inference keeps, as a Dense module at the
-    end; without one no trace of it is left. A cls_mlp layer becomes a Dense module where nothing is concatenated with it. A pooling that sentence-transformers has
-    no name for is written under ours, which that library refuses instead of computing something else; a template's mask it reads with trust_remote_code. Adapters are
-    added into the weights. ModelError where `path` exists.
+    Adapters are added into the weights. A cls_mlp layer becomes a Dense module if nothing is concatenated with it. A pooling that sentence-transformers has no name
+    for is written under ours, which that library refuses instead of computing something else; a template's mask it reads with trust_remote_code.
+
+    Args:
+        folder: where the encoder came from. It gives config, tokenizer, prompts and max_length, whatever the training cut its texts at.
+        head: an objective's head that inference keeps, as a Dense module at the end; None leaves no trace of one.
+
+    Raises:
+        ModelError: `path` exists.
     """
     whole = merged(encoder)
     return _published(path, lambda written: _write(whole, folder, written, head))
@@ -86,11 +91,16 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     if words:
         changed["vocab_size"] = max(map(len, words.values()))
     _write_json(to / "config.json", dict(folder.config) | changed)
-    own = read_json(folder.beside_config(_ONE_CONFIG))
+    own = {key: value for key, value in read_json(folder.beside_config(_ONE_CONFIG)).items() if key != "processing_kwargs"}     # its max_length goes before ours
     ends = {ENDS_SENTENCES: True} if folder.ends_sentences else {}
-    _write_json(to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower} | ends)
+    _write_json(to / _ONE_CONFIG, own | {"max_seq_length": _max_length(folder), "do_lower_case": folder.lower} | ends)
     _write_json(to / "config_sentence_transformers.json", _prompts(folder))
     _write_modules(encoder, folder, to, head)
+
+
+def _max_length(folder: EncoderFolder) -> int:
+    """Tokens that the product reads: as many as the encoder it came from, wherever the training cut its texts. A template's vectors are made for its own length."""
+    return folder.max_length if folder.template is not None or folder.pooling == MASKED else open_folder(EncoderSettings(path=str(folder.path))).max_length
 
 
 def _write_modules(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
