@@ -80,11 +80,9 @@ def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_writt
     largest = 24 * 3000 * 8                             # bytes; the vectors have 48 * 4 a row
 
     def night(limit: int) -> tuple[int, dict[str, object]]:
-        def limited() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-        command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limited, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        program = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); runpy.run_module('jobs.nightly', run_name='__main__')"
+        command = [sys.executable, "-c", program, "--json", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return ended.returncode, json.loads(ended.stdout)
 
     code, answer = night(largest)
