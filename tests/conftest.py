@@ -94,7 +94,7 @@ def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-        environment.setenv("RAY_metrics_report_interval_ms", "2000")        # Ray: 10,000, which tests of metrics would wait for
+        environment.setenv("RAY_metrics_report_interval_ms", "4000")        # Ray: 10,000, which tests of metrics would wait for
         with connect(ClusterSettings(), Stages()) as connected:
             yield connected
 
