@@ -22,7 +22,7 @@ import pytest
 
 from tests.flows.conftest import ROOT, job_arguments, write_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 _PATIENCE_S = 180.0
 _ROWS, _UNITS, _NODES = 1_200, 48, 3

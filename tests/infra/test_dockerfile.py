@@ -81,7 +81,7 @@ def test_everything_is_installed_under_the_constraints_with_extras_that_exist():
     assert re.search(r"^faiss-cpu==(\S+)$", pins, re.MULTILINE)[1] == re.search(r"^faiss-gpu==(\S+)$", pins, re.MULTILINE)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("line", [line for line in installs() if line[-1] != "torch"], ids=lambda line: line[-1])
 def test_pip_resolves_the_install_lines(line: list[str], tmp_path: Path):
     here = [word.replace(f"{HOME}/constraints.txt", str(INFRA / "constraints.txt")).replace(HOME, str(ROOT)) for word in line]

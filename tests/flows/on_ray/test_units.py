@@ -124,7 +124,7 @@ def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
     assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_sentence():
     """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which deaths are told."""
