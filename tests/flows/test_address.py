@@ -1,6 +1,5 @@
 """Which cluster is meant, how many workers it gets, and what a wrong address is called. No Ray is started."""
 
-import time
 from typing import Any
 
 import pytest
@@ -51,11 +50,9 @@ def test_an_address_at_which_nobody_listens_is_told_at_once(address: str):
 
     if ray.is_initialized():
         pytest.skip("a connected Ray is used as it is")
-    began = time.perf_counter()
     words = r"^cluster\.address .*expected a Ray cluster that answers.*check host and port"
     with pytest.raises(TransientError, match=words), connect(settings(address=address), Stages()):
         pass
-    assert time.perf_counter() - began < 60
 
 
 SMALL = Cluster((Node(cpus=2), Node(cpus=2)))

@@ -98,9 +98,7 @@ def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_
     assert trajectory(rows / "trainings/run") == trajectory(disturbed)
     assert len(trajectory(disturbed)) == _STEPS + 1
 
-    began = time.monotonic()
-    again, _ = finish(start(given))
+    again, _ = finish(start([*given, "cluster.address=127.0.0.1:1"]))      # no Ray is there: none is asked
     assert (again["status"], again["space_id"]) == ("unchanged", answer["space_id"])
-    assert time.monotonic() - began < 30, "without Ray"
     refused, _ = finish(start([*given, "train.seed=1"]), 2)
     assert "train.seed is 1 and was 0" in refused["message"]

@@ -1,7 +1,6 @@
 """Flows on pools of Ray's actors: what they store and find is what one process stores and finds, byte for byte."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,7 @@ def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(tmp_pat
     assert (bar.total, bar.stage.done) == (70 * 32, 70 * 32)
     assert stored(alone) == stored(on_ray)
     assert sorted(Path(path).name for path in stored(on_ray)) == sorted([f"{flow.transform_id[:24]}.safetensors", "record.json"])
-    start = time.perf_counter()
-    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes()
-    assert time.perf_counter() - start < 5, "no worker was asked for"
+    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes(), "a worker of that size never comes, and none is asked for"
 
 
 @pytest.mark.slow
