@@ -6,7 +6,8 @@
 
 from typing import TYPE_CHECKING
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone, table
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.layout import table
 
 if TYPE_CHECKING:
     from pipeline.flows.augment import Augmentation, Worked

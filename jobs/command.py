@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -29,6 +29,10 @@ Say = Callable[[str], None]
 
 class Stopped(KeyboardInterrupt):
     """SIGTERM: how a scheduler asks a job to end."""
+
+
+class Unread(Exception):
+    """Nobody reads standard output any more, as behind `| head -1`."""
 
 
 EXIT_CODES = (
@@ -82,7 +86,8 @@ def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[
 
 def tell(answer: Answer, say: Say, as_json: bool) -> None:
     """Print the answer; ends with its exit code where that is not 0."""
-    say(json.dumps(answer.facts, default=str) if as_json else "\n".join(map(printable, answer.text.split("\n"))))
+    with contextlib.suppress(Unread):
+        say(json.dumps(answer.facts, default=str) if as_json else "\n".join(map(printable, answer.text.split("\n"))))
     if answer.exit_code:
         raise typer.Exit(answer.exit_code)
 
@@ -96,6 +101,8 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
                 work(say)
         except typer.Exit:
             raise
+        except Unread:                                  # whoever closed it has what was wanted
+            pass
         except PipelineError as error:
             if verbose:
                 traceback.print_exc()
@@ -134,28 +141,28 @@ def _standard_output() -> Iterator[Say]:
     os.dup2(2, 1)
     with os.fdopen(kept, "w", encoding="utf-8", errors="replace") as output:
         try:
-            yield lambda line: print(line, file=output, flush=True)
+            yield lambda line: _write_line(line, output)
         finally:
             sys.stdout.flush()
             os.dup2(output.fileno(), 1)
 
 
+def _write_line(line: str, output: TextIO) -> None:
+    """Print the line. Raises Unread for a closed pipe, which from then on takes every line and keeps none."""
+    try:
+        print(line, file=output, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output.fileno())
+        os.close(nowhere)
+        raise Unread from None
+
+
 def _end(code: int, kind: str, message: str, say: Say | None, facts: dict[str, Any] | None = None) -> NoReturn:
     print(printable(f"{'manta' if code == 0 else 'error'}: {message}"), file=sys.stderr)
+    status = "done" if code == 0 else "error"
     if say:
-        say(json.dumps({"status": "done" if code == 0 else "error", "error": kind, "message": message, "exit_code": code, **(facts or {})}, default=str))
+        with contextlib.suppress(Unread):
+            ended = {"status": status, "error": kind, "message": message, "exit_code": code}
+            say(json.dumps({**ended, **(facts or {})}, default=str))
     raise typer.Exit(code)
-
-
-def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:
-    """Columns in plain text, numbers to the right. A cell is one line, whatever characters are in it."""
-    rows = [tuple(map(printable, row)) for row in rows]
-    cells = [tuple(map(printable, header)), *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    right = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
-    aligned = ("  ".join(cell.rjust(width) if side else cell.ljust(width) for cell, width, side in zip(row, widths, right, strict=True)).rstrip() for row in cells)
-    return "\n".join(aligned)
-
-
-def _is_number(cell: str) -> bool:
-    return not cell or cell.replace(",", "").replace(".", "", 1).replace("-", "", 1).replace(" ", "").rstrip("%msMGkB").isdigit()

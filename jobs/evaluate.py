@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone, table
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.layout import table
 
 if TYPE_CHECKING:
     from pipeline.report.evaluation import Average, Figure, Group, Report, Row

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command import Answer, Json, Verbose, application, guarded, table, tell
+from jobs.command import Answer, Json, Verbose, application, guarded, tell
+from jobs.layout import table
 from pipeline.log import size
 
 releases = application(help="List, show, roll back and prune published releases.", no_args_is_help=True)

@@ -7,7 +7,8 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone, table
+from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.layout import table
 
 if TYPE_CHECKING:
     from pipeline.post.choose import Curve

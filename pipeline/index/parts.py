@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.index.build import read_index
-from pipeline.index.structure import addresses_of, graph_search, ivf_of
+from pipeline.index.structure import addresses_of, graph_search, ivf_of, list_search
 from pipeline.index.truth import NOBODY
 from pipeline.store.store import checked
 from pipeline.store.units import FileRef
@@ -41,16 +41,26 @@ class Parts:
         """Live rows."""
         return sum(part.ntotal for part in self.indexes) - len(self._tombstones)
 
-    def search(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, vectors: np.ndarray, k: int, nprobe: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Scores and addresses (q, k) of the nearest live rows, of equal scores the lower address first; -inf and NOBODY behind the last.
 
-        Fewer columns where all parts together hold fewer rows than k.
+        nprobe: of IVF indexes, lists to visit; None: as many as are set. Fewer columns where all parts together hold fewer rows than k.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        found = [self._live(part, vectors, k) for part in self.indexes]
+        found = [self._live(part, vectors, k, nprobe) for part in self.indexes]
         scores, addresses = (np.concatenate([each[place] for each in found], axis=1) for place in (0, 1))
         order = np.lexsort((addresses, -scores), axis=1)[:, :k]
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
+
+    def search_further(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`; but a query whose lists hold fewer than k live rows visits twice as many, until it has k answers or has seen every list."""
+        scores, addresses = self.search(vectors, k)
+        enough, ivf = min(k, self.ntotal), ivf_of(self.base)
+        nprobe, nlist = (ivf.nprobe, ivf.nlist) if ivf is not None else (0, 0)
+        while nprobe < nlist and len(short := np.flatnonzero((addresses != NOBODY).sum(axis=1) < enough)):
+            nprobe = min(2 * nprobe, nlist)
+            scores[short], addresses[short] = self.search(vectors[short], k, nprobe)
+        return scores, addresses
 
     def addresses(self) -> Iterator[np.ndarray]:
         """All addresses block by block, tombstones included."""
@@ -65,17 +75,23 @@ class Parts:
         sizes = np.array([[ivf.invlists.list_size(number) for number in range(ivf.nlist)] for ivf in ivfs if ivf is not None], dtype=np.float64).sum(axis=0)
         return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2) if sizes.any() else 1.0
 
-    def _live(self, part: Any, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _live(self, part: Any, vectors: np.ndarray, k: int, nprobe: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Scores and addresses (q, at least k) of one part: its k nearest that are live are among them, the dead are NOBODY with score -inf."""
         asked = k + min(len(self._tombstones), max(_SPARE, k // 8))
         while True:
-            wide = graph_search(part, _WIDER * asked) if len(self._tombstones) else None
-            scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)), params=wide)
+            effort = self._effort(part, asked, nprobe)
+            scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)), params=effort)
             none = self._dead(addresses) | (addresses == NOBODY)
             settled = ((~none).sum(axis=1) >= k) | (addresses == NOBODY).any(axis=1)        # NOBODY: the lists that are visited hold no more
             if not len(self._tombstones) or asked >= part.ntotal or settled.all():
                 return np.where(none, np.float32(-np.inf), scores), np.where(none, NOBODY, addresses)
             asked *= 2          # so many of the nearest are dead that too few are left
+
+    def _effort(self, part: Any, asked: int, nprobe: int | None) -> Any:
+        """faiss search parameters for so many answers; None for the effort that is set in the part."""
+        if nprobe is not None:
+            return list_search(part, nprobe)
+        return graph_search(part, _WIDER * asked) if len(self._tombstones) else None
 
     def _dead(self, addresses: np.ndarray) -> np.ndarray:
         """Mask; by bisection, for tombstones are millions where answers are ten."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
 from pipeline.index.ids import open_ids
 from pipeline.index.parts import folder_of, open_parts
+from pipeline.index.texts import Texts
 from pipeline.index.truth import NOBODY
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.release import ReleaseManifest, Releases
@@ -66,11 +67,16 @@ class OpenRelease:
         """(n, d) float32: the texts as queries, by the release's own encoder. Loaded at the first call; SpaceMismatch if it is not the one that the rows have."""
         return self._opened.encode(texts)
 
-    def search(self, queries: str | Sequence[str] | np.ndarray, k: int = 10, *, space_id: str | None = None) -> pa.Table:
+    def search(
+        self, queries: str | Sequence[str] | np.ndarray, k: int = 10, *, space_id: str | None = None, texts: bool = False
+    ) -> pa.Table:
         """The k nearest rows of each query, best first: query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and the kept columns.
 
-        queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of another space are refused. Fewer than k rows
-        come back where there are fewer. DataError for vectors of another dimension, non-finite or zero ones.
+        queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of another space are refused.
+        texts: also a column text, as it was encoded, read from the corpus units; where corpus.keep names text, that column is the one.
+        Where the lists that a query visits hold fewer than k live rows, it visits more of them (nprobe is doubled); so fewer than k rows come back
+        only where the release has fewer, or where the graph of an HNSW index leads to no more.
+        DataError for vectors of another dimension, non-finite or zero ones; MissingTexts, one too, where a corpus unit is not there.
         """
         if k < 1:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
@@ -79,7 +85,7 @@ class OpenRelease:
             raise SpaceMismatch("search", f"vectors of space {opened.manifest.space_id}", f"space {space_id}", "encode the queries with the release's encoder")
         if not isinstance(queries, np.ndarray):
             queries = _known([queries] if isinstance(queries, str) else queries, opened)
-        return opened.search(queries, k)
+        return opened.search(queries, k, texts)
 
     def refresh(self, *, verify: bool = True) -> bool:
         """Swap to the release that is current now; whether there was another. One that was opened by number stays."""
@@ -100,6 +106,7 @@ class _Opened:
         local = functools.partial(_local, store, verify=verify)
         self._ids = open_ids([local(reference) for reference in manifest.ids])
         tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else None
+        self._texts = Texts(store, manifest.units, verify)
         self._parts = open_parts(manifest.index.files, local, tombstones)
         if self._parts.ntotal != manifest.rows:
             found = f"{self._parts.ntotal:,}"
@@ -143,12 +150,14 @@ class _Opened:
             where = f"release {self.manifest.release}: settings.encoder"
             raise DataError(where, "settings that this version knows", str(error.errors()[0]["loc"]), "open it with the version that wrote it") from None
 
-    def search(self, vectors: np.ndarray, k: int) -> pa.Table:
-        scores, addresses = self._parts.search(self._checked(vectors), k)
+    def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
+        scores, addresses = self._parts.search_further(self._checked(vectors), k)
         query, rank = np.nonzero(addresses != NOBODY)
         rows = self._ids.take(addresses[query, rank])
         columns = {"query": pa.array(query, pa.int32()), "rank": pa.array(rank + 1, pa.int32()), "id": rows["id"], "score": pa.array(scores[query, rank], pa.float32())}
         kept = {name: rows[name] for name in rows.column_names if name not in columns}
+        if texts and "text" not in kept:
+            columns["text"] = self._texts.take(addresses[query, rank])
         return pa.table({**columns, **kept})
 
     def _checked(self, vectors: np.ndarray) -> np.ndarray:

@@ -104,6 +104,13 @@ def graph_search(index: Any, least: int) -> Any:
     return faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, least)) if hasattr(index, "hnsw") else None
 
 
+def list_search(index: Any, nprobe: int) -> Any:
+    """faiss search parameters with which an IVF index visits `nprobe` lists."""
+    if isinstance(index, faiss.IndexPreTransform):
+        return faiss.SearchParametersPreTransform(index_params=list_search(faiss.downcast_index(index.index), nprobe))
+    return faiss.SearchParametersIVF(nprobe=nprobe)
+
+
 def ivf_of(index: Any) -> Any | None:
     """The IVF inside, typed, a view; None where there is none."""
     ann = unwrap(index)
