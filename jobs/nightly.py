@@ -5,10 +5,12 @@
 """
 
 import shlex
+from typing import Any
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration
 from pipeline.settings import Job
+from pipeline.store.release import OUTSIDE_RECALL
 
 
 def nightly(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -33,7 +35,17 @@ def _nightly(run: Run) -> Answer:
     }[outcome.status]
     seconds = sum(stage.seconds for stage in run.stages.finished)
     facts = outcome.facts | {"seconds": run.stages.seconds()}
-    return Answer(facts, f"{first}, {duration(seconds)}\n  root    {outcome.root}\n  report  {outcome.report}\n  search  {search_command(run.job)}")
+    lines = [f"{first}, {duration(seconds)}", *_recall(facts["gates"]), f"  root    {outcome.root}", f"  report  {outcome.report}"]
+    return Answer(facts, "\n".join([*lines, f"  search  {search_command(run.job)}"]))
+
+
+def _recall(gates: dict[str, Any]) -> list[str]:
+    """Recall@10 of the texts that people ask beside that of rows; nothing where only the latter was measured."""
+    if (outside := gates.get(OUTSIDE_RECALL)) is None:
+        return []
+    rows = gates.get("recall_at_10")
+    beside = f", {rows['value']:.4f} of rows of the corpus" if rows else ""
+    return [f"  recall  recall@10 is {outside['value']:.4f} of gates.queries{beside}"]
 
 
 def search_command(job: Job) -> str:

@@ -60,7 +60,7 @@ def search(
                     title = f"{printable(each.text)}\n" if asked.file or len(asked.texts) > 1 else ""
                     say(title + _shown(lines, width) + ("\n" if title else ""))
         if asked.blank:
-            log.say(f"{asked.name}: {asked.blank:,} blank queries were left out")
+            log.say(f"{asked.name}: blank queries left out: {asked.blank:,}")
 
     guarded(whole, as_json=as_json, verbose=verbose)
 

@@ -181,7 +181,7 @@ class _Night:
         workers = self.cluster.index_workers(self.job.cluster, len(extension.units))
         shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(extension.units, workers))]
         with self.stages("truth", extension.surveyed.rows) as bar:
-            pieces = dict(map_units(ScanTruth(extension.build, asked.queries), shards, Pool(workers), bar))
+            pieces = dict(map_units(ScanTruth(extension.build.source, extension.build.map, asked.queries), shards, Pool(workers), bar))
             bar.reach(extension.surveyed.rows)
         return tuple(pieces[number] for number in range(len(shards)))
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import for_workers
+from pipeline.flows.outside import outside_gates
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.process import arithmetic
 from pipeline.flows.units import Pool, run_task
@@ -46,8 +47,10 @@ class RepeatedIds:
         return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
 
 
-def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate) -> tuple[dict[str, Gate], FileRef]:
-    """Every gate with its value, and the canary texts' vectors, stored for the night after."""
+def run_gates(
+    job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate, workers: int
+) -> tuple[dict[str, Gate], FileRef]:
+    """Every gate with its value, and the canary texts' vectors, stored for the night after. workers: how many may search the rows."""
     from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
 
     counts = candidate.manifest.counts
@@ -60,7 +63,7 @@ def run_gates(job: Job, store: Store, before: ReleaseManifest | None, candidate:
     if canary is None and before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
         canary = lowest_cosine(unpack(store.read_checked(before.canary.path, before.canary.sha256), "vectors")[0]["vectors"], vectors)
     gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
-    return gates, _keep(store, vectors)
+    return gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors)
 
 
 def _keep(store: Store, vectors: np.ndarray) -> FileRef:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.flows.placed import Placed, placed_in
+from pipeline.flows.placed import LiveRows, Placed, placed_in
 from pipeline.flows.shards import (
     Build,
     BuiltIndex,
@@ -27,6 +27,7 @@ from pipeline.flows.shards import (
     settings_of,
 )
 from pipeline.flows.survey import Surveyed
+from pipeline.post import Affine
 from pipeline.store.dead import Dead
 from pipeline.store.release import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
@@ -176,9 +177,10 @@ class JoinDelta:
 
 @dataclass(frozen=True)
 class ScanTruth:
-    """The queries' exact neighbours among the live rows of a shard's units."""
+    """The queries' exact neighbours among the live rows of a shard's units. transform: what the index computes before its search."""
 
-    build: Build
+    source: LiveRows
+    transform: Affine | None
     queries: FileRef
 
     def start(self) -> Callable[[Shard], FileRef]:
@@ -188,9 +190,10 @@ class ScanTruth:
         from pipeline.index.build import threads
         from pipeline.index.truth import ExactTopK
 
-        store, fold = self.build.store, ExactTopK(load_queries(self.build.store, self.queries), self.build.map)
+        store = self.source.store
+        fold = ExactTopK(load_queries(store, self.queries), self.transform)
         with store.scratch() as scratch, threads(1):
-            return keep_truth(store, fold.of(counted(self.build.source.batches(shard.units))), scratch)
+            return keep_truth(store, fold.of(counted(self.source.batches(shard.units))), scratch)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pipeline.flows.before import Before, load_before, same_making, unchanged
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import encoder_place
 from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
+from pipeline.flows.outside import outside_texts
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.process import OneProcess, arithmetic, standing_by
 from pipeline.log import Stages, say
@@ -45,6 +46,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
         return _nothing(before.release, store.uri, "nothing changed")
     check_store(releases.commits, creates_once=True)    # without it two nights could both publish
     check_kind(job, before.release)
+    outside_texts(job.gates)                            # a file that cannot be read shows before any work
     if before.release is not None and before.release.release < max(releases.numbers()):
         say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
     with lease(store), standing_by(may_be_small(job, before)) as process:
@@ -90,7 +92,8 @@ def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: 
     with connect(job.cluster, stages, verbose=verbose, process=process) as cluster, metrics.failures_counted():
         candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
-            gates, canary = run_gates(job, releases.store, before.release, candidate)
+            workers = cluster.index_workers(job.cluster, len(candidate.manifest.units))
+            gates, canary = run_gates(job, releases.store, before.release, candidate, workers)
         metrics.count_quarantined(candidate.manifest.counts)
         metrics.record_gates(gates)
         outcome = _published(replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary})), releases, stages)

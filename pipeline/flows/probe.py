@@ -21,14 +21,15 @@ _SPARE = 4              # candidates drawn for each text wanted, since some turn
 
 @dataclass(frozen=True)
 class EncodeTexts:
-    """Vectors (n, dim) of texts, as those of the corpus."""
+    """Vectors (n, dim) of texts, as those of the corpus; query: as those of queries."""
 
     encoder: EncoderSettings
     encode: EncodeSettings
+    query: bool = False
 
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
         encoder = loaded(self.encoder, self.encode)
-        return lambda texts: np.asarray(encoder.encode(list(texts)))
+        return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pipeline.flows.before import load_before
 from pipeline.flows.cluster import connect
 from pipeline.flows.gates import RepeatedIds
 from pipeline.flows.night import open_releases
+from pipeline.flows.outside import outside_gates
 from pipeline.flows.placed import LiveRows, placed_in
 from pipeline.flows.units import Pool, run_task
 from pipeline.log import Stages
@@ -39,13 +40,14 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
     if corpus is None:
         raise DataError(f"release {manifest.release}", "its corpus record", before.lost, "restore it, roll back, or run a night")
-    with connect(job.cluster, stages, verbose=verbose), stages("evaluate", manifest.rows) as bar:
+    with connect(job.cluster, stages, verbose=verbose) as cluster, stages("evaluate", manifest.rows) as bar:
         measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
         repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))
+        outside = outside_gates(job, releases.store, manifest, cluster.index_workers(job.cluster, len(manifest.units)))
         bar.add(manifest.rows)
     counts = manifest.counts
     counted = Counted(read=counts["total"], vectors=manifest.rows, quarantined=counts["quarantined"], bad_vectors=bad, duplicate_ids=repeated)
-    return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates), measured)
+    return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pipeline.index.library import faiss
 from pipeline.post import Affine
 
 NOBODY = -1                 # address where there are fewer vectors than answers asked for
+OUTSIDE = -2                # address of a query that is no row of the corpus
 MARGIN = 28                 # kept beyond the k-th: rows of equal score there, duplicate texts above all, are right answers too
 _BLOCK_ROWS = 8_192         # x 1,000 queries in float32: 33 MB of scores at a time
 
@@ -18,7 +19,7 @@ Batches = Iterable[tuple[np.ndarray, np.ndarray]]       # (n,) int64 addresses, 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Rows of the corpus that are asked as queries: addresses (q,) int64 and raw vectors (q, d) float32, as the encoder made them."""
+    """Rows of the corpus that are asked as queries: addresses (q,) int64, OUTSIDE for other texts, and raw vectors (q, d) float32, as the encoder made them."""
 
     addresses: np.ndarray
     vectors: np.ndarray

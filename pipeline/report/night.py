@@ -10,6 +10,7 @@ from pipeline.charts import frame, night
 from pipeline.post.choose import Curve
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
+from pipeline.store.release import OUTSIDE_RECALL
 
 EXCERPT = 240           # characters of a text that are shown
 
@@ -169,7 +170,15 @@ def render(report: Report) -> str:
     filters: dict[str, Callable[..., Any]] = {
         "plain": _plain, "excerpt": _excerpt, "cosine": _cosine, "interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr,
     }
-    return fill("night.html.j2", filters, report=report, charts=_charts(report), flow=_flow(report.counts))
+    return fill("night.html.j2", filters, report=report, charts=_charts(report), flow=_flow(report.counts), asked=_asked(report))
+
+
+def _asked(report: Report) -> str:
+    """Which queries recall was measured with."""
+    rows = "Recall is measured with rows of the corpus as queries."
+    if any(gate.name == OUTSIDE_RECALL for gate in report.gates):
+        return f"{rows} Recall@10 queries is that of the texts of gates.queries, which come from outside: it is reported and refuses nothing."
+    return f"{rows} For texts from outside it may be lower, most of all where the index compresses: gates.queries measures that."
 
 
 def _charts(report: Report) -> dict[str, Any]:

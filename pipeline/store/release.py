@@ -16,6 +16,8 @@ from pipeline.log import say
 from pipeline.store.store import Store
 from pipeline.store.units import Corpus, FileRef, Stored
 
+OUTSIDE_RECALL = "recall_at_10_queries"         # the gate that tells of gates.queries and refuses nothing
+
 A = TypeVar("A")
 B = TypeVar("B")
 

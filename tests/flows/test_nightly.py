@@ -13,6 +13,7 @@ import pytest
 from pipeline import open_release
 from pipeline.errors import ConfigError, DataError, GatesRefused
 from pipeline.flows.nightly import nightly
+from pipeline.flows.remeasure import remeasure
 from pipeline.log import Stages
 from pipeline.models.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
@@ -131,6 +132,46 @@ def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(make_job
 def test_a_kind_that_faiss_does_not_know_ends_the_night_before_it_begins(make_job: Make, tmp_path: Path):
     with pytest.raises(ConfigError, match="ivf_flatt"):
         nightly(make_job("index.kind=ivf_flatt"), Stages())
+    assert not list((tmp_path / "releases").rglob("*.parquet"))
+
+
+def exact_recall(root: str, texts: list[str], k: int = 10) -> float:
+    """Of the current release for those texts, by a matrix product over its stored vectors."""
+    release = open_release(root)
+    rows = pa.concat_tables([pq.read_table(Path(root, unit.path)) for unit in release.manifest.units])
+    queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (release.encode(texts), vector_matrix(rows["vector"])))
+    scores, ids = queries @ vectors.T, np.array(rows["id"].to_pylist())
+    index = faiss.read_index(str(Path(root, release.manifest.index.files[0].path)))
+    hits = 0
+    for row, (found, _) in enumerate(zip(index.search(release.encode(texts), k)[1], texts, strict=True)):
+        addresses = [address for address in found.tolist() if address >= 0]
+        answered = np.isin(ids, [f"row-{50 * (address >> 32) + (address & 0xFFFFFFFF):05d}" for address in addresses])
+        hits += int((scores[row][answered] >= np.sort(scores[row])[-k] - 1e-6).sum())
+    return hits / (k * len(texts))
+
+
+@pytest.mark.parametrize("kind", ["IVF8,Flat", "hnsw"])
+def test_recall_of_texts_that_people_ask_stands_beside_that_of_rows(make_job: Make, tmp_path: Path, kind: str):
+    asked = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
+    (tmp_path / "asked.txt").write_text("\n\n".join(asked))
+    effort = ["index.nprobe=1"] if kind != "hnsw" else []
+    job = make_job(f"index.kind={kind}", *effort, "gates.recall_at_10=0", "whiten.mode=off", f"gates.queries={tmp_path / 'asked.txt'}")
+    outcome = nightly(job, Stages())
+    gate = outcome.facts["gates"]["recall_at_10_queries"]
+    assert gate["value"] == pytest.approx(exact_recall(outcome.root, asked), abs=1e-9)
+    assert (gate["threshold"], gate["passed"]) == (None, True)
+    assert "recall@10 of 40 texts of gates.queries" in gate["sentence"]
+    assert "recall@10 queries" in Path(outcome.report).read_text()
+    again = remeasure(job, Stages()).gates["recall_at_10_queries"]
+    assert again.model_dump(mode="json") == gate
+
+
+def test_queries_that_cannot_be_read_end_the_night_before_it_begins(make_job: Make, tmp_path: Path):
+    with pytest.raises(ConfigError, match="no such file"):
+        nightly(make_job(f"gates.queries={tmp_path / 'missing.txt'}"), Stages())
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(DataError, match="a text on each line"):
+        nightly(make_job(f"gates.queries={tmp_path / 'blank.txt'}"), Stages())
     assert not list((tmp_path / "releases").rglob("*.parquet"))
 
 

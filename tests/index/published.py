@@ -15,7 +15,7 @@ from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, merge_on_disk
 from pipeline.models.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
-from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases
+from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Corpus, FileRef, stored_by_content
 from tests.index.clustered import Map
@@ -58,10 +58,12 @@ class Publisher:
         self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
 
     def __call__(
-        self, corpus: Sequence[str], *, transform: Map | None = None, kind: str = "flat", on_disk: str = "auto", ids: str | Sequence[str] = "string"
+        self, corpus: Sequence[str], *, transform: Map | None = None, kind: str = "flat", on_disk: str = "auto", ids: str | Sequence[str] = "string",
+        in_units: bool = False,
     ) -> ReleaseManifest:
+        """in_units: the texts lie in corpus units, not among the kept columns."""
         files = self._index(self.encoder.encode(corpus), transform, IndexSettings(kind=kind, on_disk=on_disk))
-        return self.commit(corpus, IndexFiles(kind=kind, factory=kind, dim=48, files=files), len(corpus), ids=ids)
+        return self.commit(corpus, IndexFiles(kind=kind, factory=kind, dim=48, files=files), len(corpus), ids=ids, in_units=in_units)
 
     def with_delta(self, corpus: Sequence[str], base: int, dead: Sequence[int]) -> ReleaseManifest:
         """The first `base` rows in one part, the others in a second, and `dead` rows as tombstones."""
@@ -87,7 +89,10 @@ class Publisher:
         files = (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
         return self.commit(corpus, IndexFiles(kind="flat", factory="Flat", dim=48, files=files), len(corpus) - len(dead))
 
-    def commit(self, corpus: Sequence[str], index: IndexFiles, rows: int, tombstones: FileRef | None = None, ids: str | Sequence[str] = "string") -> ReleaseManifest:
+    def commit(
+        self, corpus: Sequence[str], index: IndexFiles, rows: int, tombstones: FileRef | None = None, ids: str | Sequence[str] = "string",
+        in_units: bool = False,
+    ) -> ReleaseManifest:
         before = Releases(self.store).current()
         half = len(corpus) // (2 * UNIT_ROWS) * UNIT_ROWS
         references = []
@@ -95,14 +100,26 @@ class Publisher:
             starts = range(part.start, part.stop or len(corpus), UNIT_ROWS)
             tables = [ids_table(corpus, slice(start, min(start + UNIT_ROWS, part.stop or len(corpus))), ids) for start in starts]
             if tables:
+                tables = [table.drop_columns(["text"]) for table in tables] if in_units else tables
                 write_ids(self.scratch / "ids.arrow", tables)
                 references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
+        units = self._keep_units(corpus) if in_units else ()
         candidate = ReleaseManifest(
-            parent=before.release if before else None, space_id=self.encoder.space_id, numerics={}, rows=rows, units=(), next_ordinal=99, index=index,
+            parent=before.release if before else None, space_id=self.encoder.space_id, numerics={}, rows=rows, units=units, next_ordinal=99, index=index,
             ids=tuple(references), encoder=self._keep_encoder(), corpus=keep_corpus(self.store), tombstones=tombstones,
             settings={"encoder": {"path": "elsewhere"}},
         )
         return Releases(self.store).publish(candidate, str)
+
+    def _keep_units(self, corpus: Sequence[str]) -> tuple[ReleaseUnit, ...]:
+        units = []
+        for ordinal, start in enumerate(range(0, len(corpus), UNIT_ROWS)):
+            rows = list(corpus[start : start + UNIT_ROWS])
+            pq.write_table(pa.table({"id": [f"row-{start + row}" for row in range(len(rows))], "text": pa.array(rows, pa.large_string())}), self.scratch / "unit")
+            texts = self.put(self.scratch / "unit", "units/corpus", ".parquet")
+            vectors = {"path": texts.path, "record": texts.path, "sha256": "", "space_id": "", "numerics_id": ""}        # nobody reads them here
+            units.append(ReleaseUnit(ordinal=ordinal, rows=len(rows), corpus=texts, **vectors))
+        return tuple(units)
 
     def put(self, file: Path, folder: str, suffix: str) -> FileRef:
         digest = sha256_of(file)

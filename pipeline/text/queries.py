@@ -1,0 +1,83 @@
+"""Texts that are asked: a file with one on each line, or a column of a Parquet file."""
+
+import contextlib
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.store.store import store_of
+
+_BATCH = 256                    # rows of a Parquet file in memory
+_PARQUET = (".parquet", ".parq", ".pq")
+_NAMES = ("query", "text")      # columns that hold queries where a Parquet file has several columns of strings
+
+
+def is_parquet(file: str) -> bool:
+    """Whether the file is read as Parquet, by its name."""
+    return file.lower().endswith(_PARQUET)
+
+
+def read_texts(file: str, column: str | None = None) -> Iterator[str]:
+    """Every line of the file, a path or a URI, or every row of the column; blank ones too. ConfigError where there is no such file."""
+    with _opened(file) as stream:
+        if is_parquet(file):
+            yield from _column(stream, file, column)
+        else:
+            yield from lines_of(stream, file)
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[Any]:
+    """A reader of the file; ConfigError where there is none, DataError where it cannot be read."""
+    remedy = "check the path and its rights"
+    try:
+        if "://" in file:
+            store, name = store_of(file)
+            with store.open(name) as source:
+                yield source
+        else:
+            with open(file, "rb") as stream:
+                yield stream
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(f"queries: {file}", "a file", "no such file", remedy) from None
+    except (OSError, pa.ArrowException) as error:
+        found = " ".join(str(error).split())
+        raise DataError(file, "a readable file: one query on each line, or Parquet", found, remedy) from None
+
+
+def lines_of(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) -> Iterator[str]:
+    """Lines of UTF-8 without their ends; a byte order mark is left out."""
+    lines = io.BufferedReader(stream) if isinstance(stream, pa.NativeFile) else stream
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            found = f"byte {line[error.start]:#04x}"
+            raise DataError(f"{name}, line {number}", "UTF-8", found, "convert the file to UTF-8") from None
+
+
+def _column(stream: Any, name: str, column: str | None) -> Iterator[str]:
+    opened = pq.ParquetFile(stream)
+    chosen = _chosen(opened.schema_arrow, name, column)
+    for batch in opened.iter_batches(batch_size=_BATCH, columns=[chosen]):
+        yield from (text or "" for text in batch.column(0).cast(pa.large_string()).to_pylist())
+
+
+def _chosen(schema: pa.Schema, name: str, column: str | None) -> str:
+    """The column of queries: the named one, the only one of strings, query, or text."""
+    strings = [field.name for field in schema if _is_text(field.type)]
+    wanted = [column] if column is not None else strings if len(strings) == 1 else _NAMES
+    if (found := next((each for each in wanted if each in strings), None)) is None:
+        expected = f"a column {column} of strings" if column is not None else "one column of strings, or query or text"
+        raise DataError(name, expected, ", ".join(schema.names) or "no columns", "name the column with --column")
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
