@@ -13,7 +13,11 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its percentile interval at 95 %. resamples: those on which the value was defined."""
+    """A value with its percentile interval at 95 %. resamples: those on which the value was defined.
+
+    Percentile intervals are not corrected for bias and skewness (as BCa is, Efron 1987, for n further values of the statistic). That shows where few rows
+    make a figure near its bound: of average precision over 100 pairs they hold the true value in 0.89 to 0.93 of samples, BCa's in 0.93 to 0.96.
+    """
 
     value: float
     low: float

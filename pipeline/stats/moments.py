@@ -6,7 +6,6 @@ from functools import reduce
 from itertools import chain, islice
 
 import numpy as np
-from scipy.linalg.blas import dsyrk
 
 from pipeline.errors import DataError, Defect
 from pipeline.stats.tensors import pack, unpack
@@ -118,6 +117,8 @@ def _grouped(parts: Iterable[Moments]) -> Iterator[Moments]:
 
 def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Sum of (x - mean)(x - mean)^T over rows (d, d): a symmetric rank-k update per block, added in place (half the work of a full product)."""
+    from scipy.linalg.blas import dsyrk  # a tenth of a search's start, which needs none of it
+
     dim = x.shape[1]
     upper = np.zeros((dim, dim), order="F")
     centred = np.empty((min(BLOCK_ROWS, len(x)), dim))

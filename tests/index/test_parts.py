@@ -162,3 +162,27 @@ def test_the_lists_of_all_parts_are_balanced_together():
     parts = Parts([filled("ivf_flat", np.arange(900)), filled("ivf_flat", np.arange(900, FIRST))])
     assert parts.imbalance() == pytest.approx(imbalance(filled("ivf_flat", np.arange(FIRST))))
     assert Parts([filled("flat", np.arange(9))]).imbalance() == Parts([trained("ivf_flat")]).imbalance() == 1.0
+
+
+@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "IVF16,PQ4x4fs"])
+def test_a_query_whose_lists_hold_too_few_rows_visits_more_until_it_has_all_it_asked_for(kind: str):
+    rows = np.arange(FIRST)
+    index = filled(kind, rows)
+    ivf_of(index).nprobe = 1
+    dead = POOL.addresses[rows[::7]]
+    parts = Parts([index, filled(kind, np.arange(FIRST, FIRST + 100))], dead)
+    live = FIRST + 100 - len(dead)
+    for k in (10, 300, live, live + 50):
+        scores, addresses = parts.search_further(QUERIES, k)
+        found = (addresses != NOBODY).sum(axis=1)
+        assert (found == min(k, live)).all()
+        assert not np.isin(addresses, dead).any()
+        assert (np.diff(scores, axis=1)[addresses[:, 1:] != NOBODY] <= 0).all()
+        assert all(len(set(row[row != NOBODY].tolist())) == min(k, live) for row in addresses)
+    assert ivf_of(index).nprobe == 1, "the effort that is set stays"
+
+
+def test_queries_that_have_enough_are_answered_as_before():
+    index = filled("ivf_flat", np.arange(FIRST))
+    for found, expected in zip(Parts([index]).search_further(QUERIES, 10), Parts([index]).search(QUERIES, 10), strict=True):
+        np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,75 @@
+"""The text behind an address, on a disk and in an object store: the right one in the asked order, whatever is wrong with a unit is said."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.index.texts import MissingTexts, Texts
+from pipeline.store.release import ReleaseUnit
+from pipeline.store.store import Store, open_store, sha256_of
+from pipeline.store.units import FileRef
+from tests.faults import FaultyProxy
+
+ROWS = {0: 9_000, 3: 1, 7: 250}         # of each ordinal; the first takes several batches to read
+
+
+def text_of(ordinal: int, row: int) -> str:
+    return f"text {row} of unit {ordinal}"
+
+
+def stored(store: Store, scratch: Path) -> list[ReleaseUnit]:
+    units = []
+    for ordinal, rows in ROWS.items():
+        texts = pa.array([text_of(ordinal, row) for row in range(rows)], pa.large_string())
+        pq.write_table(pa.table({"id": pa.array(range(rows)), "text": texts, "long": ["x" * 50] * rows}), scratch / "unit", row_group_size=4_000)
+        reference = FileRef(path=f"units/corpus/{ordinal}.parquet", sha256=sha256_of(scratch / "unit"), bytes=(scratch / "unit").stat().st_size)
+        store.put(scratch / "unit", reference.path)
+        vectors = {"path": "", "record": "", "sha256": "", "space_id": "", "numerics_id": ""}
+        units.append(ReleaseUnit(ordinal=ordinal, rows=rows, corpus=reference, **vectors))
+    return units
+
+
+def addresses(*pairs: tuple[int, int]) -> np.ndarray:
+    return np.array([ordinal << 32 | row for ordinal, row in pairs], dtype=np.int64)
+
+
+def test_texts_come_in_the_order_of_their_addresses(tmp_path: Path):
+    store = open_store(tmp_path / "root")
+    texts = Texts(store, stored(store, tmp_path))
+    rng = np.random.default_rng(0)
+    asked = [(int(ordinal), int(rng.integers(ROWS[int(ordinal)]))) for ordinal in rng.choice(list(ROWS), 300)]
+    asked += [(0, 0), (0, 8_999), (7, 249), (0, 0)]
+    assert texts.take(addresses(*asked)).to_pylist() == [text_of(*pair) for pair in asked]
+    assert texts.take(addresses()).to_pylist() == []
+
+
+def test_a_remote_unit_is_fetched_once_and_no_other(faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    store = open_store(f"{s3}/{tmp_path.name}")
+    texts = Texts(store, stored(store, tmp_path))
+    faulty.calls.clear()
+    for _ in range(3):
+        assert texts.take(addresses((7, 5), (0, 4_500))).to_pylist() == [text_of(7, 5), text_of(0, 4_500)]
+    assert faulty.calls["GET"] == 2
+
+
+def test_a_unit_that_is_not_there_is_named(tmp_path: Path):
+    store = open_store(tmp_path / "root")
+    units = stored(store, tmp_path)
+    with pytest.raises(MissingTexts, match="the corpus unit 9 of an answer"):
+        Texts(store, units).take(addresses((9, 0)))
+    with pytest.raises(MissingTexts, match="expected a row 250, found fewer rows"):
+        Texts(store, units).take(addresses((7, 3), (7, 250)))
+    (tmp_path / "root" / "units" / "corpus" / "3.parquet").unlink()
+    with pytest.raises(MissingTexts, match=r"3\.parquet: expected a corpus unit of the release, found no such file; search without texts"):
+        Texts(store, units).take(addresses((3, 0)))
+    damaged = tmp_path / "root" / "units" / "corpus" / "7.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataError, match="sha256"):
+        Texts(store, units).take(addresses((7, 0)))
+    with pytest.raises(MissingTexts, match="a Parquet file with a column text"):
+        Texts(store, units, verify=False).take(addresses((7, 0)))

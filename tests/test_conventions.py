@@ -1,0 +1,69 @@
+"""The README's table of conventions: every line of it, on both sides."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata
+from sentence_transformers.sentence_transformer import losses as theirs
+from transformers import get_linear_schedule_with_warmup
+
+from pipeline.evaluate.similarity import paired
+from pipeline.losses import similarity_distillation
+from pipeline.objectives.contrastive_tension import ContrastiveTension
+from pipeline.objectives.distillation import Distillation
+from pipeline.objectives.triplet import Triplet
+from pipeline.settings.training import ScheduleSettings
+from pipeline.train.schedule import Schedule
+from tests.conftest import ROOT
+
+_AFTER = (ROOT / "README.md").read_text().partition("but for these conventions:")[2]
+TABLE = _AFTER.strip().partition("\n\n")[0].splitlines()[2:]
+
+
+def default(function: object, name: str) -> object:
+    return inspect.signature(function).parameters[name].default
+
+
+def test_every_line_of_the_table_has_a_test_here():
+    assert len(TABLE) == 5
+
+
+def test_a_warmup_begins_with_its_first_part_and_theirs_with_nothing():
+    warmup, steps = 4, 10
+    ours = Schedule(ScheduleSettings(name="linear", warmup=warmup), 1.0, steps=steps, steps_per_epoch=steps)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule, rates = get_linear_schedule_with_warmup(optimizer, warmup, steps), []
+    for _ in range(warmup + 1):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert [ours.rate(step) for step in range(1, warmup + 1)] == [0.25, 0.5, 0.75, 1.0]
+    assert rates == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_contrastive_tension_is_a_mean_and_theirs_a_sum():
+    assert default(ContrastiveTension, "reduction") == "mean"
+    assert theirs.ContrastiveTensionLoss(torch.nn.Linear(1, 1)).criterion.reduction == "sum"
+
+
+def test_distillation_is_not_multiplied_by_the_temperature_squared():
+    scores = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 5, 4)))
+    one = similarity_distillation(scores[0], scores[1], temperature=1.0)
+    half = similarity_distillation(scores[0] / 2, scores[1] / 2, temperature=0.5)
+    assert half.item() == pytest.approx(one.item())
+    assert default(Distillation, "temperature") == 0.05
+    assert default(theirs.DistillKLDivLoss, "temperature") == 1.0
+    assert "loss * (self.student_temperature**2)" in inspect.getsource(theirs.DistillKLDivLoss.forward)
+
+
+def test_triplets_have_a_margin_of_one_and_theirs_of_five():
+    assert default(Triplet, "margin") == 1.0
+    assert default(theirs.TripletLoss, "triplet_margin") == 5
+
+
+def test_cosines_of_pairs_of_equal_texts_tie():
+    vectors = np.random.default_rng(0).normal(size=(500, 48)).astype(np.float32)
+    assert len(set(paired("cosine", vectors, vectors))) == 1
+    assert len(set(rankdata(torch.nn.functional.cosine_similarity(torch.from_numpy(vectors), torch.from_numpy(vectors)).numpy()))) > 1
