@@ -112,7 +112,8 @@ class _Answers:
         if rows < self.k:
             log.say(f"{self.k:,} answers were asked for, and release {self.release.number} has {rows:,} rows")
         else:
-            log.say(f"some queries have {least:,} of {self.k:,} answers: the index's graph leads to no more. Ask for fewer, or build index.kind=ivf_flat")
+            kind = self.release.manifest.index.kind
+            log.say(f"a query has {least:,} of {self.k:,} answers: an index of kind {kind} leads to no more. Ask for fewer, or use index.kind=ivf_flat")
 
 
 def _say_json(say: Say, query: Query, lines: list[dict[str, Any]]) -> None:

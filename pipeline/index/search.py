@@ -75,7 +75,7 @@ class OpenRelease:
         queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of another space are refused.
         texts: also a column text, as it was encoded, read from the corpus units; where corpus.keep names text, that column is the one.
         Where the lists that a query visits hold fewer than k live rows, it visits more of them (nprobe is doubled); so fewer than k rows come back
-        only where the release has fewer, or where the graph of an HNSW index leads to no more.
+        only where the release has fewer, or where an index without exact lists (HNSW, PQ fast-scan) leads to no more.
         DataError for vectors of another dimension, non-finite or zero ones; MissingTexts, one too, where a corpus unit is not there.
         """
         if k < 1:
