@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.board import open_board
+from pipeline.flows.board import expect, open_board
 from pipeline.flows.process import OneProcess, at_hand, working_with
 from pipeline.flows.units import Pool
 from pipeline.log import Stages, give_up, say
@@ -114,7 +114,8 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
             _start(settings, verbose)
     try:
         with _guarded() if mine else contextlib.nullcontext():
-            yield Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
+            expect(settings.patience_s)
+            yield Cluster(tuple(_nodes()), _grows(), open_board())
     finally:
         if mine:
             ray.shutdown()

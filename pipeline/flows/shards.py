@@ -227,6 +227,7 @@ def counted(batches: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[
         yield addresses, vectors
         done += len(addresses)
         progress(done)
+    progress(done, last=True)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
-from pipeline.flows.board import Call, Watch, watched
+from pipeline.flows.board import Call
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.watch import Watch, watched
 from pipeline.log import Running, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
@@ -139,6 +140,8 @@ def _work(config: dict[str, Any]) -> None:
     context, call = ray.train.get_context(), config["call"]
     share = Share(context.get_world_rank(), context.get_world_size())
     with call.alive(), listening() as heard:
+        if share.rank == 0:
+            call.begin(0)                               # whoever hangs, the first rank waits for it, and stands still
         try:
             config["work"](share, str(_device()), partial(_tell, call, heard, share.rank))
         except torch.OutOfMemoryError as error:
@@ -155,7 +158,7 @@ def _work(config: dict[str, Any]) -> None:
 def _tell(call: Call, heard: list[str], rank: int, step: int, note: str) -> None:
     """One rank's word is enough: all take the same steps."""
     if rank == 0:
-        call.put(0, step, note)
+        call.put(0, step, note, counted=False)          # between two steps a model is measured or saved
     _pass_on(call, heard, rank)
 
 

@@ -4,6 +4,7 @@ Ray moves what names the work, never tensors: an item is a unit's record, an act
 """
 
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +13,15 @@ from typing import Any, Protocol, TypeVar, cast
 import pyarrow as pa
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.board import Call, Watch, watched
+from pipeline.flows.board import Call
 from pipeline.flows.metrics import count_unit
 from pipeline.flows.process import at_hand, report
+from pipeline.flows.watch import Watch, watched
 from pipeline.log import Running
 
 _DEATHS = 20            # at one item in one run: nodes may come and go, but nothing dies so often by chance
 _LOOK_S = 1.0
+_REPORT_S = 0.2
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -58,13 +61,29 @@ class Pool:
         return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
 
 
-def progress(rows: int) -> None:
-    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item."""
-    _report(rows)
-    report(rows)
+def progress(rows: int, *, last: bool = False) -> None:
+    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item.
+
+    Between the first call and the `last` one rows must go on changing: an item whose rows stand still for too long is taken for one that hangs.
+    """
+    _report(rows, not last)
+    report(rows, not last)
 
 
-_report: Callable[[int], Any] = lambda rows: None      # noqa: E731  set in a worker while it is at an item
+class _Report:
+    """Sends the progress of one item to the board, a few times a second."""
+
+    def __init__(self, call: Call, number: int) -> None:
+        self._call, self._number, self._sent = call, number, 0.0
+
+    def __call__(self, rows: int, counted: bool) -> None:
+        if counted and time.monotonic() - self._sent < _REPORT_S:
+            return
+        self._sent = time.monotonic()
+        self._call.put(self._number, rows, counted=counted)
+
+
+_report: Callable[[int, bool], Any] = lambda rows, counted: None        # noqa: E731  set in a worker while it is at an item
 
 
 class _Worker:
@@ -94,7 +113,7 @@ def _begin(call: Call, number: int, task: bytes) -> None:
     global _report
     if call.begin(number) > 1:
         count_unit(_name(task), "restarted")
-    _report = partial(call.put, number)
+    _report = _Report(call, number)
 
 
 def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
@@ -121,8 +140,8 @@ def _opened(made: bytes) -> Any:
 def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None) -> Iterator[tuple[int, Made]]:
     """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
 
-    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, and
-    when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s.
+    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, or is
+    killed since the item hangs, and when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s.
     """
     if not items:
         return

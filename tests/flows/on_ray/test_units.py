@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from pipeline.errors import DataError, TransientError
-from pipeline.flows.board import PATIENCE_S
+from pipeline.flows.board import PATIENCE_S, expect
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units, run_task
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Double, Long, Meet, Where
+from tests.flows.tasks import Compute, Double, HangOnce, Long, Meet, Where
 
 
 def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
@@ -59,12 +59,12 @@ def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path)
 def patient_again(ray_cluster: Cluster) -> Iterator[None]:
     """Restore the patience that a test changed."""
     yield
-    ray_cluster.board.expect.remote(PATIENCE_S)
+    expect(PATIENCE_S)
 
 
 @pytest.mark.usefixtures("patient_again")
 def test_what_no_node_can_hold_is_given_up_with_a_sentence(ray_cluster: Cluster):
-    ray_cluster.board.expect.remote(2.0)
+    expect(2.0)
     words = r"cluster: expected a running worker \(1000 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with .* free on 1 nodes; add such nodes"
     with pytest.raises(TransientError, match=words) as caught:
         list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
@@ -76,6 +76,23 @@ def test_what_no_node_can_hold_is_given_up_with_a_sentence(ray_cluster: Cluster)
 @pytest.mark.usefixtures("patient_again")
 def test_a_long_item_is_no_reason_to_give_up():
     assert dict(map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
+
+
+@pytest.mark.usefixtures("patient_again")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(ray_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
+    expect(4.0)
+    assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
+    assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
+    assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
+    assert capfd.readouterr().err.count("item 0 of HangOnce has shown no progress for ") == 2
+
+
+@pytest.mark.usefixtures("patient_again")
+def test_a_worker_that_computes_without_a_word_is_left_alone(ray_cluster: Cluster, capfd: pytest.CaptureFixture[str]):
+    expect(3.0)
+    assert run_task(Compute(7.0), 7, Pool(1, cpus=0.5)) == 7
+    assert "no progress" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("count", "pool", "expected"), [
