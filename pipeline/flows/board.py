@@ -4,6 +4,7 @@ How often items were begun stands in the cluster's own key-value store: where me
 """
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.flows.standstill import Meter, Standstill, Worker
 
@@ -24,7 +25,7 @@ class _Item:
     """An item at work, as the board knows it."""
 
     def __init__(self, worker: Worker, now: float) -> None:
-        self.worker, self.began, self.standstill = worker, now, Standstill()
+        self.worker, self.began, self.standstill, self.silence = worker, now, Standstill(), Standstill()
 
 
 class Board:
@@ -43,6 +44,7 @@ class Board:
         state.heard = self._clock()
         if item is not None:
             at_work = state.at_work.setdefault(item, _Item(worker, state.heard))       # unknown to a board that was restarted
+            at_work.silence.compute()
             if busy:
                 at_work.standstill.compute()
 
@@ -69,9 +71,9 @@ class Board:
         """How the call stands. A board that was restarted counts from then."""
         state, now = self._of(call), self._clock()
         elapsed_s, state.looked = now - state.looked, now
-        still = tuple((item, at_work.worker, at_work.standstill.look(elapsed_s)) for item, at_work in state.at_work.items())
+        at_work = tuple(AtWork(item, each.worker, each.standstill.look(elapsed_s), each.silence.look(elapsed_s)) for item, each in state.at_work.items())
         said, state.said = tuple(state.said), []
-        return Look(sum(state.rows.values()), None if state.heard is None else now - state.heard, still, state.slowest_s, state.note, said)
+        return Look(sum(state.rows.values()), None if state.heard is None else now - state.heard, at_work, state.slowest_s, state.note, said)
 
     def _of(self, call: str) -> "_State":
         return self._calls.setdefault(call, _State(self._clock()))
@@ -90,14 +92,23 @@ class _State:
     said: list[str] = field(default_factory=list)
 
 
+class AtWork(NamedTuple):
+    """An item at work. still_s: without progress; silent_s: without a sign of life of its worker, which is then stopped or dead."""
+
+    item: int
+    worker: Worker
+    still_s: float
+    silent_s: float
+
+
 @dataclass(frozen=True)
 class Look:
-    """rows: done so far; silent_s: since a worker gave a sign of life, None where this life of the board has had none; still: each item at work with its worker and
-    the seconds for which it has shown no progress; slowest_s: of the slowest item that is done; note: what was shown of it last; said: since the look before."""
+    """rows: done so far; silent_s: since a worker gave a sign of life, None where this life of the board has had none; slowest_s: of the slowest item that is done;
+    note: what was shown of it last; said: since the look before."""
 
     rows: int
     silent_s: float | None
-    still: tuple[tuple[int, Worker, float], ...] = ()
+    at_work: tuple[AtWork, ...] = ()
     slowest_s: float = 0.0
     note: str = ""
     said: tuple[str, ...] = ()
@@ -117,14 +128,22 @@ def open_board() -> Any:
     return ray.remote(Board).options(scheduling_strategy=here, **options).remote()
 
 
-def expect(patience_s: float) -> None:
-    """Have every watch of this connection wait so long (cluster.patience_s)."""
-    _kv()._internal_kv_put(_patience_key(), repr(patience_s), namespace=_NAMESPACE)
+class Patience(NamedTuple):
+    """Seconds that the watches of a connection wait: cluster.patience_s and cluster.wait_s."""
+
+    patience_s: float
+    wait_s: float
 
 
-def patience_s() -> float:
-    """Seconds that a watch of this connection waits."""
-    return float(_kv()._internal_kv_get(_patience_key(), namespace=_NAMESPACE) or PATIENCE_S)
+def expect(patience_s: float, wait_s: float | None = None) -> None:
+    """Have every watch of this connection wait so long. wait_s: None: as long as patience_s."""
+    _kv()._internal_kv_put(_patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE)
+
+
+def patience() -> Patience:
+    """How long the watches of this connection wait."""
+    kept = _kv()._internal_kv_get(_patience_key(), namespace=_NAMESPACE)
+    return Patience(*json.loads(kept)) if kept else Patience(PATIENCE_S, PATIENCE_S)
 
 
 def _patience_key() -> str:

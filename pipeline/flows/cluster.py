@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.board import expect, open_board
 from pipeline.flows.process import OneProcess, at_hand, working_with
+from pipeline.flows.room import Needs, Node, grows, nodes_alive
 from pipeline.flows.units import Pool
 from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
@@ -30,21 +31,7 @@ _NO_ADDRESS = {
 }
 
 
-_SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
 _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
-
-
-@dataclass(frozen=True)
-class Node:
-    """What one node offers to Ray."""
-
-    cpus: float
-    gpus: float = 0.0
-
-    def fit(self, cpus: float, gpus: float) -> int:
-        """Workers with so many CPUs and GPUs that it holds. A share of a GPU is a share of one GPU."""
-        by_gpu = float("inf") if not gpus else int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
-        return int(min(self.cpus / cpus, by_gpu))
 
 
 @dataclass(frozen=True)
@@ -69,29 +56,26 @@ class Cluster:
 
         A cluster that cannot grow gets no more than it has room for, and says so; ConfigError when not one worker fits any of its nodes.
         """
-        cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
-        fit = sum(node.fit(cpus, gpus) for node in self.nodes)
+        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker)
+        fit = needs.fit(self.nodes)
         asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
         if not fit and not (self.grows and (asked.min or asked.max)):
-            raise ConfigError("cluster", f"{cpus:g} CPUs and {gpus:g} GPUs for one worker", self._nodes(), _SMALLER if not self.grows else _SAY_HOW_MANY)
+            raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY) if self.grows else needs.too_large(self.nodes)
         least = asked.min or (1 if asked.max else wanted)
         if not self.grows:
             _tell_short(asked.min or 1, fit, work)
             wanted, least = min(wanted, fit), min(least, fit)
         most = max(1, min(wanted, work))
-        return Pool(most, cpus, gpus, least=min(least, most), now=max(1, min(fit, most)))
+        return Pool(most, needs.cpus, needs.gpus, least=min(least, most), now=max(1, min(fit, most)))
 
     def workers(self, settings: ClusterSettings, work: int) -> int:
         """The most encode workers for `work` units."""
         return self.pool(settings, work).size
 
-    def _nodes(self) -> str:
-        each = ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in self.nodes))
-        return f"{len(self.nodes)} nodes of {each}" if len(self.nodes) > 1 else f"one node of {each}" if self.nodes else "no node"
-
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """Workers for shards of an index."""
-        return max(1, min(settings.index_workers or self.cpus, work))
+        """Workers for shards of an index: no more than a cluster that cannot grow has CPUs."""
+        asked = settings.index_workers or self.cpus
+        return max(1, min(asked if self.grows else min(asked, self.cpus), work))
 
 
 @contextlib.contextmanager
@@ -114,8 +98,8 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
             _start(settings, verbose)
     try:
         with _guarded() if mine else contextlib.nullcontext():
-            expect(settings.patience_s)
-            yield Cluster(tuple(_nodes()), _grows(), open_board())
+            expect(settings.patience_s, settings.wait_s)
+            yield Cluster(tuple(node for _, node in nodes_alive().values()), grows(), open_board())
     finally:
         if mine:
             ray.shutdown()
@@ -146,22 +130,6 @@ def _guarded() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _nodes() -> Iterator[Node]:
-    import ray
-
-    for node in ray.nodes():
-        if node["Alive"]:
-            yield Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
-
-
-def _grows() -> bool:
-    """Whether some kind of node can be added: what Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
-    from ray._private.state import state
-
-    told = state.get_cluster_config()
-    return any(group.resources and (group.max_count < 0 or group.max_count > group.min_count) for group in (told.node_group_configs if told else ()))
 
 
 def _tell_short(least: int, fit: int, work: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.flows.board import Call
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.room import Needs
 from pipeline.flows.watch import Watch, watched
 from pipeline.log import Running, listening, say
 from pipeline.settings import ClusterSettings
@@ -53,7 +54,7 @@ class Group:
 
     def check(self, cluster: Cluster) -> None:
         """ConfigError where a cluster that cannot grow has no room for them."""
-        room = sum(node.fit(self.cpus, self.gpus) for node in cluster.nodes)
+        room = Needs(self.cpus, self.gpus).fit(cluster.nodes)
         if room < self.workers and not cluster.grows:
             expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
             raise ConfigError("cluster", expected, f"room for {room} on {len(cluster.nodes)} nodes", "lower train.workers: a training goes on with any number")
@@ -77,7 +78,7 @@ class Group:
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-        with watched("training", f"{self.cpus:g} CPUs and {self.gpus:g} GPUs", self.failures + 1, bar) as (call, watch), self._storage() as storage:
+        with watched("training", Needs(self.cpus, self.gpus), self.failures + 1, bar) as (call, watch), self._storage() as storage:
             try:
                 _follow(_thread(lambda: self._trainer(work, call, storage).fit()), watch)
             except TrainingFailedError as error:

@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.board import Call
 from pipeline.flows.metrics import count_unit
 from pipeline.flows.process import at_hand, report
+from pipeline.flows.room import Needs
 from pipeline.flows.watch import Watch, watched
 from pipeline.log import Running
 
@@ -56,9 +57,10 @@ class Pool:
         least = min(self.least or self.size, most)
         return least, most, max(least, min(self.now or self.size, most))
 
-    def needs(self) -> str:
-        """What one actor takes, in words."""
-        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
+    @property
+    def needs(self) -> Needs:
+        """What one actor takes."""
+        return Needs(self.cpus, self.gpus)
 
 
 def progress(rows: int, *, last: bool = False) -> None:
@@ -141,7 +143,8 @@ def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Ru
     """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
 
     An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, or is
-    killed since the item hangs, and when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s.
+    killed since the item hangs, and when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s. ConfigError for an actor that
+    fits no node: at once, or after cluster.wait_s where the cluster can grow.
     """
     if not items:
         return
@@ -150,7 +153,7 @@ def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Ru
         return
     import ray
 
-    with watched(type(task).__name__, pool.needs(), pool.deaths, bar) as (call, watch):
+    with watched(type(task).__name__, pool.needs, pool.deaths, bar) as (call, watch):
         try:
             for row in _dataset(task, items, pool, call, watch).iter_rows():
                 yield row["number"], _opened(row["made"])
@@ -202,13 +205,13 @@ class _Patience:
 
 
 def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
-    """What the task makes of one item, on one worker of the cluster. TransientError as of `map_units`."""
+    """What the task makes of one item, on one worker of the cluster. TransientError and ConfigError as of `map_units`."""
     if (process := at_hand()) is not None:
         return cast(Made, _opened(next(process.run(task, [item]))[1]))
     import ray
 
     remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=-1)
-    with watched(type(task).__name__, pool.needs(), pool.deaths) as (call, watch):
+    with watched(type(task).__name__, pool.needs, pool.deaths) as (call, watch):
         made = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
         try:
             _wait(made, watch)
@@ -224,7 +227,7 @@ def _wait(made: Any, watch: Watch) -> None:
     while not ray.wait([made], timeout=_LOOK_S)[0]:
         try:
             watch.check()
-        except TransientError:
+        except PipelineError:
             ray.cancel(made, force=True)
             raise
 

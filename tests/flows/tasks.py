@@ -63,7 +63,7 @@ class Meet:
 
 @dataclass(frozen=True)
 class Long:
-    """The item, after `seconds`, while the watch over it waits `patience_s` for a sign of life."""
+    """The item, after `seconds` in which it gets on by a row now and then, while the watch over it waits `patience_s`."""
 
     seconds: float
     patience_s: float
@@ -73,7 +73,9 @@ class Long:
 
     def _work(self, item: int) -> int:
         expect(self.patience_s)
-        time.sleep(self.seconds)
+        for row in range(10):
+            time.sleep(self.seconds / 10)
+            progress(row)
         return item
 
 

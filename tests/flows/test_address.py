@@ -6,7 +6,8 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.cluster import Cluster, Node, address_of, connect
+from pipeline.flows.cluster import Cluster, address_of, connect
+from pipeline.flows.room import Node
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 

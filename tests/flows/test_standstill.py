@@ -23,9 +23,9 @@ def still_s(board: Board, clock: Clock, seconds: int) -> float:
     for _ in range(seconds):
         clock.now += 1.0
         look = board.look("call")
-    ((item, worker, still),) = look.still
-    assert (item, worker) == (3, WORKER)
-    return still
+    (at_work,) = look.at_work
+    assert (at_work.item, at_work.worker) == (3, WORKER)
+    return at_work.still_s
 
 
 @pytest.fixture
@@ -65,6 +65,17 @@ def test_before_the_first_row_and_after_the_last_one_a_worker_that_computes_gets
     assert still_s(board, clock, 2) == 2, "a file is written"
 
 
+def test_a_worker_without_signs_of_life_is_known_whatever_the_slowest_item_took(board: Board, clock: Clock):
+    board.end("call", 3)
+    board.begin("call", 4, WORKER)
+    looks = [board.look("call").at_work for clock.now in (1.0, 2.0, 3.0)]
+    assert [each.silent_s for (each,) in looks] == [1.0, 2.0, 3.0]
+    board.sign("call", 4, WORKER, busy=False)
+    clock.now = 4.0
+    (at_work,) = board.look("call").at_work
+    assert (at_work.still_s, at_work.silent_s) == (4.0, 1.0)
+
+
 def test_an_item_that_begins_again_counts_from_then(board: Board, clock: Clock):
     still_s(board, clock, 30)
     board.begin("call", 3, WORKER)
@@ -82,7 +93,7 @@ def test_the_slowest_item_that_is_done_sets_the_limit(board: Board, clock: Clock
     clock.now += 40.0
     board.end("call", 3)
     look = board.look("call")
-    assert (look.still, look.slowest_s) == ((), 40.0)
+    assert (look.at_work, look.slowest_s) == ((), 40.0)
     assert longest_s(look.slowest_s, patience_s=100.0) == 400.0
     assert longest_s(1.0, patience_s=100.0) == 100.0
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.flows.board import PATIENCE_S, expect
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units, run_task
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Compute, Double, HangOnce, Long, Meet, Where
+from tests.flows.tasks import Double, HangOnce, Long, Meet, Where
 
 
 def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
@@ -62,15 +62,38 @@ def patient_again(ray_cluster: Cluster) -> Iterator[None]:
     expect(PATIENCE_S)
 
 
-@pytest.mark.usefixtures("patient_again")
-def test_what_no_node_can_hold_is_given_up_with_a_sentence(ray_cluster: Cluster):
-    expect(2.0)
-    words = r"cluster: expected a running worker \(1000 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with .* free on 1 nodes; add such nodes"
-    with pytest.raises(TransientError, match=words) as caught:
+def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_cluster: Cluster):
+    words = r"cluster: expected 1000 CPUs and 0 GPUs for one worker, found one node of .* CPUs and 0 GPUs; lower cluster\.cpus_per_worker"
+    with pytest.raises(ConfigError, match=words) as caught:
         list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
+    assert caught.value.exit_code == 2
+    with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker"):
+        run_task(Double(), 1, Pool(1, gpus=1))
+
+
+@pytest.mark.usefixtures("patient_again")
+def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence(ray_cluster: Cluster):
+    import ray
+
+    expect(2.0)
+    occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
+    ray.get(occupied.start.remote())
+    words = r"cluster: expected a running worker \(1 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with 0 CPUs and 0 GPUs free on 1 nodes; add such"
+    with pytest.raises(TransientError, match=words) as caught:
+        run_task(Double(), 1, Pool(1))
     assert caught.value.exit_code == 75
     with pytest.raises(TransientError, match=words):
-        run_task(Double(), 1, Pool(1, cpus=1000))
+        list(map_units(Double(), [1, 2], Pool(2)))
+    ray.kill(occupied)
+
+
+@pytest.mark.usefixtures("patient_again")
+def test_a_node_that_never_comes_is_waited_for_where_the_cluster_can_grow(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.flows.watch.grows", lambda: True)
+    expect(60.0, wait_s=2.0)
+    with pytest.raises(ConfigError, match=r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of") as caught:
+        run_task(Double(), 1, Pool(1, gpus=1))
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.usefixtures("patient_again")
@@ -86,13 +109,6 @@ def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(ray_cluster: Cl
     assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
     assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
     assert capfd.readouterr().err.count("item 0 of HangOnce has shown no progress for ") == 2
-
-
-@pytest.mark.usefixtures("patient_again")
-def test_a_worker_that_computes_without_a_word_is_left_alone(ray_cluster: Cluster, capfd: pytest.CaptureFixture[str]):
-    expect(3.0)
-    assert run_task(Compute(7.0), 7, Pool(1, cpus=0.5)) == 7
-    assert "no progress" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("count", "pool", "expected"), [
