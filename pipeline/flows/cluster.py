@@ -23,6 +23,8 @@ from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0        # to connect to a cluster
+_SILENT_S = 60.0        # for the head to say its first word; a busy one needs more than a moment
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))      # an HTTP/2 client's first words (RFC 9113, 3.4), which a gRPC server answers
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
 _PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}     # at Ray's own 1,000 each stage of a short night waits for processes of its own
 
@@ -142,10 +144,10 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
     noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     address, named = address_of(settings)
-    _check_answers(address, named)
+    _check_answers(address, named, settings.patience_s)
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
-        with _own_signals(), _hushed(verbose):
+        with _within(settings.patience_s, address, named), _own_signals(), _hushed(verbose):
             ray.init(address=address, **own, **noise)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
@@ -154,18 +156,42 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
         if not (isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception):     # Ray's word for a node that is not up in time
             raise
         found = f"{type(error).__name__}: {error}"
-        raise TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"start the cluster, or {_NO_ADDRESS[named]}") from error
+        raise _no_answer(address, named, found) from error
 
 
-def _check_answers(address: str, named: str) -> None:
-    """TransientError for a host:port at which nobody listens: Ray waits many minutes, without a word, for a name that cannot be resolved."""
+def _no_answer(address: str, named: str, found: str) -> TransientError:
+    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"check host and port, start the cluster, or {_NO_ADDRESS[named]}")
+
+
+@contextlib.contextmanager
+def _within(patience_s: float, address: str, named: str) -> Iterator[None]:
+    """Give up, from a thread, when the block takes longer: Ray waits for ever for a head that hangs."""
+    timer = threading.Timer(patience_s, lambda: give_up(_no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _check_answers(address: str, named: str, patience_s: float) -> None:
+    """TransientError for a host:port at which nobody listens, or one that listens and is silent: Ray would wait many minutes, or for ever, without a word."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        connection = socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S)
     except (OSError, OverflowError) as error:
-        raise TransientError(f"{named} {address}", "a Ray cluster that answers", str(error), f"check host and port, start the cluster, or {_NO_ADDRESS[named]}") from None
+        raise _no_answer(address, named, str(error)) from None
+    silent_s = min(_SILENT_S, patience_s)
+    with connection, contextlib.suppress(ConnectionError):              # one that closes the connection is no gRPC server without TLS: Ray knows what it wants
+        connection.settimeout(silent_s)
+        connection.sendall(_GREETING)
+        try:
+            connection.recv(1)
+        except TimeoutError:
+            raise _no_answer(address, named, f"a port that accepts connections and says nothing for {silent_s:g} s") from None
 
 
 @contextlib.contextmanager
