@@ -101,10 +101,11 @@ def test_a_long_item_is_no_reason_to_give_up():
     assert dict(map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient_again")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(ray_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
-    expect(4.0)
+    expect(15.0)                                        # on a busy machine a worker needs some seconds to start
     assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
     assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
     assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
