@@ -3,7 +3,10 @@
 Ray moves what names the work, never tensors: an item is a unit's record, an actor reads the unit, writes its output and returns the new record.
 """
 
+import contextlib
 import pickle
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +26,8 @@ from pipeline.log import Running
 _DEATHS = 20            # at one item in one run: nodes may come and go, but nothing dies so often by chance
 _LOOK_S = 1.0
 _REPORT_S = 0.2
+_LATE_S = 10.0          # that Ray Data has to end a call by itself that was given up
+_ENDS_S = 10.0          # that its loop has to end
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -155,10 +160,48 @@ def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Ru
 
     with watched(type(task).__name__, pool.needs, pool.deaths, bar) as (call, watch):
         try:
-            for row in _dataset(task, items, pool, call, watch).iter_rows():
+            for row in _watched_rows(_dataset(task, items, pool, call, watch), watch):
                 yield row["number"], _opened(row["made"])
         except ray.exceptions.RayError as error:
             raise lost_worker(error) from error
+
+
+def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """The rows of a dataset as they come, from a thread: Ray Data itself waits for ever for actors of its own that cannot live."""
+    made: queue.SimpleQueue[dict[str, Any] | _End] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            for row in dataset.iter_rows():
+                made.put(row)
+            made.put(_End())
+        except BaseException as error:                  # raised where the rows are taken
+            made.put(_End(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(row := _next(made, watch), _End):
+            yield row
+        if row.error is not None:
+            raise row.error
+    finally:
+        watch.stop()                                    # Ray Data's loop ends at its next step
+        thread.join(_ENDS_S)
+
+
+def _next(made: "queue.SimpleQueue[dict[str, Any] | _End]", watch: Watch) -> "dict[str, Any] | _End":
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return made.get(timeout=_LOOK_S)
+        watch.check(late_s=_LATE_S)
+
+
+@dataclass(frozen=True)
+class _End:
+    """What comes behind the last row: nothing more, or the error that ended the work."""
+
+    error: BaseException | None = None
 
 
 def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:

@@ -17,6 +17,10 @@ _NODES_S = 5.0          # between two looks at the cluster's nodes
 _ANSWER_S = 10.0        # for the board to answer
 
 
+class Abandoned(Exception):
+    """Whoever wanted the results of a call takes no more of them."""
+
+
 class Watch:
     """Follows one call from the driver: its progress, whether any worker of it runs, whether items get on, and whether processes keep dying at one.
 
@@ -26,6 +30,7 @@ class Watch:
     def __init__(self, call: Call, task: str, needs: Needs, deaths: int, bar: Running | None) -> None:
         self._call, self._task, self._needs, self._deaths, self._bar = call, task, needs, deaths, bar
         self._failure: PipelineError | None = None
+        self._failed = 0.0
         self._over = threading.Event()
         self._nodes = nodes_alive()
         self._looked = self._heard = self._had_room = time.monotonic()
@@ -33,13 +38,15 @@ class Watch:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
+    def check(self, late_s: float = 0.0) -> None:
         """TransientError when no worker has been heard of for longer than cluster.patience_s, or one process after another died at an item.
 
-        ConfigError when no node that holds a worker has come within cluster.wait_s.
+        ConfigError when no node that holds a worker has come within cluster.wait_s. late_s: how much later than that it is raised.
         """
-        if self._failure is not None:
+        if self._failure is not None and time.monotonic() - self._failed >= late_s:
             raise self._failure
+        if self._over.is_set() and self._failure is None:
+            raise Abandoned
 
     def stop(self) -> None:
         self._over.set()
@@ -82,14 +89,18 @@ class Watch:
         if self._needs.fit(nodes):
             self._had_room = now
         elif now - self._had_room > allowed.wait_s:
-            self._failure = self._needs.too_large(nodes, allowed.wait_s)
+            self._fail(self._needs.too_large(nodes, allowed.wait_s))
         else:
             self._heard = now                                   # once a node is there, its workers have the whole patience to start
         if now - self._heard > allowed.patience_s:
-            self._failure = self._failure or _nobody(self._needs, allowed.patience_s)
+            self._fail(_nobody(self._needs, allowed.patience_s))
         for item, count in self._call.begun().items():
             if count > self._deaths:                            # Ray itself would start it again without end
-                self._failure = _dying(f"item {item} of {self._task}", self._deaths)
+                self._fail(_dying(f"item {item} of {self._task}", self._deaths))
+
+    def _fail(self, failure: PipelineError) -> None:
+        if self._failure is None:
+            self._failed, self._failure = time.monotonic(), failure
 
     def _tell_lost_nodes(self) -> None:
         there, self._looked = nodes_alive(), time.monotonic()
@@ -117,7 +128,10 @@ def _nobody(needs: Needs, allowed_s: float) -> TransientError:
 
     free = ray.available_resources()
     found = f"none, with {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free on {len(nodes_alive())} nodes"
-    remedy = "add such nodes or end what occupies them, or lower cluster.cpus_per_worker and cluster.gpus_per_worker; then run again: finished units are kept"
+    remedy = (
+        "add such nodes or end what occupies them, lower cluster.cpus_per_worker and cluster.gpus_per_worker, or look for memory that is short where nodes are free; "
+        "then run again: finished units are kept"
+    )
     return TransientError("cluster", f"a running worker ({needs}) within {allowed_s:g} s (cluster.patience_s)", found, remedy)
 
 

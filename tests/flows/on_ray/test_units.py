@@ -158,12 +158,24 @@ def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
     assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
 
 
+def on_short_memory(part: float) -> dict[str, object]:
+    """How a driver ended whose workers have that part of the free memory."""
+    command = [sys.executable, "-m", "tests.flows.memory", str(part)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_sentence():
-    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which deaths are told."""
-    command = [sys.executable, "-m", "tests.flows.memory"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    ended = json.loads(done.stdout.splitlines()[-1])
+    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which progress is told."""
+    ended = on_short_memory(0.5)
     assert ended["exit code"] == 75
-    assert ended["said"].startswith("item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers")
+    assert str(ended["said"]).startswith("item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers")
+
+
+@pytest.mark.slow
+def test_memory_that_others_have_taken_ends_the_run_though_neither_workers_nor_the_board_live():
+    ended = on_short_memory(0.0)
+    assert ended["exit code"] == 75
+    assert "cluster: expected a running worker (1 CPUs and 0 GPUs) within 30 s (cluster.patience_s), found none" in str(ended["said"])
