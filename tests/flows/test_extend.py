@@ -50,7 +50,7 @@ def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_i
     chain.night()
     chain.kill(None, [1]).add(1)
     chain.night()
-    never = replace(chain.copy(tmp_path / "never"), root=tmp_path / "fresh", before=None, built=None)
+    never = replace(chain.copy(tmp_path / "never"), before=None)
     never.night()
     live = np.array(chain.live())
     raw = np.array([chain.vectors[address] for address in live.tolist()])
@@ -141,7 +141,7 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
     chain.add(3).night()
     chain.assert_sound()
     assert (chain.choices[-1].chosen, chain.choices[-1].numbers["dead_queries"]) == ("scanned", pytest.approx(6 / 40))
-    assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).all()
+    assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).sum() == 38, "one in twenty lies where rows were deleted"
 
 
 @pytest.fixture(scope="module")
