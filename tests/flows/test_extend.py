@@ -50,7 +50,7 @@ def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_i
     chain.night()
     chain.kill(None, [1]).add(1)
     chain.night()
-    never = replace(chain.copy(tmp_path / "never"), before=None)
+    never = replace(chain.copy(tmp_path / "never"), overrides=(*chain.overrides, "index.seed=1"))         # other settings: built anew
     never.night()
     live = np.array(chain.live())
     raw = np.array([chain.vectors[address] for address in live.tolist()])
