@@ -36,7 +36,7 @@ class OneProcess:
     def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
         self.patience_s = patience_s
         self._context = multiprocessing.get_context("spawn")
-        self._told = self._context.Array("q", 3)
+        self._told = self._context.Array("q", 3, lock=False)         # a child that is stopped or killed would keep a lock for ever
         self._pool: ProcessPoolExecutor | None = None
         self._warmed: Future[bytes] | None = None
 
@@ -78,7 +78,10 @@ class OneProcess:
 
     def _follow(self, future: "Future[bytes]", at_work: "_AtWork") -> None:
         """Show the item's progress until it is done; kill a child that shows none."""
-        (child,) = self._processes()
+        children = self._processes()
+        if not children:                                # it died at once: the future says so
+            return
+        child = children[0]
         standstill, meter, looked, times = Standstill(), Meter(child.pid or 0), time.monotonic(), 0
         while not future.done():
             with contextlib.suppress(TimeoutError):
