@@ -6,12 +6,14 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 _EVERY_S = 10.0         # between two plain progress lines
+_QUIET_S = 30.0         # after which a stage says that it is still at work
 _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
@@ -111,14 +113,17 @@ class Stages:
 
 
 class Running:
-    """A stage at work: rows, rate and time left."""
+    """A stage at work: rows, rate and time left. It is never silent for long, whether anything is told to it or not."""
 
-    def __init__(self, stage: Stage, total: int | None, terminal: bool) -> None:
-        self.stage, self.total = stage, total
-        self._start = self._shown = time.monotonic()
+    def __init__(self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stage, self.total, self._clock = stage, total, clock
+        self._start = self._shown = clock()
+        self._pace = _Pace()
         self._bar = _TerminalBar(stage, total) if terminal else None
+        self._over = threading.Event()
         if not terminal:
             say(f"{stage.name}: starts" + (f", {total:,} {stage.unit}" if total is not None else ""))
+            threading.Thread(target=self._break_silence, daemon=True).start()
 
     def add(self, count: int) -> None:
         """`count` more are done."""
@@ -127,11 +132,11 @@ class Running:
     def reach(self, done: int, note: str = "") -> None:
         """`done` are done in all. note: a figure worth showing."""
         self.stage.done, self.stage.note = done, note or self.stage.note
+        self._pace.reach(done, self._clock())
         if self._bar:
             self._bar.update(self.stage.done, note)
-        elif time.monotonic() - self._shown >= _EVERY_S:
-            self._shown = time.monotonic()
-            say(f"{self.stage.name}: {self._facts()}")
+        elif self._clock() - self._shown >= _EVERY_S:
+            self._show()
 
     def expect(self, total: int) -> None:
         """The total, once it is known."""
@@ -148,7 +153,8 @@ class Running:
                 self._bar.expect(self.total)
 
     def close(self, failed: bool = False) -> Stage:
-        self.stage.seconds = time.monotonic() - self._start
+        self._over.set()
+        self.stage.seconds = self._clock() - self._start
         if self._bar:
             self._bar.close()
         rate = f", {_rate(self.stage.done / max(self.stage.seconds, 1e-9))} {self.stage.unit}/s" if self.stage.done else ""
@@ -157,16 +163,41 @@ class Running:
         say(f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} {duration(self.stage.seconds)}{rate}{note}")
         return self.stage
 
+    def _break_silence(self) -> None:
+        while not self._over.wait(max(0.0, self._shown + _QUIET_S - self._clock())):
+            if self._clock() - self._shown >= _QUIET_S:
+                self._show()
+
+    def _show(self) -> None:
+        self._shown = self._clock()
+        say(f"{self.stage.name}: {self._facts()}")
+
     def _facts(self) -> str:
-        seconds = time.monotonic() - self._start
-        rate = self.stage.done / max(seconds, 1e-9)
-        facts = f"{self.stage.done:,} {self.stage.unit}"
-        if self.total and not self.stage.done:
-            return f"workers are starting, {self.total:,} {self.stage.unit} to do"
+        done, unit, at_it = self.stage.done, self.stage.unit, duration(self._clock() - self._start)
+        if not done:
+            return f"workers are starting, {self.total:,} {unit} to do, {at_it} so far" if self.total else f"at work for {at_it}"
+        rate = self._pace.rate(done, self._clock()) or done / max(self._clock() - self._start, 1e-9)
+        facts = f"{done:,} {unit}"
         if self.total:
-            left = (self.total - self.stage.done) / max(rate, 1e-9)
-            facts = f"{self.stage.done:,} of {self.total:,} {self.stage.unit} ({self.stage.done / self.total:.0%}), about {duration(left)} left"
-        return f"{facts}, {_rate(rate)} {self.stage.unit}/s" + (f", {self.stage.note}" if self.stage.note else "")
+            facts = f"{done:,} of {self.total:,} {unit} ({done / self.total:.0%}), about {duration((self.total - done) / max(rate, 1e-9))} left"
+        return f"{facts}, {_rate(rate)} {unit}/s" + (f", {self.stage.note}" if self.stage.note else "")
+
+
+class _Pace:
+    """How fast a stage gets on since its first rows: the start of workers, which comes once, says nothing of the time left."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def reach(self, done: int, now: float) -> None:
+        if self._first is None and done:
+            self._first = done, now
+
+    def rate(self, done: int, now: float) -> float | None:
+        """Per second; None before anything was done after the first rows."""
+        if self._first is None or done <= self._first[0] or now <= self._first[1]:
+            return None
+        return (done - self._first[0]) / (now - self._first[1])
 
 
 class _TerminalBar:

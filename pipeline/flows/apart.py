@@ -1,17 +1,19 @@
 """Encode in a child process, so that a text which kills its process, or makes the encoder raise, is set aside and all other texts are encoded.
 
 Texts go in chunks. A chunk during which the child died is halved until a single text remains; a text that killed three processes while alone in them is given up,
-so a child killed once or twice from outside costs time and no row. A chunk at which the encoder raises is halved inside the child, which goes on. Vectors do not
-depend on neighbours, so they are those of an undivided unit.
+so a child killed once or twice from outside costs time and no row. A child that hangs is killed, which counts as a death. A chunk at which the encoder raises is
+halved inside the child, which goes on. Vectors do not depend on neighbours, so they are those of an undivided unit.
 """
 
+import contextlib
 import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +22,14 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import MODEL_FAILURES, ModelError
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.flows.standstill import Meter, Standstill
+from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 
 if TYPE_CHECKING:
     from pipeline.models.encoder import Encoded, Encoder
 
 CHUNK = 512                 # texts: nine halvings find the one
+_LOOK_S = 0.5
 DEATHS = 3                  # of a text alone with its process
 _MOST_REJECTED = 16         # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
 _FIELDS = ("vectors", "lengths", "truncated", "bad")
@@ -39,22 +43,24 @@ class Apart:
     encode: EncodeSettings
     device: str
     scratch: Path
+    patience_s: float = ClusterSettings().patience_s
+    """without progress of the child"""
     rejected: dict[int, tuple[str, str]] = field(default_factory=dict)
 
-    def encode_stream(self, batches: Iterable[pa.Array]) -> "Iterator[Encoded]":
-        """One Encoded per batch, in order; rejected texts are bad rows of it."""
+    def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None] = lambda rows: None) -> "Iterator[Encoded]":
+        """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called every half second with the rows that are done."""
         taken = [batch.to_pylist() for batch in batches]
         texts = [text for batch in taken for text in batch]
         (self.scratch / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
-        self._encode_all(len(texts))
+        self._encode_all(len(texts), tell)
         starts = np.cumsum([0, *map(len, taken)]).tolist()
         yield from (self._gathered(start, stop) for start, stop in itertools.pairwise(starts))
 
-    def _encode_all(self, count: int) -> None:
+    def _encode_all(self, count: int, tell: Callable[[int], None]) -> None:
         pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
         deaths: dict[int, int] = {}
         while pending:
-            ended = self._run(list(pending), _most_rejected(count))
+            ended = self._run(list(pending), _most_rejected(count), tell)
             for row, raised in _raised(self.scratch).items():
                 self._reject(row, "encoder_error", raised, count)
             while pending and _result(self.scratch, *pending[0]).exists():
@@ -73,17 +79,41 @@ class Apart:
                 reason = "kills_worker" if ended.startswith("ended by signal") else "encoder_error"
                 self._reject(start, reason, f"alone in a process, {DEATHS} times: {ended}", count)
 
-    def _run(self, chunks: Sequence[tuple[int, int]], most: int) -> str:
+    def _run(self, chunks: Sequence[tuple[int, int]], most: int, tell: Callable[[int], None]) -> str:
         """Encode the chunks in a child, in order, until it ends; how it ended. It stops by itself when more than `most` texts made the encoder raise."""
         job = {"encoder": self.encoder.model_dump(), "encode": self.encode.model_dump(), "device": self.device, "chunks": chunks, "most": most}
         (self.scratch / "job.json").write_text(json.dumps(job))
         _ready(self.scratch).unlink(missing_ok=True)
         command = [sys.executable, "-m", "pipeline.flows.apart", str(self.scratch)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
-        last = done.stderr.strip().splitlines()[-1:] or [""]
+        said = self.scratch / "said.txt"
+        with said.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process:
+            hung = self._follow(process, tell)
+        last = said.read_text(errors="replace").strip().splitlines()[-1:] or [""]
+        found = f"no progress for {self.patience_s:g} s" if hung else f"exit code {process.returncode}: {last[0]}"
         if not _ready(self.scratch).exists():           # it never came to a text, so no text is at fault
-            raise ModelError(self.encoder.path, "a process that can load the encoder", f"exit code {done.returncode}: {last[0]}"[:400], "run manta preflight")
-        return f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}: {last[0]}"[:300]
+            raise ModelError(self.encoder.path, "a process that can load the encoder", found[:400], "run manta preflight")
+        signalled = f"ended by signal {-process.returncode}" + (f" after {found}" if hung else "")
+        return signalled if process.returncode < 0 else found[:300]
+
+    def _follow(self, process: "subprocess.Popen[bytes]", tell: Callable[[int], None]) -> bool:
+        """Wait for the child to end, and tell of its rows; kill one that hangs. Whether it did."""
+        standstill, meter, looked = Standstill(), Meter(process.pid), time.monotonic()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_S)
+                return False
+            tell(self._rows_done())
+            before, looked = looked, time.monotonic()
+            standstill.look(looked - before)
+            standstill.tell(_told(self.scratch), counted=_ready(self.scratch).exists())
+            if meter.busy():
+                standstill.compute()
+            if standstill.seconds > self.patience_s:
+                process.kill()
+                return True
+
+    def _rows_done(self) -> int:
+        return sum(stop - start for start, stop in map(_rows_of, self.scratch.glob("done-*.npz")))
 
     def _reject(self, row: int, reason: str, detail: str, count: int) -> None:
         self.rejected[row] = (reason, detail[:300])
@@ -100,7 +130,7 @@ class Apart:
         vectors, lengths = np.zeros((rows, dim), np.float32), np.zeros(rows, np.int64)
         truncated, bad = np.zeros(rows, bool), np.ones(rows, bool)
         for file in self.scratch.glob("done-*.npz"):
-            first, last = (int(number) for number in file.stem.split("-")[1:])
+            first, last = _rows_of(file)
             low, high = max(first, start), min(last, stop)
             if low < high:
                 with np.load(file) as chunk:
@@ -118,8 +148,19 @@ def _result(scratch: Path, start: int, stop: int) -> Path:
     return scratch / f"done-{start}-{stop}.npz"
 
 
+def _rows_of(result: Path) -> tuple[int, int]:
+    start, stop = result.stem.split("-")[1:]
+    return int(start), int(stop)
+
+
 def _ready(scratch: Path) -> Path:
     return scratch / "ready"
+
+
+def _told(scratch: Path) -> int:
+    """Another number after each buffer that the child has computed."""
+    mark = scratch / "told"
+    return mark.stat().st_mtime_ns if mark.exists() else 0
 
 
 def _most_rejected(count: int) -> int:
@@ -150,7 +191,7 @@ def child(scratch: Path) -> None:
 def _encoded(encoder: "Encoder", texts: Sequence[str], start: int, stop: int, scratch: Path) -> Iterator[dict[str, np.ndarray]]:
     """The fields of the texts [start, stop), in parts; a text at which the encoder raises leaves its error in `scratch` and counts as bad."""
     try:
-        (encoded,) = encoder.encode_stream([texts[start:stop]])
+        (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / "told").touch())
     except MODEL_FAILURES as error:
         if stop - start > 1:
             middle = (start + stop) // 2

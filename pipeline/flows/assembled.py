@@ -92,6 +92,7 @@ class AssembleUnit:
                     counts.update({count_name(label, what): count for label, each in judged.items() for what, count in each.counts().items()})
                     writer.write_table(self._table(batch, judged, schema))
                 progress(min(start + _ROWS, unit.rows))
+        progress(unit.rows, last=True)
         return counts
 
     def _candidates(self, batch: pa.Table, made: Mapping[str, pa.Table], edits: Mapping[str, Edit]) -> dict[str, Candidates]:

@@ -92,7 +92,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
     with lease(store, series.folder):
         parent = Corpus.left(store, before.corpus.path) if before is not None else None
         corpus = ingested(job.corpus, job.augment.unit_rows, store, Parent(parent, parent.next_ordinal if parent is not None else 0), stages)
-        with standing_by(making.is_small(store, corpus)) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+        with standing_by(making.is_small(store, corpus), job.cluster.patience_s) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
             worked = making.models(store, corpus, parent, cluster, stages)
             units = making.assembled(store, corpus, cluster, stages)
         manifest = making.manifest(store, corpus, units)

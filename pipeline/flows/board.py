@@ -1,88 +1,120 @@
-"""What workers tell while they work, and the driver's watch over it: rows done, how often an item was begun, and that somebody is at work at all."""
+"""What workers tell while they work: rows done, how often an item was begun, whether it gets on, and that somebody is at work at all.
+
+How often items were begun stands in the cluster's own key-value store: where memory is short, Ray's monitor kills the board with the workers.
+"""
 
 import contextlib
+import json
+import os
 import threading
 import time
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from pipeline.errors import TransientError
-from pipeline.log import Running, say
+from pipeline.flows.standstill import Meter, Standstill, Worker
 
 PATIENCE_S = 900.0      # cloud nodes with a GPU take up to ten minutes to come
-_LOOK_S = 1.0
 _SIGN_S = 2.0           # between two signs of life of one worker
-_NODES_S = 5.0          # between two looks at the cluster's nodes
+_NAMESPACE = "manta"    # in Ray's key-value store
+
+
+class _Item:
+    """An item at work, as the board knows it."""
+
+    def __init__(self, worker: Worker, now: float) -> None:
+        self.worker, self.began, self.standstill, self.silence = worker, now, Standstill(), Standstill()
 
 
 class Board:
     """An actor beside the driver. A call is one pool or task; an item that starts again counts from its new start."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s, self._life = patience_s, uuid.uuid4().hex
-        self._rows: dict[str, dict[int, int]] = {}
-        self._notes: dict[str, str] = {}
-        self._said: dict[str, list[str]] = {}
-        self._begun: dict[str, dict[int, int]] = {}
-        self._heard: dict[str, float] = {}
-
-    def expect(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-
-    def open(self, call: str) -> None:
-        self._rows[call], self._heard[call] = {}, time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._calls: dict[str, _State] = {}
 
     def close(self, call: str) -> None:
-        self._rows.pop(call, None)
-        self._notes.pop(call, None)
-        self._said.pop(call, None)
-        self._heard.pop(call, None)
-        self._begun.pop(call, None)
+        self._calls.pop(call, None)
 
-    def sign(self, call: str) -> None:
-        self._heard[call] = time.monotonic()
+    def sign(self, call: str, item: int | None, worker: Worker, busy: bool) -> None:
+        """A worker lives. item: what it is at; busy: whether it computes."""
+        state = self._of(call)
+        state.heard = self._clock()
+        if item is not None:
+            at_work = state.at_work.setdefault(item, _Item(worker, state.heard))       # unknown to a board that was restarted
+            at_work.silence.compute()
+            if busy:
+                at_work.standstill.compute()
 
-    def begin(self, call: str, item: int) -> int:
-        """How often the item was begun, this time included."""
-        self.sign(call)
-        begun = self._begun.setdefault(call, {})
-        begun[item] = begun.get(item, 0) + 1
-        return begun[item]
+    def begin(self, call: str, item: int, worker: Worker) -> None:
+        state = self._of(call)
+        state.heard = self._clock()
+        state.at_work[item] = _Item(worker, state.heard)
 
     def end(self, call: str, item: int) -> None:
-        self._begun.get(call, {}).pop(item, None)
+        state = self._of(call)
+        if (ended := state.at_work.pop(item, None)) is not None:
+            state.slowest_s = max(state.slowest_s, self._clock() - ended.began)
 
-    def put(self, call: str, item: int, rows: int, note: str = "") -> None:
-        self._rows.setdefault(call, {})[item] = rows
-        self._notes[call] = note
+    def put(self, call: str, item: int, rows: int, note: str = "", counted: bool = True) -> None:
+        state = self._of(call)
+        state.rows[item], state.note = rows, note
+        if (at_work := state.at_work.get(item)) is not None:
+            at_work.standstill.tell(rows, counted)
 
     def hear(self, call: str, sentence: str) -> None:
-        self._said.setdefault(call, []).append(sentence)
+        self._of(call).said.append(sentence)
 
     def look(self, call: str) -> "Look":
-        """How the call stands. A board that was restarted counts from then, and has another `life`."""
-        silent_s = time.monotonic() - self._heard.setdefault(call, time.monotonic())
-        rows, begun, said = sum(self._rows.get(call, {}).values()), dict(self._begun.get(call, {})), tuple(self._said.pop(call, ()))
-        return Look(self._life, rows, silent_s, self._patience_s, begun, self._notes.get(call, ""), said)
+        """How the call stands. A board that was restarted counts from then."""
+        state, now = self._of(call), self._clock()
+        elapsed_s, state.looked = now - state.looked, now
+        at_work = tuple(AtWork(item, each.worker, each.standstill.look(elapsed_s), each.silence.look(elapsed_s)) for item, each in state.at_work.items())
+        said, state.said = tuple(state.said), []
+        return Look(sum(state.rows.values()), None if state.heard is None else now - state.heard, at_work, state.slowest_s, state.note, said)
+
+    def _of(self, call: str) -> "_State":
+        return self._calls.setdefault(call, _State(self._clock()))
+
+
+@dataclass
+class _State:
+    """What the board knows of one call. looked, heard: when the driver last asked, and a worker last gave a sign of life."""
+
+    looked: float
+    heard: float | None = None
+    rows: dict[int, int] = field(default_factory=dict)
+    at_work: dict[int, _Item] = field(default_factory=dict)
+    slowest_s: float = 0.0
+    note: str = ""
+    said: list[str] = field(default_factory=list)
+
+
+class AtWork(NamedTuple):
+    """An item at work. still_s: without progress; silent_s: without a sign of life of its worker, which is then stopped or dead."""
+
+    item: int
+    worker: Worker
+    still_s: float
+    silent_s: float
 
 
 @dataclass(frozen=True)
 class Look:
-    """rows: done so far; silent_s: since a worker gave a sign of life; begun: how often each item that is not done yet was begun in this life of the board;
-    note: what was shown of it last; said: by its workers, since the look before."""
+    """rows: done so far; silent_s: since a worker gave a sign of life, None where this life of the board has had none; slowest_s: of the slowest item that is done;
+    note: what was shown of it last; said: since the look before."""
 
-    life: str
     rows: int
-    silent_s: float
-    patience_s: float
-    begun: dict[int, int]
+    silent_s: float | None
+    at_work: tuple[AtWork, ...] = ()
+    slowest_s: float = 0.0
     note: str = ""
     said: tuple[str, ...] = ()
 
 
-def open_board(patience_s: float | None = None) -> Any:
+def open_board() -> Any:
     """The board of this driver's connection, made where there is none; on the driver's node, since what outlives the driver is of no use.
 
     It lives as long as the first handle to it, which `connect` holds.
@@ -93,41 +125,88 @@ def open_board(patience_s: float | None = None) -> Any:
     context = ray.get_runtime_context()
     here = NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=True)
     options = {"name": f"manta-{context.get_job_id()}", "get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    board = ray.remote(Board).options(scheduling_strategy=here, **options).remote(patience_s or PATIENCE_S)
-    if patience_s is not None:
-        board.expect.remote(patience_s)
-    return board
+    return ray.remote(Board).options(scheduling_strategy=here, **options).remote()
 
 
-@dataclass(frozen=True)
+class Patience(NamedTuple):
+    """Seconds that the watches of a connection wait: cluster.patience_s and cluster.wait_s."""
+
+    patience_s: float
+    wait_s: float
+
+
+def expect(patience_s: float, wait_s: float | None = None) -> None:
+    """Have every watch of this connection wait so long. wait_s: None: as long as patience_s."""
+    _kv()._internal_kv_put(_patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE)
+
+
+def patience() -> Patience:
+    """How long the watches of this connection wait."""
+    kept = _kv()._internal_kv_get(_patience_key(), namespace=_NAMESPACE)
+    return Patience(*json.loads(kept)) if kept else Patience(PATIENCE_S, PATIENCE_S)
+
+
+def _patience_key() -> str:
+    import ray
+
+    return f"patience/{ray.get_runtime_context().get_job_id()}"
+
+
+def _kv() -> Any:
+    """Ray's key-value store, which is part of the cluster's head and has no other interface."""
+    from ray.experimental import internal_kv
+
+    return internal_kv
+
+
 class Call:
     """One pool or task at work, as its workers know it."""
 
-    board: Any
-    name: str
+    def __init__(self, board: Any, name: str) -> None:
+        self.board, self.name = board, name
+        self._item: int | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Call, (self.board, self.name)
+
+    @cached_property
+    def _worker(self) -> Worker:
+        import ray
+
+        return Worker.here(ray.get_runtime_context().get_node_id())
 
     def begin(self, item: int) -> int:
-        """How often the item was begun, this time included; once, where the board is lost: that fails no item."""
+        """How often the item was begun, this time included."""
         import ray
 
-        try:
-            return int(ray.get(self.board.begin.remote(self.name, item)))
-        except ray.exceptions.RayError:
-            return 1
+        count = 1 + len(_kv()._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
+        _kv()._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
+        with self._lock, contextlib.suppress(ray.exceptions.RayError):          # a board that is lost fails no item
+            self._item = item
+            self.board.begin.remote(self.name, item, self._worker)
+        return count
+
+    def begun(self) -> Counter[int]:
+        """How often each item was begun that is not done yet."""
+        keys = _kv()._internal_kv_list(f"{self.name}/", namespace=_NAMESPACE)
+        return Counter(int(key.decode().split("/")[1]) for key in keys)
 
     def end(self, item: int) -> None:
-        """The item is done. Waits for nobody."""
+        """The item is done. Waits for no board."""
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):
+        _kv()._internal_kv_del(f"{self.name}/{item}/", del_by_prefix=True, namespace=_NAMESPACE)
+        with self._lock, contextlib.suppress(ray.exceptions.RayError):
+            self._item = None
             self.board.end.remote(self.name, item)
 
-    def put(self, item: int, rows: int, note: str = "") -> None:
-        """Waits for nobody; a board that is lost fails no item. note: a figure worth showing."""
+    def put(self, item: int, rows: int, note: str = "", counted: bool = True) -> None:
+        """Waits for nobody; a board that is lost fails no item. note: a figure worth showing; counted: whether more rows follow that will be told."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
-            self.board.put.remote(self.name, item, rows, note)
+            self.board.put.remote(self.name, item, rows, note, counted)
 
     def say(self, sentence: str) -> None:
         """The driver says it. Waits for nobody."""
@@ -135,6 +214,14 @@ class Call:
 
         with contextlib.suppress(ray.exceptions.RayError):
             self.board.hear.remote(self.name, sentence)
+
+    def close(self) -> None:
+        """All is done, or given up: nothing of the call is kept."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            _kv()._internal_kv_del(f"{self.name}/", del_by_prefix=True, namespace=_NAMESPACE)
+            self.board.close.remote(self.name)
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
@@ -149,108 +236,18 @@ class Call:
         """Signs of life from now on, until the event that comes back is set or the process ends."""
         import ray
 
-        over = threading.Event()
+        over, meter = threading.Event(), Meter(os.getpid())
 
         def tell() -> None:
             with contextlib.suppress(ray.exceptions.RayError):
-                self.board.sign.remote(self.name)
+                self._sign(meter)
                 while not over.wait(_SIGN_S):
-                    self.board.sign.remote(self.name)
+                    self._sign(meter)
 
         threading.Thread(target=tell, daemon=True).start()
         return over
 
-
-class Watch:
-    """Follows one call from the driver: its progress, whether any worker of it runs, and whether processes keep dying at one item.
-
-    The deaths are counted here, since the board may die with the workers: memory that is short takes either.
-    """
-
-    def __init__(self, call: Call, task: str, wanted: str, deaths: int, bar: Running | None) -> None:
-        self._call, self._task, self._wanted, self._deaths, self._bar = call, task, wanted, deaths, bar
-        self._starts: dict[int, dict[str, int]] = {}
-        self._failure: TransientError | None = None
-        self._over = threading.Event()
-        self._nodes = _alive_nodes()
-        self._looked = time.monotonic()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """TransientError when no worker has been heard of for longer than cluster.patience_s, or one process after another died at an item."""
-        if self._failure is not None:
-            raise self._failure
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def look(self) -> None:
-        """Tell what the workers have told."""
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError):          # a board that is lost stops no night: it comes back
-            self._judge(ray.get(self._call.board.look.remote(self._call.name), timeout=10))
-
-    def _follow(self) -> None:
-        while self._failure is None and not self._over.wait(_LOOK_S):
-            self.look()
-            if time.monotonic() - self._looked >= _NODES_S:
-                self._tell_lost_nodes()
-
-    def _judge(self, look: Look) -> None:
-        for sentence in look.said:
-            say(sentence)
-        if self._bar is not None:
-            self._bar.reach(look.rows, look.note)
-        if look.silent_s > look.patience_s:
-            self._failure = _nobody(self._wanted, look.patience_s)
-        for item, count in look.begun.items():
-            lives = self._starts.setdefault(item, {})
-            lives[look.life] = count
-            if sum(lives.values()) > self._deaths:              # Ray itself would start it again without end
-                self._failure = _dying(f"item {item} of {self._task}", self._deaths)
-
-    def _tell_lost_nodes(self) -> None:
-        there, self._looked = _alive_nodes(), time.monotonic()
-        for node in self._nodes.keys() - there.keys():
-            say(f"node {self._nodes[node]} is lost; what it had not finished is done again on the {len(there)} that are left")
-        self._nodes = there
-
-
-def _dying(item: str, deaths: int) -> TransientError:
-    remedy = "look for memory that is short (fewer workers by cluster.workers, a smaller encode.max_tokens), or a model that cannot be loaded (manta preflight)"
-    return TransientError(item, "a process that ends it", f"{deaths} that died at it", f"{remedy}; then run again: finished units are kept")
-
-
-def _nobody(wanted: str, patience_s: float) -> TransientError:
-    import ray
-
-    free = ray.available_resources()
-    found = f"none, with {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free on {len(_alive_nodes())} nodes"
-    remedy = "add such nodes or end what occupies them, or lower cluster.cpus_per_worker and cluster.gpus_per_worker; then run again: finished units are kept"
-    return TransientError("cluster", f"a running worker ({wanted}) within {patience_s:g} s (cluster.patience_s)", found, remedy)
-
-
-def _alive_nodes() -> dict[str, str]:
-    """Address of each node that lives, by its id."""
-    import ray
-
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-
-
-@contextlib.contextmanager
-def watched(task: str, wanted: str, deaths: int, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
-    """A call on the board and the watch over it, for as long as the block runs. task, wanted: what is done and what one worker of it needs, in words."""
-    import ray
-
-    call = Call(open_board(), uuid.uuid4().hex)
-    call.board.open.remote(call.name)
-    watch = Watch(call, task, wanted, deaths, bar)
-    try:
-        yield call, watch
-    finally:
-        watch.stop()
-        with contextlib.suppress(ray.exceptions.RayError):
-            call.board.close.remote(call.name)
+    def _sign(self, meter: Meter) -> None:
+        busy = meter.busy()
+        with self._lock:                                # behind `end` no sign of the ended item
+            self.board.sign.remote(self.name, self._item, self._worker, busy)

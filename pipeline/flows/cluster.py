@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.board import open_board
+from pipeline.flows.board import expect, open_board
 from pipeline.flows.process import OneProcess, at_hand, working_with
+from pipeline.flows.room import Needs, Node, grows, nodes_alive
 from pipeline.flows.units import Pool
 from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
 _ANSWER_S = 10.0        # to connect to a cluster
+_SILENT_S = 60.0        # for the head to say its first word; a busy one needs more than a moment
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))      # an HTTP/2 client's first words (RFC 9113, 3.4), which a gRPC server answers
 _OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
 _PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}     # at Ray's own 1,000 each stage of a short night waits for processes of its own
 
@@ -30,21 +33,7 @@ _NO_ADDRESS = {
 }
 
 
-_SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
 _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
-
-
-@dataclass(frozen=True)
-class Node:
-    """What one node offers to Ray."""
-
-    cpus: float
-    gpus: float = 0.0
-
-    def fit(self, cpus: float, gpus: float) -> int:
-        """Workers with so many CPUs and GPUs that it holds. A share of a GPU is a share of one GPU."""
-        by_gpu = float("inf") if not gpus else int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
-        return int(min(self.cpus / cpus, by_gpu))
 
 
 @dataclass(frozen=True)
@@ -69,29 +58,26 @@ class Cluster:
 
         A cluster that cannot grow gets no more than it has room for, and says so; ConfigError when not one worker fits any of its nodes.
         """
-        cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
-        fit = sum(node.fit(cpus, gpus) for node in self.nodes)
+        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker)
+        fit = needs.fit(self.nodes)
         asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
         if not fit and not (self.grows and (asked.min or asked.max)):
-            raise ConfigError("cluster", f"{cpus:g} CPUs and {gpus:g} GPUs for one worker", self._nodes(), _SMALLER if not self.grows else _SAY_HOW_MANY)
+            raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY) if self.grows else needs.too_large(self.nodes)
         least = asked.min or (1 if asked.max else wanted)
         if not self.grows:
             _tell_short(asked.min or 1, fit, work)
             wanted, least = min(wanted, fit), min(least, fit)
         most = max(1, min(wanted, work))
-        return Pool(most, cpus, gpus, least=min(least, most), now=max(1, min(fit, most)))
+        return Pool(most, needs.cpus, needs.gpus, least=min(least, most), now=max(1, min(fit, most)))
 
     def workers(self, settings: ClusterSettings, work: int) -> int:
         """The most encode workers for `work` units."""
         return self.pool(settings, work).size
 
-    def _nodes(self) -> str:
-        each = ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in self.nodes))
-        return f"{len(self.nodes)} nodes of {each}" if len(self.nodes) > 1 else f"one node of {each}" if self.nodes else "no node"
-
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """Workers for shards of an index."""
-        return max(1, min(settings.index_workers or self.cpus, work))
+        """Workers for shards of an index: no more than a cluster that cannot grow has CPUs."""
+        asked = settings.index_workers or self.cpus
+        return max(1, min(asked if self.grows else min(asked, self.cpus), work))
 
 
 @contextlib.contextmanager
@@ -114,7 +100,8 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
             _start(settings, verbose)
     try:
         with _guarded() if mine else contextlib.nullcontext():
-            yield Cluster(tuple(_nodes()), _grows(), open_board(settings.patience_s))
+            expect(settings.patience_s, settings.wait_s)
+            yield Cluster(tuple(node for _, node in nodes_alive().values()), grows(), open_board())
     finally:
         if mine:
             ray.shutdown()
@@ -147,22 +134,6 @@ def _guarded() -> Iterator[None]:
         thread.join()
 
 
-def _nodes() -> Iterator[Node]:
-    import ray
-
-    for node in ray.nodes():
-        if node["Alive"]:
-            yield Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
-
-
-def _grows() -> bool:
-    """Whether some kind of node can be added: what Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
-    from ray._private.state import state
-
-    told = state.get_cluster_config()
-    return any(group.resources and (group.max_count < 0 or group.max_count > group.min_count) for group in (told.node_group_configs if told else ()))
-
-
 def _tell_short(least: int, fit: int, work: int) -> None:
     if fit < min(least, work):
         say(f"cluster.workers.min is {least} and the cluster, which cannot grow, has room for {fit}: it goes on with {fit}")
@@ -173,10 +144,10 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
     noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     address, named = address_of(settings)
-    _check_answers(address, named)
+    _check_answers(address, named, settings.patience_s)
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
-        with _own_signals(), _hushed(verbose):
+        with _within(settings.patience_s, address, named), _own_signals(), _hushed(verbose):
             ray.init(address=address, **own, **noise)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
@@ -185,18 +156,42 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
         if not (isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception):     # Ray's word for a node that is not up in time
             raise
         found = f"{type(error).__name__}: {error}"
-        raise TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"start the cluster, or {_NO_ADDRESS[named]}") from error
+        raise _no_answer(address, named, found) from error
 
 
-def _check_answers(address: str, named: str) -> None:
-    """TransientError for a host:port at which nobody listens: Ray waits many minutes, without a word, for a name that cannot be resolved."""
+def _no_answer(address: str, named: str, found: str) -> TransientError:
+    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"check host and port, start the cluster, or {_NO_ADDRESS[named]}")
+
+
+@contextlib.contextmanager
+def _within(patience_s: float, address: str, named: str) -> Iterator[None]:
+    """Give up, from a thread, when the block takes longer: Ray waits for ever for a head that hangs."""
+    timer = threading.Timer(patience_s, lambda: give_up(_no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _check_answers(address: str, named: str, patience_s: float) -> None:
+    """TransientError for a host:port at which nobody listens, or one that listens and is silent: Ray would wait many minutes, or for ever, without a word."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        connection = socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S)
     except (OSError, OverflowError) as error:
-        raise TransientError(f"{named} {address}", "a Ray cluster that answers", str(error), f"check host and port, start the cluster, or {_NO_ADDRESS[named]}") from None
+        raise _no_answer(address, named, str(error)) from None
+    silent_s = min(_SILENT_S, patience_s)
+    with connection, contextlib.suppress(ConnectionError):              # one that closes the connection is no gRPC server without TLS: Ray knows what it wants
+        connection.settimeout(silent_s)
+        connection.sendall(_GREETING)
+        try:
+            connection.recv(1)
+        except TimeoutError:
+            raise _no_answer(address, named, f"a port that accepts connections and says nothing for {silent_s:g} s") from None
 
 
 @contextlib.contextmanager

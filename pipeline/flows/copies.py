@@ -1,7 +1,7 @@
 """Vectors of texts that were encoded on an earlier night are copied: under one encoder a text has one vector, whatever its id and neighbours."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,10 @@ class Knowing:
     encoder: Any
     known: Known
 
-    def encode_stream(self, batches: Iterable[pa.Array]) -> Iterator[Any]:
+    def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None]) -> Iterator[Any]:
         """One Encoded per batch, in order. Copied texts are tokenized all the same, so that every count is that of an encoded unit."""
         waiting: deque[tuple[pa.Array, np.ndarray, np.ndarray]] = deque()
+        copied = 0
 
         def unknown() -> Iterator[pa.Array]:
             start = 0
@@ -88,7 +89,11 @@ class Knowing:
                 rest[places] = False
                 yield texts.filter(pa.array(rest))
 
-        for encoded in self.encoder.encode_stream(unknown()):
+        def both(rows: int) -> None:
+            tell(rows + copied)
+
+        for encoded in self.encoder.encode_stream(unknown(), both):
+            copied += len(waiting[0][1])
             yield self._joined(encoded, *waiting.popleft())
 
     def _joined(self, encoded: Any, texts: pa.Array, places: np.ndarray, vectors: np.ndarray) -> Any:

@@ -75,7 +75,8 @@ def encode(
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
             sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
-            task = EncodeUnit(store, for_workers(job.encoder, store), arithmetic(job.encode), folder.space_id, job.corpus.id, uuid.uuid4().hex[:12], sources)
+            run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
+            task = EncodeUnit(store, for_workers(job.encoder, store), arithmetic(job.encode), folder.space_id, job.corpus.id, run, sources, patience_s)
             pool = cluster.pool(job.cluster, len(todo))
             for number, (record, seconds) in map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record

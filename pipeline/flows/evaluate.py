@@ -85,7 +85,7 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         say(f"task {each.name} is missing: {each.reason}")
     run = _Run(job, store, stages, selected.tasks, candidates, geometry)
     run.look()
-    with standing_by(run.is_small) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+    with standing_by(run.is_small, job.cluster.patience_s) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
         run.encode(cluster)
         measured = run.measured(cluster)
         shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None

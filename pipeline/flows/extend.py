@@ -166,7 +166,7 @@ class _Night:
             if stale <= rules.MOST_DEAD_QUERIES:
                 measured = run_task(MeasureGrown(extension), (grown, asked), Pool(1))
             else:
-                asked = Asked(queries=run_task(SampleQueries(extension.build), extension.units, Pool(1)))
+                asked = Asked(queries=run_task(SampleQueries(extension.build), self.units, Pool(1)))
         numbers["short_queries"] = measured.short_queries
         if measured.built or measured.unusable:
             sentence = f"exact neighbours are carried from last night; {stale:.1%} of the queries' own rows are dead ({rules.MOST_DEAD_QUERIES:.0%} at most)"

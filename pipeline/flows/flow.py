@@ -151,6 +151,7 @@ def _trained(training: FlowTraining) -> Flow:
             fit.measure(held)
         if fit.step % training.settings.checkpoint_steps == 0:
             training.source.store.write(training.checkpoint, fit.to_bytes())
+    progress(steps * order.batch_rows, last=True)
     return fit.fitted(held, min(order.rows, steps * order.batch_rows), training.space_id)
 
 

@@ -33,6 +33,8 @@ from pipeline.store.release import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
 
 _RANK = 100             # recall is reported down to it
+_DEAD_QUERIES = 0.05    # of a new sample: half of what may be dead before queries are sampled anew
+_FEWEST_NEAR_DEAD = 10  # queries: with fewer, recall near dead rows is not known to a tenth
 
 
 class Grown(Stored):
@@ -198,7 +200,7 @@ class ScanTruth:
 
 @dataclass(frozen=True)
 class SampleQueries:
-    """Queries sampled anew over all live rows."""
+    """Queries sampled anew over all live rows, and a few over dead ones: users go on asking for what was deleted."""
 
     build: Build
 
@@ -207,7 +209,7 @@ class SampleQueries:
 
     def _work(self, units: tuple[Placed, ...]) -> FileRef:
         with self.build.store.scratch() as scratch:
-            return sample_queries(self.build, units, scratch)
+            return sample_queries(self.build, units, scratch, dead=int(_DEAD_QUERIES * self.build.settings.queries))
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,8 @@ class MeasureGrown:
         if parts.ntotal != rows or len({fingerprint(part) for part in parts.indexes}) > 1:
             return Measurement(unusable=f"its parts hold {parts.ntotal:,} live rows of one training where {rows:,} are expected")
         measured = measure_parts(parts, queries, truth)
-        measured = measured.model_copy(update={"file_bytes": sum(reference.bytes for reference in grown.files)})
+        size = sum(reference.bytes for reference in grown.files)
+        measured = measured.model_copy(update={"file_bytes": size, "recall_near_dead": self._near_dead(parts, queries, truth)})
         with store.scratch() as scratch:
             kept = keep_truth(store, truth, scratch)
         return Measurement(built=self._built(grown, asked, measured.model_dump(mode="json"), kept, examples(parts, self._live(queries))))
@@ -281,12 +284,19 @@ class MeasureGrown:
         pieces = (load_truth(self.extension.build.store, piece) for piece in asked.pieces)
         return functools.reduce(fold.merge, pieces, fold.none()), 0
 
+    def _near_dead(self, parts: Any, queries: Any, truth: Any) -> Any:
+        """Recall@10 of the queries whose own row is dead; None where too few are."""
+        from pipeline.index.validate import recall
+
+        gone = ~self._own(queries)
+        return recall(parts, queries[gone], truth[gone], (10,))[10] if gone.sum() >= _FEWEST_NEAR_DEAD else None
+
     def _live(self, queries: Any) -> Any:
         """Those queries whose own row is live."""
-        from pipeline.index.truth import Queries
+        return queries[self._own(queries)]
 
-        own = _own(queries, self.extension.units, Dead.load(self.extension.build.store, self.extension.build.source.dead))
-        return Queries(queries.addresses[own], queries.vectors[own])
+    def _own(self, queries: Any) -> np.ndarray:
+        return _own(queries, self.extension.units, Dead.load(self.extension.build.store, self.extension.build.source.dead))
 
 
 def _own(queries: Any, units: tuple[Placed, ...], dead: Dead) -> np.ndarray:

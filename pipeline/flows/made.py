@@ -71,7 +71,7 @@ class MakeUnit:
                     record = create_record(self.store, path, record)
                 before = folder
                 spent.append(effort)
-                progress(unit.rows * (number + 1))
+                progress(unit.rows * (number + 1), last=True)         # a model may have to be loaded next
             assert record is not None
             return record, tuple(spent)
 

@@ -167,6 +167,7 @@ class MineUnit:
             mine = place[codes[rows]]
             picked[rows] = pick(Neighbours(found.addresses[mine], found.scores[mine]), cosines[rows], both.first + rows, self.settings, self.seed)
             progress(done := done + len(rows))
+        progress(done, last=True)
         return picked, usable
 
     def _known(self, anchors: pa.Array) -> list[np.ndarray]:

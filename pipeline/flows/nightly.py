@@ -49,7 +49,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
     outside_texts(job.gates)                            # a file that cannot be read shows before any work
     if before.release is not None and before.release.release < max(releases.numbers()):
         say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
-    with lease(store), standing_by(may_be_small(job, before)) as process:
+    with lease(store), standing_by(may_be_small(job, before), job.cluster.patience_s) as process:
         if process is not None and before.release is not None:
             process.warm(EncodeTexts(anywhere(job.encoder), arithmetic(job.encode, alone=True)))
         corpus = ingest_corpus(job, releases, before, stages)

@@ -85,16 +85,26 @@ class LiveRows:
 
     def sample(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
         """(addresses, raw vectors) of `count` rows over all units, each giving its share by hash of id. Another salt is an independent sample."""
+        dead = Dead.load(self.store, self.dead)
+        return self._sampled([(placed, np.flatnonzero(_alive(placed, dead))) for placed in units], count, salt)
+
+    def sample_dead(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
+        """The same of dead rows, fewer where there are no more: they show how an index answers where rows were taken out."""
+        dead = Dead.load(self.store, self.dead)
+        return self._sampled([(placed, np.flatnonzero(~_alive(placed, dead))) for placed in units if len(dead.rows_of(placed.ordinal))], count, salt)
+
+    def _sampled(self, among: Sequence[tuple[Placed, np.ndarray]], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
         from pipeline.index.sample import apportion, sample_rows
 
-        dead, taken = Dead.load(self.store, self.dead), []
-        for placed, share in zip(units, apportion(self.counts(units), count), strict=True):
+        addresses, vectors = [np.zeros(0, dtype=np.int64)], list[np.ndarray]()
+        for (placed, rows), share in zip(among, apportion([len(rows) for _, rows in among], count), strict=True):
             if share:
-                source, live = self.open(placed), np.flatnonzero(_alive(placed, dead))
-                ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(live))
-                rows = live[sample_rows(ids, int(share), salt)]
-                taken.append((placed_rows(placed)[rows], vectors_at(source, rows)))
-        return np.concatenate([rows for rows, _ in taken]), np.concatenate([vectors for _, vectors in taken])
+                source = self.open(placed)
+                ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
+                chosen = rows[sample_rows(ids, int(share), salt)]
+                addresses.append(placed_rows(placed)[chosen])
+                vectors.append(vectors_at(source, chosen))
+        return np.concatenate(addresses), np.concatenate(vectors) if vectors else np.zeros((0, 0), dtype=np.float32)
 
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
         """Address, id and kept columns of every row, a unit at a time, in address order."""

@@ -1,6 +1,7 @@
 """A small night on this machine does without a cluster: one child process works its tasks off, one after the other, and stays warm between them.
 
-Ray takes longer to start, and to start its workers, than such a night has work. What a task promises holds here too: a child that dies is started again.
+Ray takes longer to start, and to start its workers, than such a night has work. What a task promises holds here too: a child that dies, or that hangs and is killed
+for it, is started again.
 """
 
 import contextlib
@@ -9,28 +10,33 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.log import Running
-from pipeline.settings import EncodeSettings
+from pipeline.flows.standstill import Meter, Standstill, hanging, longest_s
+from pipeline.log import Running, say
+from pipeline.settings import ClusterSettings, EncodeSettings
 
 MOST_STARTS = 20        # of one item: nothing dies so often by chance
 _LOOK_S = 0.2
+_MEASURE_S = 1.0        # between two looks at the child's CPU time, which is counted in hundredths of a second
 
-_rows: Any = None       # in the child: what the driver reads of the item at work
+_told: Any = None       # in the child: of the item at work: how often anything was told, rows done, whether more are counted
 _started: tuple[bytes, Any] = (b"", None)       # in the child: the task at hand, and what its start returned
 
 
 class OneProcess:
-    """The child, and how to hand it work. Tasks and items travel pickled, as to a worker of Ray."""
+    """The child, and how to hand it work. Tasks and items travel pickled, as to a worker of Ray. patience_s: without progress of an item before the child is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
+        self.patience_s = patience_s
         self._context = multiprocessing.get_context("spawn")
-        self._done = self._context.Value("q", 0)
+        self._told = self._context.Array("q", 3, lock=False)         # a child that is stopped or killed would keep a lock for ever
         self._pool: ProcessPoolExecutor | None = None
         self._warmed: Future[bytes] | None = None
 
@@ -41,40 +47,78 @@ class OneProcess:
     def run(self, task: Any, items: Sequence[Any], bar: Running | None = None) -> Iterator[tuple[int, bytes]]:
         """(number, what the task made of the item, pickled; an error of ours as a value), in order. TransientError for an item at which the child keeps dying."""
         packed = pickle.dumps(task)
-        finished = 0
+        finished, slowest_s = 0, 0.0
         for number, item in enumerate(items):
-            made, rows = self._made(packed, pickle.dumps(item), type(task).__name__, number, finished, bar)
-            finished += rows
+            began = time.monotonic()
+            at_work = _AtWork(f"item {number} of {type(task).__name__}", finished, longest_s(slowest_s, self.patience_s), bar)
+            made = self._made(packed, pickle.dumps(item), at_work)
+            finished += self._told[1]
+            slowest_s = max(slowest_s, time.monotonic() - began)
             yield number, made
 
     def close(self) -> None:
         """End the child, whatever it is at."""
         if self._pool is not None:
-            for process in list((self._pool._processes or {}).values()):
+            for process in self._processes():
                 process.kill()
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def _made(self, task: bytes, item: bytes, name: str, number: int, finished: int, bar: Running | None) -> tuple[bytes, int]:
+    def _made(self, task: bytes, item: bytes, at_work: "_AtWork") -> bytes:
         for _ in range(MOST_STARTS):
-            self._done.value = 0
+            self._told[:] = [0, 0, False]
             try:
                 future = self._executor().submit(_work, task, item)
-                while not future.done():
-                    with contextlib.suppress(TimeoutError):
-                        future.exception(timeout=_LOOK_S)
-                    if bar is not None:
-                        bar.reach(finished + self._done.value)
-                return future.result(), self._done.value
+                self._follow(future, at_work)
+                return future.result()
             except BrokenProcessPool:
                 self.close()
         remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
-        raise TransientError(f"item {number} of {name}", "a process that ends it", f"{MOST_STARTS} that died at it", remedy)
+        raise TransientError(at_work.name, "a process that ends it", f"{MOST_STARTS} that died at it", remedy)
+
+    def _follow(self, future: "Future[bytes]", at_work: "_AtWork") -> None:
+        """Show the item's progress until it is done; kill a child that shows none."""
+        children = self._processes()
+        if not children:                                # it died at once: the future says so
+            return
+        child = children[0]
+        standstill, meter, looked, times = Standstill(), Meter(child.pid or 0), time.monotonic(), 0
+        while not future.done():
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=_LOOK_S)
+            known, (times, rows, counted) = times, self._told[:]
+            if at_work.bar is not None:
+                at_work.bar.reach(at_work.finished + rows)
+            if times > known:
+                standstill.tell(rows, bool(counted))
+            if time.monotonic() - looked < _MEASURE_S:
+                continue
+            before, looked = looked, time.monotonic()
+            standstill.look(looked - before)
+            if meter.busy():
+                standstill.compute()
+            if standstill.seconds > at_work.longest_s:
+                say(hanging(at_work.name, standstill.seconds))
+                child.kill()
+                return
+
+    def _processes(self) -> list[Any]:
+        return list((self._pool._processes or {}).values()) if self._pool is not None else []
 
     def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_begin, initargs=(self._done,))
+            self._pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_begin, initargs=(self._told,))
         return self._pool
+
+
+@dataclass(frozen=True)
+class _AtWork:
+    """The item that the child has in hand. finished: rows of the items before; longest_s: without progress."""
+
+    name: str
+    finished: int
+    longest_s: float
+    bar: Running | None
 
 
 _at_hand: OneProcess | None = None
@@ -106,12 +150,12 @@ def working_with(process: OneProcess) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def standing_by(wanted: bool) -> Iterator[OneProcess | None]:
+def standing_by(wanted: bool, patience_s: float = ClusterSettings().patience_s) -> Iterator[OneProcess | None]:
     """Start a child process and end it after the block; None if it is not wanted. A child that is already at hand is used and left running."""
     if _at_hand is not None:
         yield _at_hand
         return
-    process = OneProcess() if wanted else None
+    process = OneProcess(patience_s) if wanted else None
     try:
         yield process
     finally:
@@ -119,15 +163,15 @@ def standing_by(wanted: bool) -> Iterator[OneProcess | None]:
             process.close()
 
 
-def report(rows: int) -> None:
-    """In the child: so many rows of the item at work are done."""
-    if _rows is not None:
-        _rows.value = rows
+def report(rows: int, counted: bool) -> None:
+    """In the child: so many rows of the item at work are done. counted: whether more will be told."""
+    if _told is not None:
+        _told[:] = [_told[0] + 1, rows, counted]
 
 
-def _begin(rows: Any) -> None:
-    global _rows
-    _rows = rows
+def _begin(told: Any) -> None:
+    global _told
+    _told = told
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # the driver ends the child
     threading.Thread(target=_follow, daemon=True).start()
 

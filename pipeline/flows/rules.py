@@ -16,6 +16,7 @@ KEPT, ANEW = "kept", "built anew"
 MOST_DELTA = 0.10               # of the live rows: every query searches the delta too, and every night fills it again as a whole
 MOST_TOMBSTONES = 0.05          # of the live rows: they are found, scored and thrown away at every query
 MOST_UNEVEN = 1.25              # imbalance over that after training: scanned rows grow by as much at the same nprobe
+MOST_RECALL_LOST_NEAR_DEAD = 0.1    # as much where rows were taken out: queries there have no neighbours close by, which is harder for any index
 MOST_RECALL_LOST = 0.01         # recall@10 below that after training: a point, three standard errors of the measurement at 500 queries
 MOST_GROWTH = 2.0               # rows over those at training, or under: the number of lists goes with their square root and is then off by 1.4
 LEAST_KEPT = 0.5                # of last night's rows: with fewer left, taking rows out is more work than putting them in
@@ -92,6 +93,9 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
         imbalance, recall = measured["imbalance"], measured["recall"]["10"]["value"]
         numbers |= {"imbalance": imbalance, "imbalance_bound": then.imbalance * MOST_UNEVEN, "recall_at_10": recall, "recall_bound": then.recall - MOST_RECALL_LOST}
         faults += then.wear(imbalance, recall)
+        if (near := measured.get("recall_near_dead")) is not None:
+            numbers["recall_near_dead"] = near["value"]
+            faults += then.holes(near["value"], near["high"])
     sentence = f"trained and built anew: {'; '.join(faults)}" if faults else then.fits(numbers)
     return Choice(what="index training", chosen=ANEW if faults else KEPT, sentence=sentence, numbers=numbers)
 
@@ -141,6 +145,12 @@ class _After:
         if recall < self.recall - MOST_RECALL_LOST:
             faults.append(f"recall@10 fell from {self.recall:.4f} to {recall:.4f}, by more than {MOST_RECALL_LOST:g}")
         return faults
+
+    def holes(self, recall: float, high: float) -> list[str]:
+        """Faults by recall@10 of queries whose own row is dead; high: the upper end of its 95 % interval."""
+        lost = high < self.recall - MOST_RECALL_LOST_NEAR_DEAD
+        bound = f"by more than {MOST_RECALL_LOST_NEAR_DEAD:g} with its whole interval"
+        return [f"recall@10 near dead rows is {recall:.4f}, below the {self.recall:.4f} after training {bound}"] if lost else []
 
     def fits(self, numbers: dict[str, float | int | None]) -> str:
         if "imbalance" not in numbers:

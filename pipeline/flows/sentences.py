@@ -147,7 +147,8 @@ def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, j
     store, settings = held.store, _settings(job)
     pool = cluster.pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
-    task = EncodeUnit(store, for_workers(contender.encoder, store), arithmetic(settings), held.space_id, "id", uuid.uuid4().hex[:12])
+    run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
+    task = EncodeUnit(store, for_workers(contender.encoder, store), arithmetic(settings), held.space_id, "id", run, patience_s=patience_s)
     records, spent = list(held.units), []
     with stages(f"encode {contender.name}", len(new), "sentences") as bar:
         for _, (record, seconds) in map_units(task, units, pool, bar):

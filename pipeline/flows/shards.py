@@ -164,9 +164,13 @@ class Train:
             return Trained(index=reference, queries=sample_queries(build, units, scratch))
 
 
-def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> FileRef:
-    """Rows over all units that are asked as queries, as a file: addresses and raw vectors."""
-    addresses, vectors = build.source.sample(units, build.settings.queries, "queries")
+def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path, dead: int = 0) -> FileRef:
+    """Rows over all units that are asked as queries, as a file: addresses and raw vectors. dead: how many of them are dead rows, where there are so many."""
+    addresses, vectors = build.source.sample(units, build.settings.queries - dead, "queries")
+    if dead:
+        gone, theirs = build.source.sample_dead(units, dead, "queries")
+        if len(gone):
+            addresses, vectors = np.concatenate([addresses, gone]), np.concatenate([vectors, theirs])
     (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors}, {}))
     return put_by_content(build.store, scratch / "queries", "indexes/queries", ".safetensors", len(addresses))
 
@@ -227,6 +231,7 @@ def counted(batches: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[
         yield addresses, vectors
         done += len(addresses)
         progress(done)
+    progress(done, last=True)
 
 
 @dataclass(frozen=True)

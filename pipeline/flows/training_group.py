@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
-from pipeline.flows.board import Call, Watch, watched
+from pipeline.flows.board import Call
 from pipeline.flows.cluster import Cluster
+from pipeline.flows.room import Needs
+from pipeline.flows.watch import Watch, watched
 from pipeline.log import Running, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
@@ -52,7 +54,7 @@ class Group:
 
     def check(self, cluster: Cluster) -> None:
         """ConfigError where a cluster that cannot grow has no room for them."""
-        room = sum(node.fit(self.cpus, self.gpus) for node in cluster.nodes)
+        room = Needs(self.cpus, self.gpus).fit(cluster.nodes)
         if room < self.workers and not cluster.grows:
             expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
             raise ConfigError("cluster", expected, f"room for {room} on {len(cluster.nodes)} nodes", "lower train.workers: a training goes on with any number")
@@ -76,7 +78,7 @@ class Group:
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-        with watched("training", f"{self.cpus:g} CPUs and {self.gpus:g} GPUs", self.failures + 1, bar) as (call, watch), self._storage() as storage:
+        with watched("training", Needs(self.cpus, self.gpus), self.failures + 1, bar) as (call, watch), self._storage() as storage:
             try:
                 _follow(_thread(lambda: self._trainer(work, call, storage).fit()), watch)
             except TrainingFailedError as error:
@@ -139,6 +141,8 @@ def _work(config: dict[str, Any]) -> None:
     context, call = ray.train.get_context(), config["call"]
     share = Share(context.get_world_rank(), context.get_world_size())
     with call.alive(), listening() as heard:
+        if share.rank == 0:
+            call.begin(0)                               # whoever hangs, the first rank waits for it, and stands still
         try:
             config["work"](share, str(_device()), partial(_tell, call, heard, share.rank))
         except torch.OutOfMemoryError as error:
@@ -155,7 +159,7 @@ def _work(config: dict[str, Any]) -> None:
 def _tell(call: Call, heard: list[str], rank: int, step: int, note: str) -> None:
     """One rank's word is enough: all take the same steps."""
     if rank == 0:
-        call.put(0, step, note)
+        call.put(0, step, note, counted=False)          # between two steps a model is measured or saved
     _pass_on(call, heard, rank)
 
 

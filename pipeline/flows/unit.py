@@ -5,6 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from pipeline.flows.metrics import count_encoded
 from pipeline.flows.placed import Placed
 from pipeline.flows.units import progress
 from pipeline.log import listening
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.store import Store, sha256_of
@@ -65,6 +66,8 @@ class EncodeUnit:
     """one driver's run"""
     sources: tuple[Placed, ...] = ()
     """units of the release before, in this space: texts that they hold are not encoded again"""
+    patience_s: float = ClusterSettings().patience_s
+    """without progress of a process that encodes texts apart"""
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, Spent]]:
         os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))      # else each worker's tokenizer takes all cores
@@ -109,8 +112,8 @@ class EncodeUnit:
 
     def _apart(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent) -> "_Result":
         with self.store.scratch() as scratch:
-            child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch)
-            return self._written(child, encoder.dim, unit, file, spent, child.rejected)
+            child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch, self.patience_s)
+            return self._written(child, encoder.dim, unit, file, spent, child.rejected, partial(progress, last=True))     # it judges by itself whether its process hangs
 
     def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent, known: Known) -> "_Result":
         before = asdict(encoder.counters)
@@ -120,7 +123,9 @@ class EncodeUnit:
             spent.add(name, value - before[name])
         return result
 
-    def _written(self, encoder: "Streaming", dim: int, unit: UnitRecord, file: Path, spent: Spent, rejected: Mapping[int, tuple[str, str]]) -> "_Result":
+    def _written(
+        self, encoder: "Streaming", dim: int, unit: UnitRecord, file: Path, spent: Spent, rejected: Mapping[int, tuple[str, str]], tell: Callable[[int], None] = progress
+    ) -> "_Result":
         """Vectors of the unit in `file`, in row order; the encoder tokenizes one batch ahead."""
         source = pq.ParquetFile(self.store.open(unit.path, unit.sha256))
         names = [name for name in source.schema_arrow.names if name not in ("text", "file", "row")]
@@ -135,14 +140,14 @@ class EncodeUnit:
 
         result = _Result(Moments.empty(dim), rejected)
         with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
-            for encoded in encoder.encode_stream(texts()):
+            for encoded in encoder.encode_stream(texts(), tell):
                 batch = ahead.popleft()
                 good = result.add(encoded, batch, self.encode.vectors)
                 table = _rows(batch.select(names), good, encoded.vectors, schema)
                 start = time.perf_counter()
                 writer.write_table(table)
                 spent.add("store", time.perf_counter() - start)
-                progress(result.rows)
+        progress(result.rows, last=True)
         return result
 
     def _stored(self, unit: UnitRecord, file: Path, result: "_Result", numerics_id: str) -> UnitRecord:
@@ -171,7 +176,7 @@ class EncodeUnit:
 class Streaming(Protocol):
     """An encoder, or what stands in for it."""
 
-    def encode_stream(self, batches: Iterable[pa.Array]) -> Iterator[Any]: ...
+    def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None]) -> Iterator[Any]: ...
 
 
 class _Result:

@@ -3,7 +3,11 @@
 Ray moves what names the work, never tensors: an item is a unit's record, an actor reads the unit, writes its output and returns the new record.
 """
 
+import contextlib
 import pickle
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +16,18 @@ from typing import Any, Protocol, TypeVar, cast
 import pyarrow as pa
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.board import Call, Watch, watched
+from pipeline.flows.board import Call
 from pipeline.flows.metrics import count_unit
 from pipeline.flows.process import at_hand, report
+from pipeline.flows.room import Needs
+from pipeline.flows.watch import Watch, watched
 from pipeline.log import Running
 
 _DEATHS = 20            # at one item in one run: nodes may come and go, but nothing dies so often by chance
 _LOOK_S = 1.0
+_REPORT_S = 0.2
+_LATE_S = 10.0          # that Ray Data has to end a call by itself that was given up
+_ENDS_S = 10.0          # that its loop has to end
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -53,18 +62,35 @@ class Pool:
         least = min(self.least or self.size, most)
         return least, most, max(least, min(self.now or self.size, most))
 
-    def needs(self) -> str:
-        """What one actor takes, in words."""
-        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
+    @property
+    def needs(self) -> Needs:
+        """What one actor takes."""
+        return Needs(self.cpus, self.gpus)
 
 
-def progress(rows: int) -> None:
-    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item."""
-    _report(rows)
-    report(rows)
+def progress(rows: int, *, last: bool = False) -> None:
+    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item.
+
+    Between the first call and the `last` one rows must go on changing: an item whose rows stand still for too long is taken for one that hangs.
+    """
+    _report(rows, not last)
+    report(rows, not last)
 
 
-_report: Callable[[int], Any] = lambda rows: None      # noqa: E731  set in a worker while it is at an item
+class _Report:
+    """Sends the progress of one item to the board, a few times a second."""
+
+    def __init__(self, call: Call, number: int) -> None:
+        self._call, self._number, self._sent = call, number, 0.0
+
+    def __call__(self, rows: int, counted: bool) -> None:
+        if counted and time.monotonic() - self._sent < _REPORT_S:
+            return
+        self._sent = time.monotonic()
+        self._call.put(self._number, rows, counted=counted)
+
+
+_report: Callable[[int, bool], Any] = lambda rows, counted: None        # noqa: E731  set in a worker while it is at an item
 
 
 class _Worker:
@@ -94,7 +120,7 @@ def _begin(call: Call, number: int, task: bytes) -> None:
     global _report
     if call.begin(number) > 1:
         count_unit(_name(task), "restarted")
-    _report = partial(call.put, number)
+    _report = _Report(call, number)
 
 
 def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
@@ -121,8 +147,9 @@ def _opened(made: bytes) -> Any:
 def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None) -> Iterator[tuple[int, Made]]:
     """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
 
-    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, and
-    when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s.
+    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, or is
+    killed since the item hangs, and when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s. ConfigError for an actor that
+    fits no node: at once, or after cluster.wait_s where the cluster can grow.
     """
     if not items:
         return
@@ -131,12 +158,50 @@ def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Ru
         return
     import ray
 
-    with watched(type(task).__name__, pool.needs(), pool.deaths, bar) as (call, watch):
+    with watched(type(task).__name__, pool.needs, pool.deaths, bar) as (call, watch):
         try:
-            for row in _dataset(task, items, pool, call, watch).iter_rows():
+            for row in _watched_rows(_dataset(task, items, pool, call, watch), watch):
                 yield row["number"], _opened(row["made"])
         except ray.exceptions.RayError as error:
             raise lost_worker(error) from error
+
+
+def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """The rows of a dataset as they come, from a thread: Ray Data itself waits for ever for actors of its own that cannot live."""
+    made: queue.SimpleQueue[dict[str, Any] | _End] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            for row in dataset.iter_rows():
+                made.put(row)
+            made.put(_End())
+        except BaseException as error:                  # raised where the rows are taken
+            made.put(_End(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(row := _next(made, watch), _End):
+            yield row
+        if row.error is not None:
+            raise row.error
+    finally:
+        watch.stop()                                    # Ray Data's loop ends at its next step
+        thread.join(_ENDS_S)
+
+
+def _next(made: "queue.SimpleQueue[dict[str, Any] | _End]", watch: Watch) -> "dict[str, Any] | _End":
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return made.get(timeout=_LOOK_S)
+        watch.check(late_s=_LATE_S)
+
+
+@dataclass(frozen=True)
+class _End:
+    """What comes behind the last row: nothing more, or the error that ended the work."""
+
+    error: BaseException | None = None
 
 
 def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:
@@ -183,13 +248,13 @@ class _Patience:
 
 
 def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
-    """What the task makes of one item, on one worker of the cluster. TransientError as of `map_units`."""
+    """What the task makes of one item, on one worker of the cluster. TransientError and ConfigError as of `map_units`."""
     if (process := at_hand()) is not None:
         return cast(Made, _opened(next(process.run(task, [item]))[1]))
     import ray
 
     remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=-1)
-    with watched(type(task).__name__, pool.needs(), pool.deaths) as (call, watch):
+    with watched(type(task).__name__, pool.needs, pool.deaths) as (call, watch):
         made = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
         try:
             _wait(made, watch)
@@ -205,7 +270,7 @@ def _wait(made: Any, watch: Watch) -> None:
     while not ray.wait([made], timeout=_LOOK_S)[0]:
         try:
             watch.check()
-        except TransientError:
+        except PipelineError:
             ray.cancel(made, force=True)
             raise
 

@@ -93,8 +93,10 @@ def whiten(
 def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None) -> Decision | None:
     """The decision of the release before; None where it has to be made anew, and the reason is said then."""
     then = _standing(job.whiten, before)
-    if before is None or then is None or then.fitted is None:
+    if before is None or then is None:
         return None
+    if then.fitted is None:
+        return _refused_again(job, store, moments, reference, before, then)
     try:
         fitted_on, fitted = (store.read_checked(reference.path, reference.sha256) for reference in (then.fitted_on, then.fitted))
     except FileNotFoundError as error:
@@ -111,9 +113,24 @@ def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: 
     return Decision(moments, reference, transform, then.used, sentence, None, then.fitted, since=then, numbers=numbers)
 
 
+def _refused_again(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest, then: Whitened) -> Decision | None:
+    """The decision that nothing can be fitted, while there are neither more rows nor other vectors than then; None where a fit is to be tried again."""
+    most = job.whiten.max_drift
+    try:
+        was = Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256))
+        if job.whiten.mode == "off" or moments.count > (1 + most) * was.count or (moved := drift(was, moments)).distance > most:
+            return None
+    except (FileNotFoundError, DataError):              # DataError: too few rows to tell a drift
+        return None
+    numbers: dict[str, float | int | None] = {"drift": moved.distance, "max_drift": most, "rows": moments.count, "rows_then": was.count}
+    figures = f"{moments.count:,} rows, {was.count:,} then, drift {moved.distance:.4f} of at most {most:g}"
+    sentence = f"{then.sentence} No fit was tried again: {figures}, as of release {before.release}."
+    return Decision(moments, reference, None, False, sentence, since=then, numbers=numbers)
+
+
 def _standing(settings: WhitenSettings, before: ReleaseManifest | None) -> Whitened | None:
-    """What the release before decided under the same settings; None for another decision, or none: it was off, or there were too few rows for a fit."""
-    if before is None or before.whitening is None or before.whitening.fitted is None:
+    """What the release before decided under the same settings, that nothing can be fitted included; None for another decision, or none."""
+    if before is None or before.whitening is None:
         return None
     return before.whitening if _deciding(before.settings.get("whiten", {})) == _deciding(settings.model_dump(mode="json")) else None
 

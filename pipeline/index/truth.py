@@ -27,7 +27,7 @@ class Queries:
     def __len__(self) -> int:
         return len(self.addresses)
 
-    def __getitem__(self, rows: slice) -> "Queries":
+    def __getitem__(self, rows: slice | np.ndarray) -> "Queries":
         return Queries(self.addresses[rows], self.vectors[rows])
 
 
@@ -38,7 +38,7 @@ class Neighbours:
     addresses: np.ndarray
     scores: np.ndarray
 
-    def __getitem__(self, rows: slice) -> "Neighbours":
+    def __getitem__(self, rows: slice | np.ndarray) -> "Neighbours":
         return Neighbours(self.addresses[rows], self.scores[rows])
 
 

@@ -83,6 +83,8 @@ class Measured(Settings):
     nlist: int
     imbalance: float
     fingerprint: str
+    recall_near_dead: Share | None = None
+    """at rank 10, for queries whose own row is dead: there deletions cluster; null where too few are"""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,7 @@ _PENDING = 4                    # copies from the GPU under way
 _PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
 Module = Callable[[Tensor], Tensor]
+Told = Callable[[float], None]          # takes the part, up to 1, that is computed
 
 
 class Model(Protocol):
@@ -154,11 +156,17 @@ class Encoder:
             raise ModelError(str(self.folder.path), "one encoder, to look into its layers", f"{len(self._parts)} side by side", remedy)
         return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
-    def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]]) -> Iterator[Encoded]:
-        """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows."""
+    def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None) -> Iterator[Encoded]:
+        """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows.
+
+        tell: called after each buffer, with the rows of the stream that the tokens computed so far amount to.
+        """
+        done = 0
         with closing(ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))) as windows:
             while (window := self._waited(windows)) is not None:
-                yield from _split(self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer), window.rows)
+                told = partial(_tell_part, tell, done, sum(window.rows)) if tell is not None else None
+                yield from _split(self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer, told), window.rows)
+                done += sum(window.rows)
 
     def _waited(self, windows: "Iterator[_Window]") -> "_Window | None":
         began = time.perf_counter()
@@ -180,12 +188,12 @@ class Encoder:
         total = max(int(tokens.offsets[-1]), _SMALLEST_BUFFER)
         return min(self.max_tokens, 1 << (total - 1).bit_length())
 
-    def _encoded(self, tokens: Tokens, inverse: np.ndarray, max_tokens: int, tokenizer: Tokenizer) -> Encoded:
+    def _encoded(self, tokens: Tokens, inverse: np.ndarray, max_tokens: int, tokenizer: Tokenizer, told: Told | None = None) -> Encoded:
         began = time.perf_counter()
         if self._kept is not None:
             tokens = replace(tokens, kept=self._kept[tokens.ids])
         skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
-        vectors = self._vectors(tokens, max_tokens, skip)
+        vectors = self._vectors(tokens, max_tokens, skip, told)
         self.counters.forward_s += time.perf_counter() - began
         self.counters.texts += len(inverse)
         self.counters.repeats += len(inverse) - len(tokens)
@@ -193,11 +201,11 @@ class Encoder:
         bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
         return Encoded(vectors[inverse], tokens.lengths[inverse], tokens.truncated[inverse], bad[inverse])
 
-    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int) -> np.ndarray:
+    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
         """(texts, dim) float32; a device that runs out of memory gets half the budget from then on."""
         while True:
             try:
-                return self._run(tokens, max_tokens, skip)
+                return self._run(tokens, max_tokens, skip, told)
             except torch.OutOfMemoryError:              # of a GPU only; a host without memory raises another error
                 pass                                    # what the failed pass held is free only after this handler
             max_tokens = self._halve(max_tokens)
@@ -210,14 +218,17 @@ class Encoder:
         self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
         return max_tokens // 2
 
-    def _run(self, tokens: Tokens, max_tokens: int, skip: int) -> np.ndarray:
-        vectors = np.zeros((len(tokens), self.dim), np.float32)
+    def _run(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
+        vectors, computed, total = np.zeros((len(tokens), self.dim), np.float32), 0, max(1, int(tokens.lengths.sum()))
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
         with torch.inference_mode(), _computing_with(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, _host_copy(self._forward(tokens, rows, max_tokens, skip))))
                 if len(pending) > _PENDING:
                     _store(vectors, *pending.pop(0))
+                computed += int(tokens.lengths[rows].sum())
+                if told is not None:
+                    told(computed / total)
             for rows, ready in pending:
                 _store(vectors, rows, ready)
         return vectors
@@ -304,6 +315,11 @@ def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator
             window, rows, enough = [], 0, min(2 * enough, most)
     if window:
         yield window
+
+
+def _tell_part(tell: Callable[[int], None], done: int, rows: int, part: float) -> None:
+    """Tell of `done` rows and a part, between 0 and 1, of `rows` more."""
+    tell(done + int(part * rows))
 
 
 def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:

@@ -1,7 +1,11 @@
-"""A driver on a Ray of its own that ends workers as soon as this machine has 2.5 GB less than now; its one task takes more and more. Prints how that ends as JSON."""
+"""A driver on a Ray of its own that ends workers as soon as a part of the memory that is free now is taken; its one task takes more and more.
+
+Prints how that ends as JSON. The argument is that part; 0 ends every worker before it has begun.
+"""
 
 import json
 import os
+import sys
 import time
 
 import psutil
@@ -13,17 +17,18 @@ from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import Swell
 
-ROOM = 2_500 << 20      # bytes: Ray's own processes take a part of it
+PATIENCE_S = 30.0
 
 
 def main() -> None:
-    memory = psutil.virtual_memory()
-    threshold = (memory.total - memory.available + ROOM) / memory.total
+    memory, part = psutil.virtual_memory(), float(sys.argv[1])
+    room = int(part * memory.available)         # Ray's own processes, and whatever else runs here, take some of it
+    threshold = (memory.total - memory.available + room) / memory.total if part else 0.01
     os.environ.update({"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "100"})
-    with connect(ClusterSettings(), Stages()):
+    with connect(ClusterSettings(patience_s=PATIENCE_S), Stages()):
         start = time.monotonic()
         try:
-            list(map_units(Swell(4 * ROOM), [0], Pool(1, deaths=2)))
+            list(map_units(Swell(room * 3 // 2), [0], Pool(1, deaths=2)))
         except TransientError as error:
             print(json.dumps({"said": str(error), "exit code": error.exit_code, "seconds": time.monotonic() - start}))
 

@@ -1,6 +1,7 @@
 """Tasks for the tests of flows; in a module that a worker can import."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.board import open_board
+from pipeline.flows.board import expect
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.units import progress
 
@@ -62,7 +63,7 @@ class Meet:
 
 @dataclass(frozen=True)
 class Long:
-    """The item, after `seconds`, while the watch over it waits `patience_s` for a sign of life."""
+    """The item, after `seconds` in which it gets on by a row now and then, while the watch over it waits `patience_s`."""
 
     seconds: float
     patience_s: float
@@ -71,8 +72,10 @@ class Long:
         return self._work
 
     def _work(self, item: int) -> int:
-        open_board(self.patience_s)
-        time.sleep(self.seconds)
+        expect(self.patience_s)
+        for row in range(10):
+            time.sleep(self.seconds / 10)
+            progress(row)
         return item
 
 
@@ -118,6 +121,43 @@ class DieOnce:
             if not os.path.exists(mark):
                 open(mark, "w").close()
                 os.kill(os.getpid(), 9)
+        return item
+
+
+@dataclass(frozen=True)
+class HangOnce:
+    """The item, after the process that got it first has told of a row and then hung: asleep, or `stopped` with all its threads. marks: a directory."""
+
+    marks: str
+    stopped: bool = False
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        mark = Path(self.marks, str(item))
+        if not mark.exists():
+            mark.write_text(str(os.getpid()))
+            progress(1)
+            if self.stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(3600)
+        return item
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The item, after `seconds` of computing without a word, as a model that is loaded or a quantizer that is trained."""
+
+    seconds: float
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            hash(bytes(1 << 20))
         return item
 
 

@@ -1,13 +1,16 @@
 """Which cluster is meant, how many workers it gets, and what a wrong address is called. No Ray is started."""
 
+import socket
+import threading
 from typing import Any
 
 import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.cluster import Cluster, Node, address_of, connect
-from pipeline.log import Stages
+from pipeline.flows.cluster import Cluster, _within, address_of, connect
+from pipeline.flows.room import Node
+from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, Job
 
 
@@ -53,6 +56,34 @@ def test_an_address_at_which_nobody_listens_is_told_at_once(address: str):
     words = r"^cluster\.address .*expected a Ray cluster that answers.*check host and port"
     with pytest.raises(TransientError, match=words), connect(settings(address=address), Stages()):
         pass
+
+
+def test_a_port_that_accepts_and_is_silent_is_told():
+    import ray
+
+    if ray.is_initialized():
+        pytest.skip("a connected Ray is used as it is")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        impatient = settings(address=address).model_copy(update={"patience_s": 0.3})
+        words = rf"^cluster\.address {address}: expected a Ray cluster that answers, found a port that accepts connections and says nothing for 0\.3 s; check"
+        with pytest.raises(TransientError, match=words), connect(impatient, Stages()):
+            pass
+
+
+def test_a_head_that_hangs_after_its_first_word_is_given_up():
+    told, over = list[Exception](), threading.Event()
+
+    def end(error: Exception) -> None:
+        told.append(error)
+        over.set()
+
+    with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address"):
+        assert over.wait(10)
+    assert str(told[0]).startswith("cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within 0.05 s (cluster.patience_s)")
+    with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address"):
+        pass
+    assert len(told) == 1
 
 
 SMALL = Cluster((Node(cpus=2), Node(cpus=2)))

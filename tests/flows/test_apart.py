@@ -20,7 +20,7 @@ from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
-from tests.flows.poisoned import KILLS, RAISES
+from tests.flows.poisoned import HANGS, KILLS, RAISES
 
 # what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their children too
 _POISON = "import importlib.abc, importlib.machinery, sys\n" + '''
@@ -76,6 +76,15 @@ def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path:
     with pytest.raises(ModelError, match=r"a process that can load the encoder.*config\.json"):
         list(child.encode_stream([pa.array(["one", "two"])]))
     assert child.rejected == {}
+
+
+def test_a_text_at_which_the_child_hangs_is_set_aside(encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.flows.apart.DEATHS", 1)
+    monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
+    child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=2.0)
+    (encoded,) = child.encode_stream([pa.array(["one", HANGS])])
+    assert encoded.bad.tolist() == [False, True]
+    assert child.rejected == {1: ("kills_worker", "alone in a process, 1 times: ended by signal 9 after no progress for 2 s")}
 
 
 @pytest.mark.slow

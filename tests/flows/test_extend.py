@@ -1,5 +1,6 @@
 """Night after night the index holds exactly the live rows, in one part or two, and every decision about it says by what numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,36 @@ def test_rows_come_and_go_in_place(cluster: Cluster, tmp_path: Path, kind: str):
         assert found["id"].to_pylist() == [f"u{address >> 32}-{address & 0xFFFFFFFF}" for address in chain.live()[:50]]
     chain.units = [placed for placed in chain.units if placed.ordinal != 2]         # all of its rows are dead
     chain.night()
+    chain.assert_sound()
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw"])
+def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_it(cluster: Cluster, tmp_path: Path, kind: str):
+    chain = Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "gates.recall_at_10=0.9")).add(2_850).add(130, spread=0.3, centre=5)
+    chain.night()
+    chain.kill(None, [1]).add(1)
+    chain.night()
+    never = replace(chain.copy(tmp_path / "never"), overrides=(*chain.overrides, "index.seed=1"))         # other settings: built anew
+    never.night()
+    live = np.array(chain.live())
+    raw = np.array([chain.vectors[address] for address in live.tolist()])
+    asked = (chain.centres[5] + 0.3 * np.random.default_rng(1).normal(size=(60, DIM)) + 0.3).astype(np.float32)
+    exact = live[np.argsort(-(asked @ (raw / np.linalg.norm(raw, axis=1, keepdims=True)).T), axis=1)[:, :10]]
+    found = [each.parts().search(asked, 10)[1] for each in (chain, never)]
+    assert not np.isin(found[0], chain.dead).any()
+    after, without = (np.mean([np.isin(right, answers).mean() for right, answers in zip(exact, each, strict=True)]) for each in found)
+    assert after >= without - 0.05
+
+
+def test_new_queries_lie_where_rows_were_deleted_too(cluster: Cluster, tmp_path: Path):
+    chain = Chain(tmp_path / "root", cluster, ("index.kind=flat", "index.queries=200")).add(500)
+    chain.night()
+    chain.kill(100)
+    built = chain.night()
+    assert chain.chosen()["index truth"] == "scanned"
+    asked = load_queries(chain.store, built.queries).addresses
+    assert (len(asked), int(np.isin(asked, chain.dead).sum())) == (200, 10)
+    assert built.measured["recall_near_dead"]["value"] == 1.0
     chain.assert_sound()
 
 
@@ -110,7 +141,7 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
     chain.add(3).night()
     chain.assert_sound()
     assert (chain.choices[-1].chosen, chain.choices[-1].numbers["dead_queries"]) == ("scanned", pytest.approx(6 / 40))
-    assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).all()
+    assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).sum() == 38, "one in twenty lies where rows were deleted"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pipeline.flows.units import Pool, map_units, run_task
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Count, DieOnce, Double
+from tests.flows.tasks import Compute, Count, DieOnce, Double, HangOnce
 
 
 def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised():
@@ -47,6 +47,26 @@ def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_giv
             monkeypatch.setattr(module, "MOST_STARTS", 2)
             with pytest.raises(TransientError, match="2 that died at it"):
                 run_task(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_child_that_hangs_is_killed_and_its_item_begins_again(tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
+    with standing_by(True, patience_s=2.5) as process:
+        assert process is not None
+        with working_with(process):
+            assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1))) == {0: 7}
+            hung = int((tmp_path / "7").read_text())
+            assert not psutil.pid_exists(hung)
+    said = capfd.readouterr().err
+    assert said.count("item 0 of HangOnce has shown no progress for ") == 1
+
+
+def test_a_child_that_computes_without_a_word_is_left_alone(capfd: pytest.CaptureFixture[str]):
+    with standing_by(True, patience_s=2.5) as process:
+        assert process is not None
+        with working_with(process):
+            assert run_task(Compute(5.0), 7, Pool(1)) == 7
+    assert "no progress" not in capfd.readouterr().err
 
 
 def test_the_bar_follows_the_item_at_work():

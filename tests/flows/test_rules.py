@@ -29,6 +29,14 @@ def measured(imbalance: float = 1.2, recall: float = 0.96) -> dict[str, object]:
     return {"imbalance": imbalance, "recall": {"10": {"value": recall}}, "nlist": 100}
 
 
+@pytest.mark.parametrize(("value", "high", "chosen"), [(0.40, 0.44, ANEW), (0.84, 0.85, ANEW), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)])
+def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, chosen):
+    choice = rules.training(INDEX, 1_000, {**measured(), "recall_near_dead": {"value": value, "low": 0.3, "high": high}})
+    assert choice.chosen == chosen
+    assert choice.numbers["recall_near_dead"] == value
+    assert ("recall@10 near dead rows is" in choice.sentence) == (chosen == ANEW)
+
+
 @pytest.mark.parametrize(("delta", "tombstones", "chosen"), [(100, 50, KEPT), (101, 0, ANEW), (0, 51, ANEW), (0, 0, KEPT)])
 def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(delta, tombstones, chosen):
     choice = rules.compaction(delta, tombstones, 1_000)

@@ -1,5 +1,6 @@
 """Any affine transform stands in the published index: what faiss answers to raw vectors is what numpy finds after applying it. Nights of one process."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -226,6 +227,24 @@ def test_a_fit_whose_file_is_gone_is_made_anew(night: Callable[..., Outcome], ro
     outcome = night("whiten.mode=on", "whiten.k=18", "whiten.max_drift=0.2")
     assert f"{stored.name}, of release {first.release}, is gone" in capsys.readouterr().err
     assert (outcome.status, outcome.facts["transform_id"], stored.read_bytes()) == ("published", first.facts["transform_id"], content)
+
+
+def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path, encoder: Path):
+    def whitening(count: int, seed: int = 0) -> dict[str, object]:
+        shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
+        write_corpus(tmp_path / "corpus", count, seed=seed)
+        outcome = nightly(make(tmp_path, encoder, "whiten.max_drift=0.2"), Stages())
+        assert outcome.status == "published"
+        return dict(next(choice for choice in outcome.facts["decisions"] if choice["what"] == "whitening"))
+
+    first = whitening(100)
+    assert first["chosen"] == "decided, not used"
+    assert "rows" in str(first["sentence"])
+    second, third = whitening(102), whitening(104)
+    assert second["chosen"] == third["chosen"] == "kept, not used"
+    assert f"{first['sentence']} No fit was tried again: 104 rows, 100 then, drift " in str(third["sentence"])
+    assert whitening(130)["chosen"] == "decided, not used", "a third more rows"
+    assert "decided" in str(whitening(400)["chosen"])
 
 
 @pytest.mark.parametrize(("settings", "message"), [

@@ -109,6 +109,15 @@ def test_a_stream_gives_each_batch_its_rows_in_order_and_equal_bits(minilm):
     assert not any(part.bad.any() or part.truncated.any() for part in encoded)
 
 
+def test_a_stream_tells_of_its_rows_while_a_window_is_computed(folders):
+    encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
+    told = list[int]()
+    first, *_ = encoder.encode_stream([words(60), words(90)[60:], words(120)[90:]], told.append)
+    assert len(first.vectors) == 60
+    assert told == sorted(told)
+    assert (told[-1], len(set(told)) > 10) == (120, True), "a window holds all of them, in many buffers"
+
+
 def test_an_error_of_the_reader_reaches_the_caller_and_a_caller_may_stop_early(minilm):
     def broken():
         yield ["one"] * 3_000

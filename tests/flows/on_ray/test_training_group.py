@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.cluster import Cluster, Node
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.room import Node
 from pipeline.flows.training_group import Group, LostPeer, judged
 from pipeline.log import Stages, listening, say
 from pipeline.text.batches import Share

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.errors import DataError, TransientError
-from pipeline.flows.board import PATIENCE_S
+from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.flows.board import PATIENCE_S, expect
 from pipeline.flows.cluster import Cluster
 from pipeline.flows.units import Pool, map_units, run_task
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Double, Long, Meet, Where
+from tests.flows.tasks import Double, HangOnce, Long, Meet, Where
 
 
 def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
@@ -59,23 +59,57 @@ def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path)
 def patient_again(ray_cluster: Cluster) -> Iterator[None]:
     """Restore the patience that a test changed."""
     yield
-    ray_cluster.board.expect.remote(PATIENCE_S)
+    expect(PATIENCE_S)
+
+
+def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_cluster: Cluster):
+    words = r"cluster: expected 1000 CPUs and 0 GPUs for one worker, found one node of .* CPUs and 0 GPUs; lower cluster\.cpus_per_worker"
+    with pytest.raises(ConfigError, match=words) as caught:
+        list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
+    assert caught.value.exit_code == 2
+    with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker"):
+        run_task(Double(), 1, Pool(1, gpus=1))
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_what_no_node_can_hold_is_given_up_with_a_sentence(ray_cluster: Cluster):
-    ray_cluster.board.expect.remote(2.0)
-    words = r"cluster: expected a running worker \(1000 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with .* free on 1 nodes; add such nodes"
+def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence(ray_cluster: Cluster):
+    import ray
+
+    expect(2.0)
+    occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
+    ray.get(occupied.start.remote())
+    words = r"cluster: expected a running worker \(1 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with 0 CPUs and 0 GPUs free on 1 nodes; add such"
     with pytest.raises(TransientError, match=words) as caught:
-        list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
+        run_task(Double(), 1, Pool(1))
     assert caught.value.exit_code == 75
     with pytest.raises(TransientError, match=words):
-        run_task(Double(), 1, Pool(1, cpus=1000))
+        list(map_units(Double(), [1, 2], Pool(2)))
+    ray.kill(occupied)
+
+
+@pytest.mark.usefixtures("patient_again")
+def test_a_node_that_never_comes_is_waited_for_where_the_cluster_can_grow(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.flows.watch.grows", lambda: True)
+    expect(60.0, wait_s=2.0)
+    with pytest.raises(ConfigError, match=r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of") as caught:
+        run_task(Double(), 1, Pool(1, gpus=1))
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.usefixtures("patient_again")
 def test_a_long_item_is_no_reason_to_give_up():
     assert dict(map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("patient_again")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(ray_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
+    expect(15.0)                                        # on a busy machine a worker needs some seconds to start
+    assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
+    assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
+    assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
+    assert capfd.readouterr().err.count("item 0 of HangOnce has shown no progress for ") == 2
 
 
 @pytest.mark.parametrize(("count", "pool", "expected"), [
@@ -124,12 +158,24 @@ def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
     assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
 
 
+def on_short_memory(part: float) -> dict[str, object]:
+    """How a driver ended whose workers have that part of the free memory."""
+    command = [sys.executable, "-m", "tests.flows.memory", str(part)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_sentence():
-    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which deaths are told."""
-    command = [sys.executable, "-m", "tests.flows.memory"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    ended = json.loads(done.stdout.splitlines()[-1])
+    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which progress is told."""
+    ended = on_short_memory(0.5)
     assert ended["exit code"] == 75
-    assert ended["said"].startswith("item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers")
+    assert str(ended["said"]).startswith("item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers")
+
+
+@pytest.mark.slow
+def test_memory_that_others_have_taken_ends_the_run_though_neither_workers_nor_the_board_live():
+    ended = on_short_memory(0.0)
+    assert ended["exit code"] == 75
+    assert "cluster: expected a running worker (1 CPUs and 0 GPUs) within 30 s (cluster.patience_s), found none" in str(ended["said"])

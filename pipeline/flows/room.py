@@ -1,0 +1,63 @@
+"""What the nodes of a cluster offer, and whether a worker finds room on one of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.errors import ConfigError
+
+_SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node offers to Ray."""
+
+    cpus: float
+    gpus: float = 0.0
+
+    def fit(self, cpus: float, gpus: float) -> int:
+        """Workers with so many CPUs and GPUs that it holds. A share of a GPU is a share of one GPU."""
+        by_gpu = float("inf") if not gpus else int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
+        return int(min(self.cpus / cpus, by_gpu))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one worker takes."""
+
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
+
+    def fit(self, nodes: Iterable[Node]) -> int:
+        """Workers that the nodes hold when nothing else runs there."""
+        return sum(node.fit(self.cpus, self.gpus) for node in nodes)
+
+    def too_large(self, nodes: Iterable[Node], waited_s: float | None = None, remedy: str = _SMALLER) -> ConfigError:
+        """The error for a worker that fits none of the nodes. waited_s: how long a cluster that can grow was given for it."""
+        expected = f"{self} for one worker" + (f", within {waited_s:g} s (cluster.wait_s)" if waited_s is not None else "")
+        return ConfigError("cluster", expected, described(tuple(nodes)), remedy)
+
+
+def described(nodes: tuple[Node, ...]) -> str:
+    """The nodes in words: how many, and what kinds there are."""
+    each = ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes))
+    return f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}" if nodes else "no node"
+
+
+def nodes_alive() -> dict[str, tuple[str, Node]]:
+    """Address and offer of each node of the connected cluster that lives, by its id."""
+    import ray
+
+    alive = (node for node in ray.nodes() if node["Alive"])
+    return {node["NodeID"]: (node["NodeManagerAddress"], Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))) for node in alive}
+
+
+def grows() -> bool:
+    """Whether some kind of node can be added: what Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
+    from ray._private.state import state
+
+    told = state.get_cluster_config()
+    return any(group.resources and (group.max_count < 0 or group.max_count > group.min_count) for group in (told.node_group_configs if told else ()))

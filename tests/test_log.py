@@ -1,0 +1,65 @@
+"""What a stage says of its progress, on a clock that the tests drive."""
+
+import re
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.log import Running, Stage
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def seconds_left(line: str) -> float:
+    found = re.search(r"about (?:(\d+) h )?(?:(\d+) min ?)?(?:([\d.]+) s)? left", line)
+    assert found, line
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds
+
+
+@pytest.mark.parametrize("starting_s", [0, 20, 600])
+@pytest.mark.parametrize("rate", [3, 50])
+def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_long_workers_took_to_start(starting_s: int, rate: int, capfd: pytest.CaptureFixture[str]):
+    clock, total = Clock(), 12_000
+    bar = Running(Stage("encode"), total, terminal=False, clock=clock)
+    clock.now += starting_s
+    done = 0
+    while done < total / 10:
+        clock.now += 1.0
+        done += rate
+        bar.reach(done)
+    clock.now += 10.0
+    bar.reach(done := done + 10 * rate)
+    last = capfd.readouterr().err.splitlines()[-1]
+    truth = (total - done) / rate
+    assert truth / 2 <= seconds_left(last) <= 2 * truth
+    bar.close()
+
+
+def test_a_stage_that_is_told_nothing_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("pipeline.log._QUIET_S", 0.05)
+    bar = Running(Stage("index"), None, terminal=False)
+    said = ""
+    while said.count("index: at work for") < 3:
+        time.sleep(0.01)
+        said += capfd.readouterr().err
+    bar.close()
+    capfd.readouterr()
+    time.sleep(0.2)
+    assert not capfd.readouterr().err, "and nothing more behind its end"
+
+
+def test_workers_that_are_starting_are_no_silence_either(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    clock = Clock()
+    bar = Running(Stage("encode"), 500, terminal=False, clock=clock)
+    clock.now += 12.0
+    bar.reach(0)
+    assert capfd.readouterr().err.endswith("encode: workers are starting, 500 rows to do, 12.0 s so far\n")
+    bar.close()
