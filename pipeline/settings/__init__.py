@@ -196,6 +196,8 @@ class GateSettings(Settings):
     """99th percentile of one query's time at the set nprobe, one thread"""
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
     """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in float32, 0.999 in half precision"""
+    unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release"""
 
 
 class ReleaseSettings(Settings):
