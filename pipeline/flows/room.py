@@ -17,8 +17,9 @@ from pipeline.store.local import LocalStore
 from pipeline.store.store import Store
 from pipeline.text.sources import SourceFile
 
-_TABLE_BYTES = 120      # of one row in the key tables and beside the index: id, text key, address, file, row
-_LINE_BYTES = 100       # of one row while the corpus is read
+_TABLE_BYTES = 120              # of one row in the key tables and beside the index: id, text key, address, file, row
+_REPORT_BYTES = 1 << 20         # report, manifests, records: what does not grow with the rows
+_LINE_BYTES = 100               # of one row while the corpus is read
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
     kept = {
         "vectors": rows * folder.dim * width + moments, "texts": texts, "tables": every * _TABLE_BYTES + (texts if job.corpus.keep else 0),
         "index" if before.release else "two indexes": index if before.release else 2 * index,
+        "report and samples": _REPORT_BYTES + 2 * job.index.queries * folder.dim * 4,
         "encoder": sum(_missing(store, encoder_place(folder), name, folder.file(name)) for name in folder.files),
     }
     return Room(kept, max(texts + rows * _LINE_BYTES, index))

@@ -230,10 +230,21 @@ def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bo
     return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
 
 
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model folder; {} where there is no such file. ModelError if it is damaged."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ModelError(str(file), "readable JSON", " ".join(str(error).split())[:200], "restore the file") from None
+    if not isinstance(value, dict):
+        raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
+    return value
+
+
 def added_tokens(folder: Path) -> dict[str, str]:
     """The tokens that tokenizer_config.json wants at the beginning (bos_token) and at the end (eos_token) of every text, by these names."""
     file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = read_mapping(file)
     wanted = {name: config.get(name) for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True}
     return {name: str(token["content"] if isinstance(token, dict) else token) for name, token in wanted.items() if token is not None}
 
@@ -309,8 +320,7 @@ def _processed(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int
 
 
 def _pad_id(backend: "tokenizers.Tokenizer", folder: Path) -> int:
-    config = folder / "config.json"
-    named = json.loads(config.read_text(encoding="utf-8")).get("pad_token_id") if config.is_file() else None
+    named = read_mapping(folder / "config.json").get("pad_token_id")
     return int(named if named is not None else backend.token_to_id("[PAD]") or 0)
 
 
