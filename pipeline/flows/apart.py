@@ -163,7 +163,11 @@ def _encoded(encoder: "Encoder", texts: Sequence[str], start: int, stop: int, sc
 
 def _rejected(rows: int, dim: int) -> dict[str, np.ndarray]:
     """The fields of so many texts without a vector."""
-    return {"vectors": np.zeros((rows, dim), np.float32), "bad": np.ones(rows, bool), **TokenCounts.none(rows)._asdict()}
+    return {
+        "vectors": np.zeros((rows, dim), np.float32),
+        "bad": np.ones(rows, bool),
+        **TokenCounts.none(rows)._asdict(),
+    }
 
 
 def _store(fields: dict[str, np.ndarray], to: Path) -> None:

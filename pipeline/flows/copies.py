@@ -97,8 +97,14 @@ class Knowing:
         rest = np.ones(len(texts), dtype=bool)
         rest[places] = False
         known = self.encoder.measured(pc.take(texts, pa.array(places)).to_pylist())
-        counts = type(known)(*(_merged(one, rest, other) for one, other in zip(encoded.counts, known, strict=True)))
-        return type(encoded)(_merged(encoded.vectors, rest, vectors), _merged(encoded.bad, rest, np.zeros(len(places), dtype=bool)), counts)
+        counts = type(known)(
+            *(_merged(one, rest, other) for one, other in zip(encoded.counts, known, strict=True))
+        )
+        return type(encoded)(
+            _merged(encoded.vectors, rest, vectors),
+            _merged(encoded.bad, rest, np.zeros(len(places), dtype=bool)),
+            counts,
+        )
 
 
 def _merged(encoded: np.ndarray, rest: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -87,7 +87,11 @@ def encode(
         say(sentence)
     records = tuple(made[unit.sha256] for unit in corpus.units)
     known = {unit.path for unit in before.units} if before is not None else set()
-    for sentence in token_warnings(token_counts([each.counts for each in records], [each.counts for each in records if each.path not in known])):
+    for sentence in token_warnings(
+        token_counts(
+            [each.counts for each in records], [each.counts for each in records if each.path not in known]
+        )
+    ):
         say(f"warning: {sentence}")
     if not any(record.rows for record in records):
         raise ModelError(job.encoder.path, "finite, non-zero vectors", "none in the whole corpus", "check the encoder's weights and dtype")

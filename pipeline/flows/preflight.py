@@ -29,7 +29,9 @@ _SAMPLED_TEXTS = 256    # of one batch, tokenized
 
 @dataclass(frozen=True)
 class Check:
-    """One answer. problem: None when all is well; warnings: what is no problem, and worth knowing; facts: its figures, for --json."""
+    """One answer. problem: None when all is well; warnings: what is no problem, and worth knowing; facts: its
+    figures, for --json.
+    """
 
     name: str
     found: str
@@ -39,7 +41,9 @@ class Check:
 
 
 def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:
-    """All checks, in an order in which the first problem is likely the cause of later ones; without those that a problem before them makes pointless."""
+    """All checks, in an order in which the first problem is likely the cause of later ones; without those
+    that a problem before them makes pointless.
+    """
     made: list[Check] = []
     failed: set[str] = set()
     for name, needs, look in _checks(job, stages, verbose):
@@ -59,7 +63,11 @@ Look = Callable[[], Iterator[str | Check]]
 def _checks(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[str, tuple[str, ...], Look]]:
     """(name, checks whose problem is its problem too, what looks)."""
     yield "versions", (), _versions
-    yield "store", (), lambda: _store(open_store(job.release.root), needs_create=job.release.commits_root is None)
+    yield (
+        "store",
+        (),
+        lambda: _store(open_store(job.release.root), needs_create=job.release.commits_root is None),
+    )
     if job.release.commits_root is not None:
         yield "commits", (), lambda: _store(open_store(job.release.commits_root or ""), needs_create=True)
     yield "encoder", (), lambda: _encoder(job)
@@ -73,7 +81,9 @@ def _checks(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[str, tupl
 
 
 class Sampled:
-    """The corpus's files, and rows from the beginnings of a few of them. Nothing is read before `files` is asked for."""
+    """The corpus's files, and rows from the beginnings of a few of them. Nothing is read before `files` is
+    asked for.
+    """
 
     def __init__(self, job: Job) -> None:
         self._corpus = job.corpus
@@ -98,7 +108,9 @@ class Sampled:
                 self.good += batch.good.num_rows
                 self.distinct += pc.count_distinct(batch.good["id"]).as_py()
                 step = max(1, batch.good.num_rows // _SAMPLED_TEXTS)
-                self.texts += batch.good["text"].take(pa.array(range(0, batch.good.num_rows, step))).to_pylist()
+                self.texts += (
+                    batch.good["text"].take(pa.array(range(0, batch.good.num_rows, step))).to_pylist()
+                )
             self.rows += rows
             self.line_bytes = max(self.line_bytes, position // max(rows, 1))
 
@@ -164,16 +176,22 @@ def _tokens(job: Job, sampled: Sampled) -> Iterator[Check]:
     found = f"{covered.total.rows:,} sampled texts: {covered.total.sentence}"
     refused = limit is not None and covered.unknown_share > limit
     problem = (
-        f"{job.encoder.path}: expected at most {limit:.0%} unknown tokens (gates.unknown_tokens), found {covered.unknown_share:.1%} in "
-        f"{covered.total.rows:,} sampled texts ({covered.most_unknown()}): use an encoder that knows the language, or raise the bound"
-    ) if refused else None
+        (
+            f"{job.encoder.path}: expected at most {limit:.0%} unknown tokens (gates.unknown_tokens), found {covered.unknown_share:.1%} in "
+            f"{covered.total.rows:,} sampled texts ({covered.most_unknown()}): use an encoder that knows the language, or raise the bound"
+        )
+        if refused
+        else None
+    )
     yield Check("tokens", found, problem, tuple(token_warnings(counts)), covered.facts())
 
 
 def _space(job: Job, sampled: Sampled) -> Iterator[str]:
     """Room for what a night writes, and for what it needs meanwhile."""
     store = open_store(job.release.root)
-    yield check_room(needed(job, store, {file: sampled.rows_of(file) for file in sampled.files}), store, job.release.root)
+    yield check_room(
+        needed(job, store, {file: sampled.rows_of(file) for file in sampled.files}), store, job.release.root
+    )
 
 
 def _cluster(job: Job, stages: Stages, verbose: bool) -> Iterator[str]:

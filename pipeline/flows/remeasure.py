@@ -49,7 +49,11 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     counts = manifest.counts
     covered = Covered.of(counts)
     counted = Counted(
-        read=counts["total"], vectors=manifest.rows, quarantined=counts["quarantined"], bad_vectors=bad, duplicate_ids=repeated,
+        read=counts["total"],
+        vectors=manifest.rows,
+        quarantined=counts["quarantined"],
+        bad_vectors=bad,
+        duplicate_ids=repeated,
         covered=covered if covered.scripts else None,
     )
     return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured)

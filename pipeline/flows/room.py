@@ -1,4 +1,6 @@
-"""How much space a night needs, part by part: estimated from sizes and row counts, without reading the corpus."""
+"""How much space a night needs, part by part: estimated from sizes and row counts, without reading the
+corpus.
+"""
 
 import tempfile
 from collections.abc import Mapping
@@ -17,14 +19,16 @@ from pipeline.store.local import LocalStore
 from pipeline.store.store import Store
 from pipeline.text.sources import SourceFile
 
-_TABLE_BYTES = 120              # of one row in the key tables and beside the index: id, text key, address, file, row
-_REPORT_BYTES = 1 << 20         # report, manifests, records: what does not grow with the rows
-_LINE_BYTES = 100               # of one row while the corpus is read
+_TABLE_BYTES = 120  # of one row in the key tables and beside the index: id, text key, address, file, row
+_REPORT_BYTES = 1 << 20  # report, manifests, records: what does not grow with the rows
+_LINE_BYTES = 100  # of one row while the corpus is read
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that a night writes below release.root, by what they are for; scratch: the most that is there for a while, besides."""
+    """Bytes that a night writes below release.root, by what they are for; scratch: the most that is there for
+    a while, besides.
+    """
 
     kept: Mapping[str, int]
     scratch: int
@@ -39,29 +43,37 @@ class Room:
 def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
     """What tonight needs, most likely. files: rows of each input file.
 
-    What a release before it holds is on the disk already and stays there: the first night of a root therefore counts the index twice, since
-    tomorrow's is written beside it.
+    What a release before it holds is on the disk already and stays there: the first night of a root therefore counts
+    the index twice, since tomorrow's is written beside it.
     """
     folder, before = open_folder(job.encoder), load_before(open_releases(job))
     release = before.release if before.release and before.release.space_id == folder.space_id else None
     inputs = before.corpus.files if release and before.corpus else ()
     known = {(file.name, file.size, file.stamp) for file in inputs}
     fresh = {file: rows for file, rows in files.items() if (file.name, file.size, file.stamp) not in known}
-    every, rows = (min(sum(each.values()), job.corpus.max_rows or sum(each.values())) for each in (files, fresh))
+    every, rows = (
+        min(sum(each.values()), job.corpus.max_rows or sum(each.values())) for each in (files, fresh)
+    )
     texts, width = sum(file.size for file in fresh), 2 if job.encode.vectors == "float16" else 4
-    moments = -(-rows // job.encode.unit_rows) * folder.dim * (folder.dim + 1) * 4        # float64, one triangle
+    moments = -(-rows // job.encode.unit_rows) * folder.dim * (folder.dim + 1) * 4  # float64, one triangle
     index = plan_index(max(every, 1), folder.dim, job.index).file_bytes
     kept = {
-        "vectors": rows * folder.dim * width + moments, "texts": texts, "tables": every * _TABLE_BYTES + (texts if job.corpus.keep else 0),
+        "vectors": rows * folder.dim * width + moments,
+        "texts": texts,
+        "tables": every * _TABLE_BYTES + (texts if job.corpus.keep else 0),
         "index" if before.release else "two indexes": index if before.release else 2 * index,
         "report and samples": _REPORT_BYTES + 2 * job.index.queries * folder.dim * 4,
-        "encoder": sum(_missing(store, encoder_place(folder), name, folder.file(name)) for name in folder.files),
+        "encoder": sum(
+            _missing(store, encoder_place(folder), name, folder.file(name)) for name in folder.files
+        ),
     }
     return Room(kept, max(texts + rows * _LINE_BYTES, index))
 
 
 def check_room(room: Room, store: Store, root: str) -> str:
-    """What there is and what is needed, in words. ConfigError where it is too little, on the root's disk or on the one for temporary files."""
+    """What there is and what is needed, in words. ConfigError where it is too little, on the root's disk or
+    on the one for temporary files.
+    """
     kept, free = sum(room.kept.values()), store.free_bytes()
     remedy = "make room (manta releases prune), or choose another release.root"
     if free is not None:

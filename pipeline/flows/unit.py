@@ -212,7 +212,12 @@ class _Result:
     def counts(self) -> dict[str, int]:
         lengths = {f"length_{LENGTH_BIN * number:05d}": int(count) for number, count in enumerate(self.lengths) if count}
         reasons = Counter(f"quarantined_{row['reason']}" for row in self.bad)
-        counts = {"rows": self.rows, "tokens": self.tokens, "truncated": self.truncated, "quarantined": len(self.bad)}
+        counts = {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "truncated": self.truncated,
+            "quarantined": len(self.bad),
+        }
         return {**counts, **dict(sorted(reasons.items())), **lengths, **self._covered.counts()}
 
 

@@ -300,11 +300,23 @@ def _recall_gate(share: Share, target: float) -> Gate:
 
 def _unknown_gate(covered: Covered, limit: float) -> Gate:
     value, worst = covered.unknown_share, covered.most_unknown()
-    uncounted = f"{covered.uncounted_rows:,} rows of an earlier version were not counted" if covered.uncounted_rows else ""
+    uncounted = (
+        f"{covered.uncounted_rows:,} rows of an earlier version were not counted"
+        if covered.uncounted_rows
+        else ""
+    )
     details = "; ".join(filter(None, (worst, uncounted)))
     found = f"{value:.1%} of the tokens are unknown to the encoder's tokenizer{f' ({details})' if details else ''}"
-    remedy = "" if value <= limit else "; use an encoder that knows the language, or raise gates.unknown_tokens"
-    return Gate(value=value, threshold=limit, passed=value <= limit, relation="at most", sentence=f"{found}, {limit:.0%} at most{remedy}")
+    remedy = (
+        "" if value <= limit else "; use an encoder that knows the language, or raise gates.unknown_tokens"
+    )
+    return Gate(
+        value=value,
+        threshold=limit,
+        passed=value <= limit,
+        relation="at most",
+        sentence=f"{found}, {limit:.0%} at most{remedy}",
+    )
 
 
 def _canary_gate(value: float, least: float) -> Gate:

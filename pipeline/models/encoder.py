@@ -316,7 +316,9 @@ def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
     """One part per batch of so many rows."""
     cuts = np.cumsum(rows)[:-1]
     parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.bad, *encoded.counts))
-    yield from (Encoded(vectors, bad, TokenCounts(*counts)) for vectors, bad, *counts in zip(*parts, strict=True))
+    yield from (
+        Encoded(vectors, bad, TokenCounts(*counts)) for vectors, bad, *counts in zip(*parts, strict=True)
+    )
 
 
 def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -> tuple[Model, Module | None]:

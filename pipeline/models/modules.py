@@ -87,7 +87,9 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder. ModelError if it is missing or damaged, or if a value that every reader of it takes for granted is of another type."""
+    """The config.json of a model folder. ModelError if it is missing or damaged, or if a value that every
+    reader of it takes for granted is of another type.
+    """
     file = folder / "config.json"
     config = read_json(file, required=True)
     for names, kinds, expected in _CONFIG_VALUES:

@@ -89,7 +89,9 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
     """
     vocabulary = _vocabulary(folder)
     source = _Source(vocabulary, lower, LEFT_OUT)
-    return Tokenizer(source, (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary, leaves_out=True)
+    return Tokenizer(
+        source, (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary, leaves_out=True
+    )
 
 
 def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:

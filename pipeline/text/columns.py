@@ -12,12 +12,14 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.schema import corpus_schema
 from pipeline.text.sources import SourceFile
 
-MOST_LEAVES = 256       # of a kept column's type in JSON: each is a column in memory, whether or not a row has a value there
+MOST_LEAVES = 256       # of a kept column in JSON: each is a column in memory, whether a row has a value there or not
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Types of the corpus's id column (string, int64 or uint64) and of its kept columns. partly: whether the type of a nested one leaves out what is too much."""
+    """Types of the corpus's id column (string, int64 or uint64) and of its kept columns. partly: whether the
+    type of a nested one leaves out what is too much.
+    """
 
     id: pa.DataType
     kept: tuple[pa.Field, ...] = ()
@@ -128,7 +130,9 @@ def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 @functools.lru_cache(maxsize=64)
 def leaves_of(kind: pa.DataType) -> int:
     """Leaves of a type: columns of Arrow's memory."""
-    return sum(leaves_of(kind.field(place).type) for place in range(kind.num_fields)) if kind.num_fields else 1
+    return (
+        sum(leaves_of(kind.field(place).type) for place in range(kind.num_fields)) if kind.num_fields else 1
+    )
 
 
 def cast_column(column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str) -> pa.ChunkedArray:

@@ -1,4 +1,6 @@
-"""How much of its texts an encoder sees: tokens that its vocabulary lacks and tokens beyond its limit, script by script."""
+"""How much of its texts an encoder sees: tokens that its vocabulary lacks and tokens beyond its limit, script
+by script.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,10 +12,10 @@ from pipeline.store.units import total
 from pipeline.text.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens import TokenCounts
 
-MUCH = 0.05             # proportion of unknown or lost tokens that is worth a warning
-_FEW = 20               # texts of one script below which they are worth no warning, unless they are
-_SMALL = 0.01           # this proportion of all
-_PREFIX = "script_"     # of a unit's counts
+MUCH = 0.05  # proportion of unknown or lost tokens that is worth a warning
+_FEW = 20  # texts of one script below which they are worth no warning, unless they are
+_SMALL = 0.01  # this proportion of all
+_PREFIX = "script_"  # of a unit's counts
 _REMEDY = "use an encoder that knows the language"
 
 
@@ -48,7 +50,11 @@ class Coverage:
 
     def facts(self) -> dict[str, float]:
         """For --json."""
-        return vars(self) | {"unknown_share": self.unknown_share, "cut_share": self.cut_share, "lost_share": self.lost_share}
+        return vars(self) | {
+            "unknown_share": self.unknown_share,
+            "cut_share": self.cut_share,
+            "lost_share": self.lost_share,
+        }
 
     @property
     def sentence(self) -> str:
@@ -70,17 +76,25 @@ class Tally:
         scripts = scripts_of(texts)
         each = (np.ones(len(texts), np.int64), counts.content, counts.unknown, counts.truncated, counts.lost)
         for column, values in enumerate(each):
-            self._sums[:, column] += np.bincount(scripts, weights=values, minlength=len(SCRIPTS)).astype(np.int64)
+            self._sums[:, column] += np.bincount(scripts, weights=values, minlength=len(SCRIPTS)).astype(
+                np.int64
+            )
 
     def counts(self) -> dict[str, int]:
         """The sums that are not zero, as `Covered.of` reads them."""
-        named = ((f"{_PREFIX}{script}_{name}", int(value)) for script, sums in zip(SCRIPTS, self._sums, strict=True) for name, value in zip(_FIELDS, sums, strict=True))
+        named = (
+            (f"{_PREFIX}{script}_{name}", int(value))
+            for script, sums in zip(SCRIPTS, self._sums, strict=True)
+            for name, value in zip(_FIELDS, sums, strict=True)
+        )
         return {name: value for name, value in named if value}
 
 
 @dataclass(frozen=True)
 class Covered:
-    """Coverage by script. uncounted_rows, uncounted_tokens: those of units that a version encoded which did not count."""
+    """Coverage by script. uncounted_rows, uncounted_tokens: those of units that a version encoded which did
+    not count.
+    """
 
     scripts: Mapping[str, Coverage]
     uncounted_rows: int = 0
@@ -89,8 +103,13 @@ class Covered:
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> "Covered":
         """From the counts of units or of a release."""
-        found = {script: Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS)) for script in SCRIPTS}
-        seen = {script: each for script, each in sorted(found.items(), key=lambda one: -one[1].rows) if each.rows}
+        found = {
+            script: Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS))
+            for script in SCRIPTS
+        }
+        seen = {
+            script: each for script, each in sorted(found.items(), key=lambda one: -one[1].rows) if each.rows
+        }
         return cls(seen, counts.get("uncounted_rows", 0), counts.get("uncounted_tokens", 0))
 
     @property
@@ -123,11 +142,17 @@ class Covered:
     def most_unknown(self) -> str:
         """The scripts with most unknown tokens, in words."""
         worst = sorted(self.scripts.items(), key=lambda one: -one[1].unknown)[:3]
-        return ", ".join(f"{each.unknown_share:.1%} in {each.rows:,} {named(script)}" for script, each in worst if each.unknown)
+        return ", ".join(
+            f"{each.unknown_share:.1%} in {each.rows:,} {named(script)}"
+            for script, each in worst
+            if each.unknown
+        )
 
 
 def token_counts(units: Sequence[Mapping[str, int]], fresh: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Counts of a release from those of its units: tokens by script, and those of its `fresh` units, which were encoded for it, in sum."""
+    """Counts of a release from those of its units: tokens by script, and those of its `fresh` units, which
+    were encoded for it, in sum.
+    """
     sums = {name: count for name, count in total(units).items() if name.startswith(_PREFIX)}
     uncounted = total(counts for counts in units if not any(name.startswith(_PREFIX) for name in counts))
     sums |= {f"uncounted_{name}": uncounted[name] for name in ("rows", "tokens") if uncounted.get(name)}
@@ -141,20 +166,31 @@ def token_warnings(counts: Mapping[str, int]) -> list[str]:
     found = list(covered._warnings())
     new, unknown = counts.get("text_tokens", 0), counts.get("unknown_tokens", 0)
     if new < covered.total.tokens and unknown > MUCH * new:
-        found.append(f"{unknown / new:.1%} of the {new:,} tokens that were encoded for this release are unknown to the encoder's tokenizer; {_REMEDY}")
+        found.append(
+            f"{unknown / new:.1%} of the {new:,} tokens that were encoded for this release are unknown to the encoder's tokenizer; {_REMEDY}"
+        )
     return found
 
 
 def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
-    """For --json, by a release's counts: proportions over all its units, by script, and of those encoded for it; None where no token was counted."""
+    """For --json, by a release's counts: proportions over all its units, by script, and of those encoded for
+    it; None where no token was counted.
+    """
     covered = Covered.of(counts)
     if not covered.scripts:
         return None
     new = {name: counts.get(f"{name}_tokens", 0) for name in ("text", "unknown", "lost")}
-    shares = {"unknown_share": new["unknown"] / max(new["text"], 1), "lost_share": new["lost"] / max(new["text"] + new["lost"], 1)}
-    return covered.facts() | {"tonight": {"tokens": new["text"], "unknown": new["unknown"], "lost": new["lost"], **shares}}
+    shares = {
+        "unknown_share": new["unknown"] / max(new["text"], 1),
+        "lost_share": new["lost"] / max(new["text"] + new["lost"], 1),
+    }
+    return covered.facts() | {
+        "tonight": {"tokens": new["text"], "unknown": new["unknown"], "lost": new["lost"], **shares}
+    }
 
 
 def named(script: str) -> str:
     """Texts of a script, in words."""
-    return {"symbols": "texts without letters", "other": "texts of rarer scripts"}.get(script, f"{script.capitalize()} texts")
+    return {"symbols": "texts without letters", "other": "texts of rarer scripts"}.get(
+        script, f"{script.capitalize()} texts"
+    )

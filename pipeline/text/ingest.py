@@ -251,7 +251,12 @@ class _Night:
 
     def _check_unchanged(self) -> None:
         if not unchanged(self.files, self.corpus):
-            raise TransientError(self.corpus.uri, "files that stay as they are", "files that changed while they were read", CHANGED)
+            raise TransientError(
+                self.corpus.uri,
+                "files that stay as they are",
+                "files that changed while they were read",
+                CHANGED,
+            )
 
     def _living(self) -> tuple[list[CorpusUnit], np.ndarray]:
         """Units of the parent that still have live rows, and all dead addresses in them."""

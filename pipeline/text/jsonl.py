@@ -193,18 +193,35 @@ class _Look:
 
     def seen(self) -> Seen:
         example = self.example or {}
-        absent = frozenset(self.types) - self.present - self.file.partitions.keys() if example else frozenset()
+        absent = (
+            frozenset(self.types) - self.present - self.file.partitions.keys() if example else frozenset()
+        )
         if self.corpus.id in absent:
             raise missing(self.file, "corpus.id", self.corpus.id, [*self.file.partitions, *example])
         if self.wrong_id is not None and pa.types.is_null(self.types[self.corpus.id]):
-            raise mistyped(self.file, "corpus.id", self.corpus.id, "string or integer", f"{_shown(self.wrong_id)} ({type(self.wrong_id).__name__})")
+            raise mistyped(
+                self.file,
+                "corpus.id",
+                self.corpus.id,
+                "string or integer",
+                f"{_shown(self.wrong_id)} ({type(self.wrong_id).__name__})",
+            )
         types = {name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind for name, kind in self.types.items()}
         if pa.types.is_integer(types[self.corpus.id]):
             types[self.corpus.id] = pa.uint64() if self.large and not self.negative else pa.int64()
-        return Seen(self.file, types, negative_ids=self.negative, known=(*self.file.partitions, *example), absent=absent, partly=frozenset(self.partly))
+        return Seen(
+            self.file,
+            types,
+            negative_ids=self.negative,
+            known=(*self.file.partitions, *example),
+            absent=absent,
+            partly=frozenset(self.partly),
+        )
 
     def _as_known(self, block: _Block) -> bool:
-        """Whether Arrow can read the block by the types found so far: it has nothing to add then. It passes over keys of nested values that a type lacks."""
+        """Whether Arrow can read the block by the types found so far: it has nothing to add then. It passes
+        over keys of nested values that a type lacks.
+        """
         if any(pa.types.is_nested(kind) for kind in self.types.values()):
             return False
         table = _table(block.lines, self.types)
@@ -221,7 +238,9 @@ class _Look:
             raise mistyped(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
 
     def _add_ids(self, objects: list[dict[str, Any]]) -> None:
-        """The first block with ids decides between strings and integers, by most of them. Integers are taken as uint64 until one is negative."""
+        """The first block with ids decides between strings and integers, by most of them. Integers are taken
+        as uint64 until one is negative.
+        """
         name = self.corpus.id
         values = [one[name] for one in objects if one.get(name) is not None]
         strings, integers = sum(map(_is_string, values)), sum(map(_is_integer, values))
@@ -266,9 +285,13 @@ class _Lines:
         if row_id is not None and not _is_id(row_id, self.schema.field("id").type):
             wrong.append((self.corpus.id, row_id, f"an id of type {self.schema.field('id').type}"))
         if wrong:
-            detail = ", ".join(f"{name} is {_shown(found)}, not {expected}" for name, found, expected in wrong)
+            detail = ", ".join(
+                f"{name} is {_shown(found)}, not {expected}" for name, found, expected in wrong
+            )
             shown_id = None if row_id is None else row_id if isinstance(row_id, str) else _shown(row_id)
-            self.rejected.append(Rejected(number, "wrong_type", detail, shown_id, text if isinstance(text, str) else None))
+            self.rejected.append(
+                Rejected(number, "wrong_type", detail, shown_id, text if isinstance(text, str) else None)
+            )
             return
         if isinstance(row_id, str):
             row_id = replace_surrogates(row_id)

@@ -1,4 +1,6 @@
-"""Tables that only look like folders of Parquet files: their logs say which rows are live, and removed ones lie beside those."""
+"""Tables that only look like folders of Parquet files: their logs say which rows are live, and removed ones
+lie beside those.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,11 +32,18 @@ def refuse_tables(uri: str, names: Iterable[str], taken: Sequence[str]) -> None:
             found = marker.fullmatch(name)
             if found and any(each.startswith(found["top"]) for each in taken):
                 where = f"{uri}/{found['top']}".rstrip("/")
-                raise DataError(where, "Parquet files all of whose rows count", f"a table of {kind} ({name}), whose files may hold removed rows", _REMEDIES[kind])
+                raise DataError(
+                    where,
+                    "Parquet files all of whose rows count",
+                    f"a table of {kind} ({name}), whose files may hold removed rows",
+                    _REMEDIES[kind],
+                )
 
 
 def tops_of(base: str) -> Iterator[str]:
-    """Folders above `base`, itself included, that may be the top of a table: those of partitions and of data lie in it."""
+    """Folders above `base`, itself included, that may be the top of a table: those of partitions and of data
+    lie in it.
+    """
     yield base
     while base.rpartition("/")[2] == "data" or "=" in base.rpartition("/")[2]:
         base = base.rpartition("/")[0]

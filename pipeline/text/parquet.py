@@ -15,9 +15,9 @@ from pipeline.text.rows import RawBatch
 from pipeline.text.sources import SourceFile, explained, open_file
 
 _MOST_ROWS, _MOST_BYTES = 16_384, 32 << 20      # of one batch that is handed on
-_FIRST_ROWS = 16        # read at first: a file's own account of its sizes says nothing of values that a dictionary holds once
+_FIRST_ROWS = 16        # read at first: a footer says nothing of values that a dictionary holds once
 _STEP_ROWS = 1_024      # read at once later, at most: between two looks at what rows weigh
-_TOO_HEAVY = 2          # times _MOST_BYTES: what was read at once and weighs more is too much, and fewer rows are read from then on
+_TOO_HEAVY = 2          # times _MOST_BYTES: from this weight of one step on fewer rows are read at once
 _BUFFER = 1 << 20                               # bytes read ahead per column
 
 
@@ -59,7 +59,9 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
         wanted = [name for name in dict.fromkeys((corpus.id, corpus.text, *corpus.keep)) if name in there]
         total, start = opened.metadata.num_rows, 0
         for table in _tables(opened, wanted):
-            yield RawBatch(_raw(table, start, file, corpus, columns), file.size * (start + len(table)) // max(total, 1))
+            yield RawBatch(
+                _raw(table, start, file, corpus, columns), file.size * (start + len(table)) // max(total, 1)
+            )
             start += len(table)
     if start != total:
         raise file.error(f"{total} rows, as its footer says", f"{start}", "the file is damaged: write it again")
@@ -95,13 +97,26 @@ def _tables(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.Table]:
 
 
 def _weighed(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The rows in parts of about _MOST_BYTES, each with its bytes once every row has its own copy of a value that a dictionary holds."""
-    coded = [column for column in batch.columns if pa.types.is_dictionary(column.type) and _has_length(column.type.value_type)]
+    """The rows in parts of about _MOST_BYTES, each with its bytes once every row has its own copy of a value
+    that a dictionary holds.
+    """
+    coded = [
+        column
+        for column in batch.columns
+        if pa.types.is_dictionary(column.type) and _has_length(column.type.value_type)
+    ]
     if not coded:
         yield batch, batch.nbytes
         return
-    lengths = [pc.fill_null(pc.binary_length(column.dictionary).take(column.indices), 0).to_numpy(zero_copy_only=False) for column in coded]
-    ends = np.cumsum(np.sum(lengths, axis=0, dtype=np.int64)) + batch.nbytes // len(batch) * np.arange(1, len(batch) + 1)
+    lengths = [
+        pc.fill_null(pc.binary_length(column.dictionary).take(column.indices), 0).to_numpy(
+            zero_copy_only=False
+        )
+        for column in coded
+    ]
+    ends = np.cumsum(np.sum(lengths, axis=0, dtype=np.int64)) + batch.nbytes // len(batch) * np.arange(
+        1, len(batch) + 1
+    )
     start = 0
     while start < len(batch):
         before = int(ends[start - 1]) if start else 0
@@ -111,7 +126,15 @@ def _weighed(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 
 def _has_length(kind: pa.DataType) -> bool:
-    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary))
+    return any(
+        check(kind)
+        for check in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )
 
 
 def _steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
@@ -142,7 +165,9 @@ def _steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch
 
 
 def _batch_rows(opened: pq.ParquetFile, wanted: list[str]) -> int:
-    """Rows that make _MOST_BYTES: by the most bytes that a row of any row group takes on average, as the footer has it."""
+    """Rows that make _MOST_BYTES: by the most bytes that a row of any row group takes on average, as the
+    footer has it.
+    """
     metadata, places = opened.metadata, _leaves(opened.metadata, wanted)
     widest = 1
     for number in range(metadata.num_row_groups):

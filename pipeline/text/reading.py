@@ -75,7 +75,9 @@ class Reading:
         rows = pa.concat_tables(found) if found else None
         if rows is None or rows.num_rows != len(wanted):
             there = rows.num_rows if rows else 0
-            raise TransientError(file.uri, f"{len(wanted)} good rows that were there before", f"{there}", CHANGED)
+            raise TransientError(
+                file.uri, f"{len(wanted)} good rows that were there before", f"{there}", CHANGED
+            )
         return self._unit_rows(rows, file)
 
     def _good(self, files: Sequence[SourceFile]) -> Iterator[pa.Table]:

@@ -10,13 +10,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_HEAD = 64              # characters of a text that are looked at
-_KANA = 0.1             # proportion of kana among kana and Chinese characters from which a text is Japanese
+_HEAD = 64  # characters of a text that are looked at
+_KANA = 0.1  # proportion of kana among kana and Chinese characters from which a text is Japanese
 # (first, last) code points of letters and the marks between them, by Unicode's blocks
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     "symbols": (),
-    "latin": ((0x41, 0x5A), (0x61, 0x7A), (0xAA, 0xAA), (0xBA, 0xBA), (0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x2AF), (0x1E00, 0x1EFF), (0x2C60, 0x2C7F),
-              (0xA720, 0xA7FF), (0xFB00, 0xFB06), (0xFF21, 0xFF3A), (0xFF41, 0xFF5A)),
+    "latin": (
+        (0x41, 0x5A),
+        (0x61, 0x7A),
+        (0xAA, 0xAA),
+        (0xBA, 0xBA),
+        (0xC0, 0xD6),
+        (0xD8, 0xF6),
+        (0xF8, 0x2AF),
+        (0x1E00, 0x1EFF),
+        (0x2C60, 0x2C7F),
+        (0xA720, 0xA7FF),
+        (0xFB00, 0xFB06),
+        (0xFF21, 0xFF3A),
+        (0xFF41, 0xFF5A),
+    ),
     "greek": ((0x370, 0x3FF), (0x1F00, 0x1FFF)),
     "cyrillic": ((0x400, 0x52F), (0x1C80, 0x1C8F), (0x2DE0, 0x2DFF), (0xA640, 0xA69F)),
     "armenian": ((0x531, 0x58F), (0xFB13, 0xFB17)),
@@ -42,10 +55,34 @@ _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     "khmer": ((0x1780, 0x17FF),),
     "mongolian": ((0x1800, 0x18AF),),
     "japanese": ((0x3041, 0x30FA), (0x30FC, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F)),
-    "chinese": ((0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3105, 0x312F), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
-    "other": ((0x700, 0x74F), (0x780, 0x86F), (0x13A0, 0x177F), (0x18B0, 0x1C7F), (0x2C00, 0x2C5F), (0x2C80, 0x2CFF), (0x2D30, 0x2D7F), (0xA000, 0xA63F),
-              (0xA6A0, 0xA71F), (0xA800, 0xA8DF), (0xA900, 0xA95F), (0xA980, 0xA9DF), (0xAA00, 0xAA5F), (0xAA80, 0xAAFF), (0xAB30, 0xABFF),
-              (0x10000, 0x1CFFF), (0x1E000, 0x1EEFF)),
+    "chinese": (
+        (0x2E80, 0x2FDF),
+        (0x3005, 0x3007),
+        (0x3105, 0x312F),
+        (0x3400, 0x4DBF),
+        (0x4E00, 0x9FFF),
+        (0xF900, 0xFAFF),
+        (0x20000, 0x323AF),
+    ),
+    "other": (
+        (0x700, 0x74F),
+        (0x780, 0x86F),
+        (0x13A0, 0x177F),
+        (0x18B0, 0x1C7F),
+        (0x2C00, 0x2C5F),
+        (0x2C80, 0x2CFF),
+        (0x2D30, 0x2D7F),
+        (0xA000, 0xA63F),
+        (0xA6A0, 0xA71F),
+        (0xA800, 0xA8DF),
+        (0xA900, 0xA95F),
+        (0xA980, 0xA9DF),
+        (0xAA00, 0xAA5F),
+        (0xAA80, 0xAAFF),
+        (0xAB30, 0xABFF),
+        (0x10000, 0x1CFFF),
+        (0x1E000, 0x1EEFF),
+    ),
 }
 SCRIPTS = tuple(_BLOCKS)
 """names of the guesses; symbols: no letter at all"""
@@ -55,7 +92,9 @@ _LATIN, _JAPANESE, _CHINESE = (SCRIPTS.index(name) for name in ("latin", "japane
 def scripts_of(texts: pa.Array) -> np.ndarray:
     """(n,) int64: place in SCRIPTS of the script that most letters of each text's beginning are of."""
     heads = pc.utf8_slice_codeunits(texts, 0, _HEAD)
-    found = pc.match_substring_regex(heads, "[A-Za-z]").to_numpy(zero_copy_only=False).astype(np.int64) * _LATIN
+    found = (
+        pc.match_substring_regex(heads, "[A-Za-z]").to_numpy(zero_copy_only=False).astype(np.int64) * _LATIN
+    )
     mixed = np.flatnonzero(~pc.string_is_ascii(heads).to_numpy(zero_copy_only=False))
     if len(mixed):
         found[mixed] = _counted(heads.take(pa.array(mixed)).to_pylist())
@@ -65,8 +104,10 @@ def scripts_of(texts: pa.Array) -> np.ndarray:
 def _counted(texts: list[str]) -> np.ndarray:
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     owners = np.repeat(np.arange(len(texts)), list(map(len, texts)))
-    counts = np.bincount(owners * len(SCRIPTS) + _table()[points], minlength=len(texts) * len(SCRIPTS)).reshape(len(texts), len(SCRIPTS))
-    counts[:, 0] = 0                                    # symbols stand in texts of every script
+    counts = np.bincount(
+        owners * len(SCRIPTS) + _table()[points], minlength=len(texts) * len(SCRIPTS)
+    ).reshape(len(texts), len(SCRIPTS))
+    counts[:, 0] = 0  # symbols stand in texts of every script
     both = counts[:, _JAPANESE] + counts[:, _CHINESE]
     counts[:, _JAPANESE] = np.where(counts[:, _JAPANESE] > _KANA * both, both, counts[:, _JAPANESE])
     return np.asarray(counts.argmax(axis=1))

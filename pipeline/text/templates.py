@@ -132,7 +132,11 @@ def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
     """The mask token's name, as the tokenizer's files tell it, else a usual one; None where there is none in the vocabulary."""
-    named = [_content(read_mapping(folder / file).get("mask_token")) for file in _FILES if (folder / file).is_file()]
+    named = [
+        _content(read_mapping(folder / file).get("mask_token"))
+        for file in _FILES
+        if (folder / file).is_file()
+    ]
     return next((name for name in (*named, *_USUAL) if name in vocabulary), None)
 
 

@@ -43,7 +43,9 @@ class Tokens:
     around: np.ndarray | None = None
     """(tokens,) bool: those of a template, special tokens included, and not of the text; None where there is no template"""
     absent: np.ndarray | None = None
-    """(n, 2) int64: tokens of the text that did not fit, by its characters where it was not read to its end, and words that were left out; None: not counted"""
+    """(n, 2) int64: tokens of the text that did not fit, by its characters where it was not read to its end,
+    and words that were left out; None: not counted
+    """
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -72,7 +74,13 @@ class Tokens:
         around = [part.around for part in parts if part.around is not None]
         absent = [part.absent for part in parts if part.absent is not None]
         ids, truncated = np.concatenate([part.ids for part in parts]), np.concatenate([part.truncated for part in parts])
-        return cls(ids, offsets, truncated, kept, *(np.concatenate(each) if len(each) == len(parts) else None for each in (around, absent)))
+        return cls(
+            ids,
+            offsets,
+            truncated,
+            kept,
+            *(np.concatenate(each) if len(each) == len(parts) else None for each in (around, absent)),
+        )
 
 
 class TokenCounts(NamedTuple):
@@ -126,7 +134,9 @@ class Tokenizer:
     ends_sentences: bool = False
     """whether a text that ends in none of . ? " ' gets a full stop"""
     unknown: tuple[int, ...] = ()
-    """ids of the tokens that stand for what the vocabulary lacks: the unknown token, or the bytes of a character"""
+    """ids of the tokens that stand for what the vocabulary lacks: the unknown token, or the bytes of a
+    character
+    """
     leaves_out: bool = False
     """whether `source` gives LEFT_OUT for words that have no token at all"""
 
@@ -183,10 +193,18 @@ class Tokenizer:
             ids[start:end] = [*self.prefix, *(row[: self.room] if self.cuts == "end" else row[-self.room :]), *self.suffix]
         if self.mask is None:
             return Tokens(ids, offsets, truncated, absent=missing)
-        return Tokens(ids, offsets, truncated, *framed(offsets, len(self.prefix), len(self.suffix), self.mask), absent=missing)
+        return Tokens(
+            ids,
+            offsets,
+            truncated,
+            *framed(offsets, len(self.prefix), len(self.suffix), self.mask),
+            absent=missing,
+        )
 
     def _contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
-        """(ids of each text without its special tokens, from the side that is kept: up to `room` of them and one more; its tokens that are absent)."""
+        """(ids of each text without its special tokens, from the side that is kept: up to `room` of them and
+        one more; its tokens that are absent).
+        """
         if self.cuts == "start":                        # the whole text is read: seams are known from the left alone
             whole, left_out = self._read(texts)
             lost = [max(len(row) - self.room, 0) for row in whole]
@@ -198,7 +216,11 @@ class Tokenizer:
             while len(head) < len(text) and len(rows[place]) <= self.room:
                 head = self._head(text, 4 * len(head))
                 (rows[place],), (left_out[place],) = self._read([head])
-            there = len(rows[place]) if len(head) == len(text) else round(len(rows[place]) * len(text) / len(head))
+            there = (
+                len(rows[place])
+                if len(head) == len(text)
+                else round(len(rows[place]) * len(text) / len(head))
+            )
             absent.append((max(there - self.room, 0), left_out[place]))
             del rows[place][self.room + 1 :]
         return rows, absent
@@ -231,11 +253,15 @@ def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bo
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder; {} where there is no such file. ModelError if it is damaged."""
+    """The object in a JSON file of a model folder; {} where there is no such file. ModelError if it is
+    damaged.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (ValueError, RecursionError) as error:
-        raise ModelError(str(file), "readable JSON", " ".join(str(error).split())[:200], "restore the file") from None
+        raise ModelError(
+            str(file), "readable JSON", " ".join(str(error).split())[:200], "restore the file"
+        ) from None
     if not isinstance(value, dict):
         raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
     return value
@@ -282,19 +308,38 @@ def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     pad_id, unknown = _pad_id(backend, folder), _unknown_ids(description["model"], backend)
-    return Tokenizer(source, prefix, suffix, max_length, pad_id, prompt, _seam(description), vocabulary=backend.get_vocab, unknown=unknown)
+    return Tokenizer(
+        source,
+        prefix,
+        suffix,
+        max_length,
+        pad_id,
+        prompt,
+        _seam(description),
+        vocabulary=backend.get_vocab,
+        unknown=unknown,
+    )
 
 
 def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tuple[int, ...]:
     """Ids of the tokens that this model puts in the place of what its vocabulary lacks."""
     named = model.get("unk_token")
     unknown = model.get("unk_id") if named is None else backend.token_to_id(named)
-    return (*(() if unknown is None else (int(unknown),)), *(byte_ids(backend.get_vocab()) if model.get("byte_fallback") else ()))
+    return (
+        *(() if unknown is None else (int(unknown),)),
+        *(byte_ids(backend.get_vocab()) if model.get("byte_fallback") else ()),
+    )
 
 
 def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
-    """Ids of the tokens <0x00> to <0xFF> that spell a missing character, those of white space left out: such vocabularies have a line break in no other form."""
-    return tuple(vocabulary[name] for byte in range(256) if byte not in b"\t\n\r" and (name := f"<0x{byte:02X}>") in vocabulary)
+    """Ids of the tokens <0x00> to <0xFF> that spell a missing character, those of white space left out: such
+    vocabularies have a line break in no other form.
+    """
+    return tuple(
+        vocabulary[name]
+        for byte in range(256)
+        if byte not in b"\t\n\r" and (name := f"<0x{byte:02X}>") in vocabulary
+    )
 
 
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -346,7 +391,9 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
     pad_id = made.pad_token_id if made.pad_token_id is not None else 0
     unknown = (*(() if made.unk_token_id is None else (int(made.unk_token_id),)), *byte_ids(made.get_vocab()))
     prefix, suffix = tuple(full[:start]), tuple(full[start + len(probe) :])
-    return Tokenizer(source, prefix, suffix, max_length, pad_id, prompt, vocabulary=made.get_vocab, unknown=unknown)
+    return Tokenizer(
+        source, prefix, suffix, max_length, pad_id, prompt, vocabulary=made.get_vocab, unknown=unknown
+    )
 
 
 def _seam(description: dict[str, Any]) -> re.Pattern[str] | None:

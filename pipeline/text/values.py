@@ -1,4 +1,6 @@
-"""Values of kept columns in JSON: the type that holds them all, of bounded size, and each value as that type holds it."""
+"""Values of kept columns in JSON: the type that holds them all, of bounded size, and each value as that type
+holds it.
+"""
 
 import contextlib
 import json
@@ -11,11 +13,13 @@ import pyarrow.json as pj
 from pipeline.text.columns import MOST_LEAVES, leaves_of, widest
 from pipeline.text.normalize import replace_surrogates
 
-DEEPEST = 32            # levels of a nested value: Arrow and Parquet recurse once for each
+DEEPEST = 32  # levels of a nested value: Arrow and Parquet recurse once for each
 
 
 def fitted(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
-    """(the value as that type holds it, whether it does), by the same rules as Arrow's parser: 3 is a double, 3.0 is no integer, true is neither."""
+    """(the value as that type holds it, whether it does), by the same rules as Arrow's parser: 3 is a double,
+    3.0 is no integer, true is neither.
+    """
     types, number = pa.types, isinstance(value, int | float) and not isinstance(value, bool)
     if value is None:
         return None, True
@@ -43,11 +47,15 @@ def _by_arrow(value: Any, kind: pa.DataType) -> Any:
     """A nested value or a date: the one block of this one value is Arrow's to read."""
     parse = pj.ParseOptions(explicit_schema=pa.schema([("value", kind)]), unexpected_field_behavior="ignore")
     content = json.dumps({"value": value}).encode()
-    return pj.read_json(pa.BufferReader(content), pj.ReadOptions(use_threads=False, block_size=len(content) + 1), parse)["value"][0].as_py()
+    return pj.read_json(
+        pa.BufferReader(content), pj.ReadOptions(use_threads=False, block_size=len(content) + 1), parse
+    )["value"][0].as_py()
 
 
 def widened(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
-    """(type that holds values of `kind` and this one, whether there is one): null gives way to any, an integer to a double; else `kind` itself."""
+    """(type that holds values of `kind` and this one, whether there is one): null gives way to any, an
+    integer to a double; else `kind` itself.
+    """
     if value is None:
         return kind, True
     full = pa.types.is_nested(kind) and leaves_of(kind) >= MOST_LEAVES
@@ -61,7 +69,9 @@ def widened(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
 
 
 def is_modest(value: Any) -> bool:
-    """Whether a value of JSON has at most MOST_LEAVES leaves of different paths, and none deeper than DEEPEST."""
+    """Whether a value of JSON has at most MOST_LEAVES leaves of different paths, and none deeper than
+    DEEPEST.
+    """
     paths: set[tuple[str | None, ...]] = set()
     waiting: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
     while waiting:
@@ -80,7 +90,10 @@ def is_modest(value: Any) -> bool:
 def _holds(kind: pa.DataType, value: Any) -> bool:
     """Whether the type has a field for every key of the value."""
     if isinstance(value, dict) and pa.types.is_struct(kind):
-        return all((place := kind.get_field_index(key)) >= 0 and _holds(kind.field(place).type, each) for key, each in value.items())
+        return all(
+            (place := kind.get_field_index(key)) >= 0 and _holds(kind.field(place).type, each)
+            for key, each in value.items()
+        )
     if isinstance(value, list) and pa.types.is_list(kind):
         return all(_holds(kind.value_type, each) for each in value)
     return True

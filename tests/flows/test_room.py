@@ -1,4 +1,6 @@
-"""The space that preflight asks for covers what a night leaves and needs meanwhile, on a first night and beside a release."""
+"""The space that preflight asks for covers what a night leaves and needs meanwhile, on a first night and
+beside a release.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,9 @@ def room_of(job: Job) -> Room:
     return needed(job, open_store(job.release.root), {file: rows[file.name] or 0 for file in files})
 
 
-def test_the_estimate_covers_what_a_night_writes_and_what_the_next_one_adds(make_job: Callable[..., Job], tmp_path: Path):
+def test_the_estimate_covers_what_a_night_writes_and_what_the_next_one_adds(
+    make_job: Callable[..., Job], tmp_path: Path
+):
     job = make_job("whiten.mode=off", "gates.recall_at_10=", "index.kind=flat", "encode.unit_rows=400")
     first = room_of(job)
     nightly(job, Stages())
@@ -42,11 +46,15 @@ def test_the_estimate_covers_what_a_night_writes_and_what_the_next_one_adds(make
     (tmp_path / "corpus" / "part-9.parquet").write_bytes((tmp_path / "more" / "part-0.parquet").read_bytes())
     second = room_of(job)
     assert 0 < second.kept["vectors"] <= first.kept["vectors"]
-    assert second.kept["index"] == first.kept["two indexes"]        # one of twice as many rows; last night's is there already
+    assert (
+        second.kept["index"] == first.kept["two indexes"]
+    )  # one of twice as many rows; last night's is there already
 
 
 def test_too_little_space_is_refused_with_the_parts(tmp_path: Path):
     store = LocalStore(str(tmp_path))
     assert "vectors" in check_room(Room({"vectors": 10}, 5), store, "root")
-    with pytest.raises(ConfigError, match=r"root: expected about .* free \(vectors .*, encoder .*, scratch .*\).*make room"):
+    with pytest.raises(
+        ConfigError, match=r"root: expected about .* free \(vectors .*, encoder .*, scratch .*\).*make room"
+    ):
         check_room(Room({"vectors": 1 << 60, "encoder": 1 << 20}, 1 << 20), store, "root")

@@ -1,4 +1,6 @@
-"""A corpus in a language that the tokenizer does not know is not published in silence: warned from 5 %, refused by a gate, on every road to a release."""
+"""A corpus in a language that the tokenizer does not know is not published in silence: warned from 5 %,
+refused by a gate, on every road to a release.
+"""
 
 import json
 from collections.abc import Callable
@@ -23,7 +25,10 @@ CHINESE = "我们在学校学习"
 
 def put(folder: Path, name: str, texts: list[str]) -> None:
     """One more file of the corpus."""
-    pq.write_table(pa.table({"id": [f"{name}-{row}" for row in range(len(texts))], "text": texts}), folder / "corpus" / f"{name}.parquet")
+    pq.write_table(
+        pa.table({"id": [f"{name}-{row}" for row in range(len(texts))], "text": texts}),
+        folder / "corpus" / f"{name}.parquet",
+    )
 
 
 def chinese(count: int) -> list[str]:
@@ -38,7 +43,9 @@ def checks(job: Job) -> dict[str, Check]:
     return {check.name: check for check in preflight(job, Stages())}
 
 
-def test_a_language_that_is_not_known_is_refused_and_named(make_job: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_language_that_is_not_known_is_refused_and_named(
+    make_job: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     put(tmp_path, "chinese", chinese(400))
     check = checks(make_job(*SETTINGS))["tokens"]
     assert "gates.unknown_tokens" in str(check.problem)
@@ -64,12 +71,19 @@ def test_the_counts_survive_nights_on_which_little_is_encoded(make_job: Make, tm
     second = run(make_job)
     tokens = second.facts["tokens"]
     assert (tokens["rows"], tokens["scripts"]["chinese"]["rows"]) == (420, 20)
-    assert tokens["tonight"]["unknown_share"] > 0.5 > tokens["unknown_share"] > first.facts["tokens"]["unknown_share"]
+    assert (
+        tokens["tonight"]["unknown_share"]
+        > 0.5
+        > tokens["unknown_share"]
+        > first.facts["tokens"]["unknown_share"]
+    )
     assert tokens["scripts"]["latin"] == first.facts["tokens"]["scripts"]["latin"]
     assert [sentence.split(" of ")[0] for sentence in second.facts["warnings"]] == [f"{tokens['scripts']['chinese']['unknown_share']:.1%}",
-                                                                                   f"{tokens['tonight']['unknown_share']:.1%}"]      # fmt: skip
-    assert run(make_job).facts["tokens"] == tokens          # nothing changed: as published
-    put(tmp_path, "again", chinese(20))                     # vectors of texts that another unit holds are copied: they count all the same
+                                                                                   f"{tokens['tonight']['unknown_share']:.1%}"]  # fmt: skip
+    assert run(make_job).facts["tokens"] == tokens  # nothing changed: as published
+    put(
+        tmp_path, "again", chinese(20)
+    )  # vectors of texts that another unit holds are copied: they count all the same
     third = run(make_job).facts
     assert third["counts"]["encoded"] == 0
     assert third["tokens"]["scripts"]["chinese"]["unknown"] == 2 * tokens["scripts"]["chinese"]["unknown"]
@@ -80,7 +94,9 @@ def test_units_of_a_version_that_did_not_count_are_no_obstacle(make_job: Make, t
     for file in (tmp_path / "releases" / "units" / "vectors").rglob("*.json"):
         record = json.loads(file.read_text())
         record.pop("seal")
-        record["counts"] = {name: count for name, count in record["counts"].items() if not name.startswith("script_")}
+        record["counts"] = {
+            name: count for name, count in record["counts"].items() if not name.startswith("script_")
+        }
         file.write_text(json.dumps(record) + "\n")
     put(tmp_path, "more", chinese(10))
     outcome = run(make_job)

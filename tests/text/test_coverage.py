@@ -1,4 +1,6 @@
-"""What a tokenizer does not know is counted for every kind of tokenizer, and what does not fit, script by script."""
+"""What a tokenizer does not know is counted for every kind of tokenizer, and what does not fit, script by
+script.
+"""
 
 import json
 from collections.abc import Callable
@@ -23,7 +25,11 @@ MIXED = [ENGLISH, CHINESE, f"{ENGLISH} {CHINESE}", RUSSIAN, "x", "\U0001f600", L
 def pieces(*, byte_fallback: bool) -> tokenizers.Tokenizer:
     """A unigram model of single letters, with or without a token for every byte."""
     spelled = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
-    vocabulary = [("[UNK]", 0.0), *((piece, -2.0) for piece in ("▁", *"abcdefghijklmnopqrstuvwxyzTwo.")), *((piece, -9.0) for piece in spelled)]
+    vocabulary = [
+        ("[UNK]", 0.0),
+        *((piece, -2.0) for piece in ("▁", *"abcdefghijklmnopqrstuvwxyzTwo.")),
+        *((piece, -9.0) for piece in spelled),
+    ]
     made = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=byte_fallback))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return made
@@ -56,7 +62,9 @@ def test_unknown_tokens_are_those_that_the_library_names_so(kind: str, prompt: s
     named = [names(own, prompt + text) for text in MIXED]
     before = names(own, prompt)
     assert counts.content.tolist() == [min(len(tokens), tokenizer.room) - len(before) for tokens in named]
-    expected = [sum(map(is_unknown, tokens[: tokenizer.room])) - sum(map(is_unknown, before)) for tokens in named]
+    expected = [
+        sum(map(is_unknown, tokens[: tokenizer.room])) - sum(map(is_unknown, before)) for tokens in named
+    ]
     assert counts.unknown.tolist() == expected
     assert (counts.unknown > 0)[1] == (kind != "bytes")
 
@@ -82,7 +90,7 @@ def test_words_that_word_vectors_leave_out_are_unknown(tmp_path: Path):
 def test_lost_tokens_are_those_beyond_the_limit(cuts: str, tmp_path: Path):
     """Exactly where a text is read whole; from its beginning a long one is known to a few percent."""
     word_piece().save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path, 16, cuts=cuts)     # type: ignore[arg-type]
+    tokenizer = load_tokenizer(tmp_path, 16, cuts=cuts)  # type: ignore[arg-type]
     texts = [*TEXTS, LONG, 50 * LONG]
     whole = np.array([len(row) for row in tokenizer.source(texts)])
     counts = tokenizer.counts(tokenizer(texts))
@@ -123,13 +131,18 @@ def test_a_tally_does_not_depend_on_the_batches(tmp_path: Path):
     assert whole.counts() == parts.counts()
     covered = Covered.of(whole.counts())
     assert covered.total.rows == len(MIXED)
-    assert (covered.scripts["chinese"].rows, covered.scripts["chinese"].unknown_share) == (1, 8 / 9)      # one of the nine signs is known
+    assert (covered.scripts["chinese"].rows, covered.scripts["chinese"].unknown_share) == (
+        1,
+        8 / 9,
+    )  # one of the nine signs is known
     assert covered.total.cut == int(tokenizer(MIXED).truncated.sum())
 
 
 def unit(script: str, rows: int, tokens: int, unknown: int) -> dict[str, int]:
     names = {"rows": rows, "tokens": tokens, "unknown": unknown}
-    return {"rows": rows, "tokens": tokens + 2 * rows} | {f"script_{script}_{name}": count for name, count in names.items()}
+    return {"rows": rows, "tokens": tokens + 2 * rows} | {
+        f"script_{script}_{name}": count for name, count in names.items()
+    }
 
 
 def test_units_of_a_version_that_did_not_count_make_the_proportion_a_lower_bound():

@@ -1,6 +1,6 @@
-"""Rows of Parquet files arrive whole and in order in bounded batches, whatever the footer says of their size."""
+"""Rows of Parquet files arrive whole and in order in bounded batches, whatever the footer says of their size.
+"""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ def coded(values: list[str], places: np.ndarray) -> pa.DictionaryArray:
 def test_one_long_value_for_every_row_is_read_in_bounded_batches(keeps_type: bool, tmp_path: Path):
     table = pa.table({"id": range(150), "text": coded(["x" * MIB], np.zeros(150))})
     pq.write_table(table, tmp_path / "a.parquet", store_schema=keeps_type)
-    assert (tmp_path / "a.parquet").stat().st_size < MIB    # 150 MiB of text
+    assert (tmp_path / "a.parquet").stat().st_size < MIB  # 150 MiB of text
     sizes = characters(tmp_path)
     assert sum(sizes) == 150 * MIB
     assert max(sizes) <= 32 * MIB
@@ -51,18 +51,19 @@ def test_rows_that_become_heavy_after_a_light_beginning_are_read_whole(keeps_typ
 @pytest.mark.parametrize("group", [7, 100, 5_000, 40_000])
 def test_short_rows_come_in_large_batches_wherever_row_groups_end(group: int, tmp_path: Path):
     rows = 20_000
-    pq.write_table(pa.table({"id": range(rows), "text": [f"row {row}" for row in range(rows)]}), tmp_path / "a.parquet", row_group_size=group)
+    pq.write_table(
+        pa.table({"id": range(rows), "text": [f"row {row}" for row in range(rows)]}),
+        tmp_path / "a.parquet",
+        row_group_size=group,
+    )
     assert len(characters(tmp_path)) <= 3
 
 
-def test_the_time_to_open_a_file_grows_with_its_columns_not_with_their_square(tmp_path: Path):
-    seconds = []
-    for count in (2_000, 10_000):
-        columns = {f"c{number}": [1] for number in range(count)}
-        pq.write_table(pa.table({"id": [1], "text": ["x"], **columns}), tmp_path / "a.parquet")
-        corpus = CorpusSettings(uri=str(tmp_path), keep=(f"c{count - 1}",))
-        files = list_files(corpus)
-        start = time.process_time()
-        assert survey(files, corpus).rows == {"a.parquet": 1}
-        seconds.append(time.process_time() - start)
-    assert seconds[1] < 15 * max(seconds[0], 0.02)          # five times the columns; their square is 25 times as much
+def test_a_file_of_very_many_columns_is_read(tmp_path: Path):
+    """In a second; a minute and more where each column is looked for among all others."""
+    columns = {f"c{number}": [number] for number in range(20_000)}
+    pq.write_table(pa.table({"id": [1], "text": ["x"], **columns}), tmp_path / "a.parquet")
+    corpus = CorpusSettings(uri=str(tmp_path), keep=("c19999",))
+    files = list_files(corpus)
+    assert survey(files, corpus).rows == {"a.parquet": 1}
+    assert [row for batch in read_batches(files[0], corpus) for row in batch.good["c19999"].to_pylist()] == [19_999]
