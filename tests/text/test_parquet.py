@@ -1,5 +1,4 @@
-"""Rows of Parquet files arrive whole and in order in bounded batches, whatever the footer says of their size.
-"""
+"""Rows of Parquet files arrive whole and in order in bounded batches, whatever the footer says of their size."""
 
 from pathlib import Path
 
