@@ -17,12 +17,16 @@ def encode(config: Config = None, overrides: Overrides = None, print_config: Pri
 
 def _encode(run: Run) -> Answer:
     from pipeline.flows.night import through_encoding
+    from pipeline.text.coverage import token_counts, token_facts, token_warnings
 
     store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
     facts = {
         "status": "done", "root": store.uri, "rows": vectors.rows, "counts": {**corpus.counts, **vectors.counts()}, "space_id": vectors.units[0].space_id,
         "units": [store.uri_of(unit.path) for unit in vectors.units], "quarantine": store.uri_of(corpus.quarantine.path) if corpus.quarantine else None,
     }
+    every = [unit.counts for unit in vectors.units]
+    counts = token_counts(every, every)
+    facts |= {"tokens": token_facts(counts), "warnings": token_warnings(counts)}
     facts["seconds"] = run.stages.seconds()
     text = f"{vectors.rows:,} vectors in {len(vectors.units)} units below {store.uri_of('units/vectors')}, {corpus.counts['quarantined']:,} rows quarantined"
     return Answer(facts, text + (f" in {facts['quarantine']}" if facts["quarantine"] else ""))

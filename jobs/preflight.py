@@ -10,8 +10,8 @@ from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verb
 def preflight(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
     """Check in under a minute that a night can run.
 
-    The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a sample, disk space, versions of packages.
-    Each problem comes with its remedy; exit code 2 when there is one.
+    The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a sample, how much of its texts the tokenizer knows
+    and can take, disk space, versions of packages. Each problem comes with its remedy; exit code 2 when there is one.
     """
     run_job(_preflight, config, overrides, print_config, as_json, verbose)
 
@@ -22,6 +22,7 @@ def _preflight(run: Run) -> Answer:
     made = checks(run.job, run.stages, verbose=run.verbose)
     problems = [check for check in made if check.problem]
     lines = [f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}" for check in made]
+    lines += [f"{'warning':<8} {check.name:<9} {sentence}" for check in made for sentence in check.warnings]
     facts = {"status": "problems" if problems else "done", "checks": [vars(check) for check in made]}
     return Answer(facts, "\n".join(lines), exit_code=2 if problems else 0)
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.flows.standstill import Meter, Standstill
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
+from pipeline.text.tokens import TokenCounts
 
 if TYPE_CHECKING:
     from pipeline.models.encoder import Encoded, Encoder
@@ -32,7 +33,7 @@ CHUNK = 512                 # texts: nine halvings find the one
 _LOOK_S = 0.5
 DEATHS = 3                  # of a text alone with its process
 _MOST_REJECTED = 16         # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
-_FIELDS = ("vectors", "lengths", "truncated", "bad")
+_FIELDS = ("vectors", "bad", *TokenCounts._fields)
 
 
 @dataclass
@@ -125,18 +126,15 @@ class Apart:
         """Rows [start, stop) out of the chunks' files."""
         from pipeline.models.encoder import Encoded
 
-        rows = stop - start
-        dim = self._dim()
-        vectors, lengths = np.zeros((rows, dim), np.float32), np.zeros(rows, np.int64)
-        truncated, bad = np.zeros(rows, bool), np.ones(rows, bool)
+        fields = _rejected(stop - start, self._dim())
         for file in self.scratch.glob("done-*.npz"):
             first, last = _rows_of(file)
             low, high = max(first, start), min(last, stop)
             if low < high:
                 with np.load(file) as chunk:
-                    here, there = slice(low - start, high - start), slice(low - first, high - first)
-                    vectors[here], lengths[here], truncated[here], bad[here] = (chunk[name][there] for name in _FIELDS)
-        return Encoded(vectors, lengths, truncated, bad)
+                    for name, values in fields.items():
+                        values[low - start : high - start] = chunk[name][low - first : high - first]
+        return Encoded(fields.pop("vectors"), fields.pop("bad"), TokenCounts(**fields))
 
     def _dim(self) -> int:
         from pipeline.models.folder import open_folder
@@ -199,9 +197,18 @@ def _encoded(encoder: "Encoder", texts: Sequence[str], start: int, stop: int, sc
             yield from _encoded(encoder, texts, middle, stop, scratch)
             return
         (scratch / f"raised-{start}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-        yield {"vectors": np.zeros((1, encoder.dim), np.float32), "lengths": np.zeros(1, np.int64), "truncated": np.zeros(1, bool), "bad": np.ones(1, bool)}
+        yield _rejected(1, encoder.dim)
         return
-    yield {name: getattr(encoded, name) for name in _FIELDS}
+    yield {"vectors": encoded.vectors, "bad": encoded.bad, **encoded.counts._asdict()}
+
+
+def _rejected(rows: int, dim: int) -> dict[str, np.ndarray]:
+    """The fields of so many texts without a vector."""
+    return {
+        "vectors": np.zeros((rows, dim), np.float32),
+        "bad": np.ones(rows, bool),
+        **TokenCounts.none(rows)._asdict(),
+    }
 
 
 def _store(fields: dict[str, np.ndarray], to: Path) -> None:

@@ -20,6 +20,7 @@ from pipeline.store.dead import Dead
 from pipeline.store.release import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
 from pipeline.store.store import Store
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, total
+from pipeline.text.coverage import token_counts
 from pipeline.text.ingest import record_path as corpus_path
 
 PACKAGES = ("manta-embeddings", "ray", "torch", "transformers", "tokenizers", "pyarrow", "faiss-cpu", "faiss-gpu", "numpy", "fsspec", "s3fs")
@@ -120,7 +121,7 @@ def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseU
 
 def counts(corpus: Corpus, live: Live, before: Before, store: Store) -> dict[str, int]:
     """Rows of the night: total = rows + quarantined. new, changed and deleted compare with the release before, by id; encoded were encoded for this release, and
-    the other live ones are reused. truncated and tokens are those of tonight's units.
+    the other live ones are reused. truncated and tokens (text_tokens: without special ones) are those of tonight's units, script_... those of all units.
     """
     known = {unit.path for unit in before.release.units} if before.release else set()
     fresh = [placed.unit for placed in live.placed if placed.unit.path not in known]
@@ -130,6 +131,7 @@ def counts(corpus: Corpus, live: Live, before: Before, store: Store) -> dict[str
         "reused": live.rows - encoded, "encoded": encoded, "quarantined": corpus.counts["quarantined"] + sum(aside.values()),
         "skipped": corpus.counts.get("skipped", 0), "truncated": tonight.get("truncated", 0), "tokens": tonight.get("tokens", 0),
     }
+    found |= token_counts([placed.unit.counts for placed in live.placed], [unit.counts for unit in fresh])
     return found | {name: count for name, count in total((corpus.counts, aside)).items() if name.startswith("quarantined_") or name in _KEPT}
 
 

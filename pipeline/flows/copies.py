@@ -101,9 +101,15 @@ class Knowing:
             return encoded
         rest = np.ones(len(texts), dtype=bool)
         rest[places] = False
-        lengths, truncated = self.encoder.measured(pc.take(texts, pa.array(places)).to_pylist())
-        whole = {"vectors": vectors, "lengths": lengths, "truncated": truncated, "bad": np.zeros(len(places), dtype=bool)}
-        return type(encoded)(**{name: _merged(getattr(encoded, name), rest, mine) for name, mine in whole.items()})
+        known = self.encoder.measured(pc.take(texts, pa.array(places)).to_pylist())
+        counts = type(known)(
+            *(_merged(one, rest, other) for one, other in zip(encoded.counts, known, strict=True))
+        )
+        return type(encoded)(
+            _merged(encoded.vectors, rest, vectors),
+            _merged(encoded.bad, rest, np.zeros(len(places), dtype=bool)),
+            counts,
+        )
 
 
 def _merged(encoded: np.ndarray, rest: np.ndarray, known: np.ndarray) -> np.ndarray:

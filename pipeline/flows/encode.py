@@ -21,6 +21,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.release import ReleaseManifest
 from pipeline.store.store import Store
 from pipeline.store.units import Corpus, Manifest, UnitRecord
+from pipeline.text.coverage import token_counts, token_warnings
 from pipeline.text.normalize import normalize
 
 _READERS = 16           # small files read at once: over a network each waits for an answer
@@ -86,6 +87,13 @@ def encode(
     for sentence in spent.said:
         say(sentence)
     records = tuple(made[unit.sha256] for unit in corpus.units)
+    known = {unit.path for unit in before.units} if before is not None else set()
+    for sentence in token_warnings(
+        token_counts(
+            [each.counts for each in records], [each.counts for each in records if each.path not in known]
+        )
+    ):
+        say(f"warning: {sentence}")
     if not any(record.rows for record in records):
         raise ModelError(job.encoder.path, "finite, non-zero vectors", "none in the whole corpus", "check the encoder's weights and dtype")
     return Manifest(stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id), spent

@@ -19,6 +19,7 @@ from pipeline.stats.tensors import pack, unpack
 from pipeline.store.release import Gate, ReleaseManifest
 from pipeline.store.store import Store
 from pipeline.store.units import Corpus, FileRef
+from pipeline.text.coverage import Covered
 
 # never changed: their vectors are compared with those of the release before, whatever its age
 CANARIES = (
@@ -56,7 +57,7 @@ def run_gates(
     counts = candidate.manifest.counts
     counted = Counted(
         read=counts["total"], vectors=candidate.manifest.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
-        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
+        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)), covered=Covered.of(counts),
     )
     vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
     canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query

@@ -22,6 +22,7 @@ from pipeline.store.lease import lease
 from pipeline.store.probe import check_store
 from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.units import Corpus
+from pipeline.text.coverage import token_facts, token_warnings
 
 
 @dataclass(frozen=True)
@@ -117,5 +118,6 @@ def _outcome(status: Literal["published", "unchanged", "overtaken"], release: Re
         "status": status, "release": release.release, "root": root, "report": report, "rows": release.rows, "counts": release.counts, "space_id": release.space_id,
         "transform_id": release.transform_id, "index": release.index.model_dump(mode="json"), "gates": gates,
         "decisions": [choice.model_dump(mode="json") for choice in release.choices],
+        "tokens": token_facts(release.counts), "warnings": token_warnings(release.counts),
     }
     return Outcome(status, release.release, root, report, release.rows, facts)

@@ -20,6 +20,7 @@ from pipeline.settings import IndexSettings, Job
 from pipeline.store.dead import Dead
 from pipeline.store.release import Gate, ReleaseManifest
 from pipeline.store.store import Store
+from pipeline.text.coverage import Covered
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,15 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         outside = outside_gates(job, releases.store, manifest, cluster.index_workers(job.cluster, len(manifest.units)))
         bar.add(manifest.rows)
     counts = manifest.counts
-    counted = Counted(read=counts["total"], vectors=manifest.rows, quarantined=counts["quarantined"], bad_vectors=bad, duplicate_ids=repeated)
+    covered = Covered.of(counts)
+    counted = Counted(
+        read=counts["total"],
+        vectors=manifest.rows,
+        quarantined=counts["quarantined"],
+        bad_vectors=bad,
+        duplicate_ids=repeated,
+        covered=covered if covered.scripts else None,
+    )
     return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured)
 
 

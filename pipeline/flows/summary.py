@@ -21,6 +21,7 @@ from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.release import Choice
 from pipeline.store.store import Store, open_store
+from pipeline.text.coverage import Covered, token_warnings
 
 
 def summarize(candidate: Candidate, root: str, stages: Stages, created: str) -> Report:
@@ -36,6 +37,7 @@ def summarize(candidate: Candidate, root: str, stages: Stages, created: str) -> 
         throughput=_throughput(candidate.spent, stages), lengths=_lengths(candidate), max_length=candidate.folder.max_length,
         geometry=_geometry(candidate, store), curves=decision.curves, examples=tuple(_examples(store, candidate)),
         gates=tuple(Gate(name, gate.value, gate.threshold, gate.passed, gate.relation) for name, gate in manifest.gates.items()),
+        covered=Covered.of(manifest.counts), warnings=tuple(token_warnings(manifest.counts)),
         settings=to_yaml(Job.model_validate(manifest.settings)), packages=manifest.packages,
     )
 

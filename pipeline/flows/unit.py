@@ -28,6 +28,7 @@ from pipeline.stats.moments import Moments
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record, stored_by_content
+from pipeline.text.coverage import Tally
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
@@ -185,6 +186,7 @@ class _Result:
     def __init__(self, moments: Moments, rejected: Mapping[int, tuple[str, str]]) -> None:
         self._rejected = rejected
         self.moments, self.rows, self.truncated, self.tokens = moments, 0, 0, 0
+        self._covered = Tally()
         self.lengths: np.ndarray = np.zeros(0, np.int64)
         self.dropped: list[int] = []
         self.bad: list[dict[str, Any]] = []
@@ -204,9 +206,10 @@ class _Result:
             self.dropped.append(self.rows + int(number))
         self.moments = self.moments.merge(Moments.of(vectors[good]))
         self.rows += len(good)
-        self.truncated += int(np.count_nonzero(encoded.truncated))
-        self.tokens += int(np.sum(encoded.lengths))
-        histogram = np.bincount(np.asarray(encoded.lengths) // LENGTH_BIN)
+        self.truncated += int(np.count_nonzero(encoded.counts.truncated))
+        self.tokens += int(np.sum(encoded.counts.lengths))
+        self._covered.add(batch["text"], encoded.counts)
+        histogram = np.bincount(encoded.counts.lengths // LENGTH_BIN)
         size = max(len(histogram), len(self.lengths))
         self.lengths = np.pad(self.lengths, (0, size - len(self.lengths))) + np.pad(histogram, (0, size - len(histogram)))
         return good
@@ -214,7 +217,13 @@ class _Result:
     def counts(self) -> dict[str, int]:
         lengths = {f"length_{LENGTH_BIN * number:05d}": int(count) for number, count in enumerate(self.lengths) if count}
         reasons = Counter(f"quarantined_{row['reason']}" for row in self.bad)
-        return {"rows": self.rows, "tokens": self.tokens, "truncated": self.truncated, "quarantined": len(self.bad), **dict(sorted(reasons.items())), **lengths}
+        counts = {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "truncated": self.truncated,
+            "quarantined": len(self.bad),
+        }
+        return {**counts, **dict(sorted(reasons.items())), **lengths, **self._covered.counts()}
 
 
 def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: pa.Schema) -> pa.Table:

@@ -17,6 +17,7 @@ from pipeline.index.structure import chain_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
 from pipeline.store.release import Gate
+from pipeline.text.coverage import Covered
 
 RANKS = (1, 10, 100)
 _SAME_SCORE = 1e-6          # float32 cosines of equal texts differ by 2e-7 at most between two matrix products
@@ -89,7 +90,9 @@ class Measured(Settings):
 
 @dataclass(frozen=True)
 class Counted:
-    """Rows of a night: read (or reused) = vectors + quarantined + skipped. bad_vectors: non-finite or zero ones in the units; duplicate_ids: of the user."""
+    """Rows of a night: read (or reused) = vectors + quarantined + skipped. bad_vectors: non-finite or zero ones in the units; duplicate_ids: of the user;
+    covered: None for a release that a version made which did not count tokens.
+    """
 
     read: int
     vectors: int
@@ -97,6 +100,7 @@ class Counted:
     skipped: int = 0
     bad_vectors: int = 0
     duplicate_ids: int = 0
+    covered: Covered | None = None
 
 
 def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ...] = RANKS) -> dict[int, Share]:
@@ -276,6 +280,8 @@ def judge(measured: Measured, counted: Counted, settings: GateSettings, *, canar
         gates["size_gib"] = _at_most(measured.file_bytes / GIB, settings.max_size_gib, "GiB of index files")
     if settings.p99_ms is not None:
         gates["p99_ms"] = _at_most(measured.latency.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {measured.latency.queries} single queries")
+    if settings.unknown_tokens is not None and counted.covered is not None:
+        gates["unknown_tokens"] = _unknown_gate(counted.covered, settings.unknown_tokens)
     if canary is not None:
         gates["canary_cosine"] = _canary_gate(canary, settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype])
     return gates
@@ -292,6 +298,27 @@ def _at_most(value: float, limit: float, what: str) -> Gate:
 def _recall_gate(share: Share, target: float) -> Gate:
     sentence = f"recall@10 is {share.value:.4f} (95 % interval {share.low:.4f} to {share.high:.4f}), {target:g} at least within it"
     return Gate(value=share.value, threshold=target, passed=share.high >= target, sentence=sentence)
+
+
+def _unknown_gate(covered: Covered, limit: float) -> Gate:
+    value, worst = covered.unknown_share, covered.most_unknown()
+    uncounted = (
+        f"{covered.uncounted_rows:,} rows of an earlier version were not counted"
+        if covered.uncounted_rows
+        else ""
+    )
+    details = "; ".join(filter(None, (worst, uncounted)))
+    found = f"{value:.1%} of the tokens are unknown to the encoder's tokenizer{f' ({details})' if details else ''}"
+    remedy = (
+        "" if value <= limit else "; use an encoder that knows the language, or raise gates.unknown_tokens"
+    )
+    return Gate(
+        value=value,
+        threshold=limit,
+        passed=value <= limit,
+        relation="at most",
+        sentence=f"{found}, {limit:.0%} at most{remedy}",
+    )
 
 
 def _canary_gate(value: float, least: float) -> Gate:

@@ -28,7 +28,7 @@ from pipeline.models.tail import load_mlp, load_tail, through
 from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.budget import distinct
-from pipeline.text.tokens import Tokenizer, Tokens
+from pipeline.text.tokens import TokenCounts, Tokenizer, Tokens
 
 _FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
 _SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
@@ -56,12 +56,19 @@ class Encoded:
 
     vectors: np.ndarray
     """(n, dim) float32"""
-    lengths: np.ndarray
-    """(n,) int64 tokens of each text as encoded"""
-    truncated: np.ndarray
-    """(n,) bool"""
     bad: np.ndarray
     """(n,) bool: the vector is zero or not finite"""
+    counts: TokenCounts
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64 tokens of each text as encoded."""
+        return self.counts.lengths
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """(n,) bool"""
+        return self.counts.truncated
 
 
 @dataclass
@@ -140,10 +147,9 @@ class Encoder:
         if not self.folder.whole_words and not vectors.any(axis=1).all():       # an encoder of words may know none of these
             raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
 
-    def measured(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) int64 tokens of each text as it would be encoded, and (n,) bool whether it would be cut."""
-        tokens = self._tokenizer(texts)
-        return tokens.lengths, tokens.truncated
+    def measured(self, texts: Sequence[str]) -> TokenCounts:
+        """Token counts of n texts as they would be encoded."""
+        return self._tokenizer.counts(self._tokenizer(texts))
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
         """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
@@ -199,7 +205,7 @@ class Encoder:
         self.counters.repeats += len(inverse) - len(tokens)
         self.counters.tokens += len(tokens.ids)
         bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
-        return Encoded(vectors[inverse], tokens.lengths[inverse], tokens.truncated[inverse], bad[inverse])
+        return Encoded(vectors[inverse], bad[inverse], tokenizer.counts(tokens).of_rows(inverse))
 
     def _vectors(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
         """(texts, dim) float32; a device that runs out of memory gets half the budget from then on."""
@@ -325,8 +331,10 @@ def _tell_part(tell: Callable[[int], None], done: int, rows: int, part: float) -
 def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
     """One part per batch of so many rows."""
     cuts = np.cumsum(rows)[:-1]
-    parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.lengths, encoded.truncated, encoded.bad))
-    yield from (Encoded(*fields) for fields in zip(*parts, strict=True))
+    parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.bad, *encoded.counts))
+    yield from (
+        Encoded(vectors, bad, TokenCounts(*counts)) for vectors, bad, *counts in zip(*parts, strict=True)
+    )
 
 
 def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -> tuple[Model, Module | None]:

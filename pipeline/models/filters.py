@@ -80,7 +80,7 @@ def _commonest(tokenizer: Tokenizer, counts: Frequencies, marker: str | None, ke
     """Ids of the `most` commonest tokens, special ones apart: the words pushed through the tokenizer, as they stand inside a text."""
     totals = np.zeros(len(kept))
     for words, numbers in counts.batches():
-        rows = tokenizer.source([f" {word}" for word in words] if marker == _BYTES else words)
+        rows = tokenizer.pieces([f" {word}" for word in words] if marker == _BYTES else words)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.fromiter((number for row in rows for number in row), np.int64, int(lengths.sum()))
         totals += np.bincount(ids, np.repeat(numbers, lengths), minlength=len(kept))

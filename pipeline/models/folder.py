@@ -11,7 +11,19 @@ from pipeline.errors import ModelError
 from pipeline.models.averages import Averages, averages_of
 from pipeline.models.frequencies import FREQUENCIES
 from pipeline.models.locate import locate
-from pipeline.models.modules import OWN_MODULES, POOLINGS, Cut, Denoise, Dense, Module, modules_of, pooling_of, read_json, tail_of
+from pipeline.models.modules import (
+    OWN_MODULES,
+    POOLINGS,
+    Cut,
+    Denoise,
+    Dense,
+    Module,
+    modules_of,
+    pooling_of,
+    read_config,
+    read_json,
+    tail_of,
+)
 from pipeline.models.pretrained import check_code
 from pipeline.models.words import RECURRENT, WORDS, load_sequences, load_words
 from pipeline.settings import EncoderSettings
@@ -103,7 +115,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         return open_joined(path, settings)
     modules = modules_of(path)
     transformer = modules[0][1] if modules else ""
-    config = read_json(path / transformer / "config.json", required=True)
+    config = read_config(path / transformer)
     check_code(path / transformer)
     own = _transformer_settings(path / transformer)
     pooling, include_prompt = pooling_of(path, modules)

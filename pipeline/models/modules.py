@@ -18,6 +18,17 @@ _OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Deno
 POOLING_FLAGS = {f"pooling_mode_{name}": mode for name, mode in (
     ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
     ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
+_CONFIG_VALUES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (
+        ("hidden_size", "dim", "d_model", "num_hidden_layers", "n_layers", "num_layers", "num_attention_heads", "n_heads", "num_heads", "intermediate_size",
+         "hidden_dim", "d_ff", "d_kv", "embedding_size", "max_position_embeddings", "n_positions", "vocab_size", "type_vocab_size", "pad_token_id",
+         "relative_attention_num_buckets"),
+        (int,), "a whole number",
+    ),
+    (("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "attention_probs_dropout_prob", "hidden_dropout_prob"), (int, float), "a number"),
+    (("hidden_act", "activation", "position_embedding_type"), (str,), "a name"),
+)  # fmt: skip
+"""(keys of a config.json, their types, in words)"""
 
 
 @dataclass(frozen=True)
@@ -68,11 +79,26 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
             return {}
         found = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8]) or "an empty or missing folder"
         raise ModelError(str(file), "a model's configuration", f"no such file beside {found}", "give a Hugging Face or sentence-transformers folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(str(file), "readable JSON", " ".join(str(error).split()), "restore the file") from None
     if not isinstance(value, dict):
         raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
     return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder. ModelError if it is missing or damaged, or if a value that every
+    reader of it takes for granted is of another type.
+    """
+    file = folder / "config.json"
+    config = read_json(file, required=True)
+    for names, kinds, expected in _CONFIG_VALUES:
+        for name in names:
+            value = config.get(name)
+            fits = isinstance(value, kinds) and not isinstance(value, bool)
+            if value is not None and not fits and not isinstance(value, list):          # some families have a value for each layer
+                raise ModelError(str(file), f"{expected} as {name}", repr(value)[:60], "restore the file")
+    return config
 
 
 def modules_of(path: Path) -> list[tuple[str, str]]:

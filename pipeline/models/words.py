@@ -7,6 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from pipeline.errors import ModelError
 from pipeline.log import say
 from pipeline.models.vectorfile import Words, read_vectors
-from pipeline.text.tokens import Side, Tokenizer
+from pipeline.text.tokens import LEFT_OUT, Side, Tokenizer
 
 WORDS = "manta-words"           # the model_type of such a folder
 RECURRENT = "manta-recurrent"   # and of one whose encoder reads words in their order
@@ -87,7 +88,10 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
     to be segmented before.
     """
     vocabulary = _vocabulary(folder)
-    return Tokenizer(_Source(vocabulary, lower), (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
+    source = _Source(vocabulary, lower, LEFT_OUT)
+    return Tokenizer(
+        source, (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary, leaves_out=True
+    )
 
 
 def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:
@@ -97,8 +101,10 @@ def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, c
     vocabulary = _vocabulary(folder)
     if missing := [mark for mark in (FIRST, LAST) if mark not in vocabulary]:
         raise ModelError(str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file")
-    source = _Source(vocabulary, lower, vocabulary.get(UNKNOWN))
-    return Tokenizer(source, (vocabulary[FIRST],), (vocabulary[LAST],), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
+    unknown = vocabulary.get(UNKNOWN, LEFT_OUT)
+    source, marks = _Source(vocabulary, lower, unknown), ((vocabulary[FIRST],), (vocabulary[LAST],))
+    plain = Tokenizer(source, *marks, max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
+    return replace(plain, leaves_out=True) if unknown == LEFT_OUT else replace(plain, unknown=(unknown,))
 
 
 def words_of(text: str) -> Iterator[str]:
@@ -120,9 +126,9 @@ def _read(text: str, *, lower: bool) -> str:
 
 
 class _Source:
-    """Texts to numbers of known words; others get the number `unknown`, or none."""
+    """Texts to numbers of known words; others get the number `unknown`."""
 
-    def __init__(self, vocabulary: Mapping[str, int], lower: bool, unknown: int | None = None) -> None:
+    def __init__(self, vocabulary: Mapping[str, int], lower: bool, unknown: int) -> None:
         self._known, self._lower, self._unknown = vocabulary.get, lower, unknown
         self._whole, self._parts = _patterns()
 
@@ -137,7 +143,7 @@ class _Source:
                 numbers.append(number)
             else:
                 numbers += map(self._known, self._parts.findall(token))
-        return [number for each in numbers if (number := self._unknown if each is None else each) is not None]
+        return [self._unknown if each is None else each for each in numbers]
 
 
 @functools.cache

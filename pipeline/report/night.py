@@ -11,6 +11,7 @@ from pipeline.post.choose import Curve
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.release import OUTSIDE_RECALL
+from pipeline.text.coverage import Covered, named
 
 EXCERPT = 240           # characters of a text that are shown
 
@@ -152,6 +153,10 @@ class Report:
     """by which sizes of the transform were chosen"""
     examples: tuple[Example, ...] = ()
     gates: tuple[Gate, ...] = ()
+    covered: Covered | None = None
+    """tokens by script"""
+    warnings: tuple[str, ...] = ()
+    """in sentences"""
     settings: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -169,6 +174,7 @@ def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from the corpus is escaped."""
     filters: dict[str, Callable[..., Any]] = {
         "plain": _plain, "excerpt": _excerpt, "cosine": _cosine, "interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr,
+        "script": named,
     }
     return fill("night.html.j2", filters, report=report, charts=_charts(report), flow=_flow(report.counts), asked=_asked(report))
 

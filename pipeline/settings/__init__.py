@@ -15,7 +15,7 @@ class CorpusSettings(Settings):
     """Which text, and how a row of it is read."""
 
     uri: str = "corpus"
-    """a file, a glob, a directory (hive partitions become columns), or a file:// or s3:// URI of one"""
+    """a file, a glob, a directory (hive partitions become columns, links are followed), or a file:// or s3:// URI of one"""
     format: Literal["auto", "parquet", "jsonl"] = "auto"
     """auto goes by the ending: .parquet; .jsonl, .ndjson or .json, each also with .gz"""
     id: str = "id"
@@ -33,7 +33,8 @@ class CorpusSettings(Settings):
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.5
     """share of the rows that may be quarantined before the night stops with exit code 3"""
     fingerprint: Literal["fast", "full"] = "fast"
-    """how an unchanged file is known: size with modification time or etag, or its whole content"""
+    """how an unchanged file is known: size with modification time or etag, or its whole content, which reads every file every night. fast takes a file for
+    unchanged that was rewritten with the same size and time stamp"""
 
 
 class EncoderSettings(Settings):
@@ -196,6 +197,8 @@ class GateSettings(Settings):
     """99th percentile of one query's time at the set nprobe, one thread"""
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
     """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in float32, 0.999 in half precision"""
+    unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release"""
 
 
 class ReleaseSettings(Settings):

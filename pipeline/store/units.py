@@ -1,7 +1,7 @@
 """Records of finished units and what they add up to. Equal work gives equal records: no time, host or attempt in any of them."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Self
 
@@ -205,7 +205,7 @@ class Manifest(Stored):
         return total(unit.counts for unit in self.units)
 
 
-def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sums by name."""
     sums: dict[str, int] = {}
     for each in counts:

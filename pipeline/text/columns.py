@@ -1,6 +1,7 @@
 """The types that all files of a corpus agree on, and what to say when one does not."""
 
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,18 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.schema import corpus_schema
 from pipeline.text.sources import SourceFile
 
+MOST_LEAVES = 256       # of a kept column in JSON: each is a column in memory, whether a row has a value there or not
+
 
 @dataclass(frozen=True)
 class Columns:
-    """Types of the corpus's id column (string, int64 or uint64) and of its kept columns."""
+    """Types of the corpus's id column (string, int64 or uint64) and of its kept columns. partly: whether the
+    type of a nested one leaves out what is too much.
+    """
 
     id: pa.DataType
     kept: tuple[pa.Field, ...] = ()
+    partly: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -28,13 +34,16 @@ class Columns:
 class Seen:
     """What one file has. types: id and kept columns; null where nothing tells yet. rows: None where only reading tells.
 
-    negative_ids: whether there may be any.
+    negative_ids: whether there may be any; known: names of columns; absent: wanted ones that no row has; partly: nested ones with values that their types do not hold.
     """
 
     file: SourceFile
     types: dict[str, pa.DataType]
     rows: int | None = None
     negative_ids: bool = True
+    known: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()
+    partly: frozenset[str] = frozenset()
 
 
 def id_type(found: pa.DataType) -> pa.DataType | None:
@@ -71,20 +80,26 @@ def mistyped(file: SourceFile, setting: str, column: str, expected: str, found: 
 def agree(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[Columns, dict[str, DataError]]:
     """The corpus's types, and the files that do not fit them by name. The first file decides between string and integer ids; numbers widen.
 
-    JSON lines are not refused for a kept column: what does not fit becomes null where it is read.
+    JSON lines are not refused for a kept column: what does not fit becomes null where it is read, and so does what a row lacks. DataError for a kept column
+    that no file has.
     """
     chosen, refused = _agreed_id(seen, corpus)
-    kept = []
+    kept, partly = [], any(one.partly for one in seen)
+    for name in corpus.keep:
+        if seen and all(name in one.absent for one in seen):
+            raise missing(seen[0].file, "corpus.keep", name, seen[0].known)
     for name in corpus.keep:
         kind = chosen if name == corpus.id else pa.null()
         for one in () if name == corpus.id else seen:
             try:
-                kind = widest(kind, decoded(one.types[name]))
+                wider = widest(kind, decoded(one.types[name]))
+                fits = one.file.format == "parquet" or leaves_of(wider) <= MOST_LEAVES
+                kind, partly = (wider, partly) if fits else (kind, True)
             except pa.ArrowTypeError:
                 if one.file.format == "parquet":
                     refused.setdefault(one.file.name, mistyped(one.file, "corpus.keep", name, f"{kind}, as in earlier files", one.types[name]))
         kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
-    return Columns(chosen, tuple(kept)), refused
+    return Columns(chosen, tuple(kept), partly), refused
 
 
 def _agreed_id(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[pa.DataType, dict[str, DataError]]:
@@ -110,6 +125,14 @@ def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """The type that holds both; ArrowTypeError where none does."""
     schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+
+
+@functools.lru_cache(maxsize=64)
+def leaves_of(kind: pa.DataType) -> int:
+    """Leaves of a type: columns of Arrow's memory."""
+    return (
+        sum(leaves_of(kind.field(place).type) for place in range(kind.num_fields)) if kind.num_fields else 1
+    )
 
 
 def cast_column(column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str) -> pa.ChunkedArray:

@@ -24,7 +24,7 @@ from pipeline.text.keys import bucket_count, by_id, read_part
 from pipeline.text.normalize import NORMALIZER_VERSION
 from pipeline.text.quarantine import QuarantineFile
 from pipeline.text.reader import survey
-from pipeline.text.reading import Progress, Reading
+from pipeline.text.reading import CHANGED, Progress, Reading
 from pipeline.text.rolling import Rolling
 from pipeline.text.settle import NOWHERE, line_schema, losers, set_aside, settle
 from pipeline.text.sources import SourceFile, list_files, unchanged
@@ -245,13 +245,18 @@ class _Night:
             mine = revived.filter(pc.equal(revived["file"], number)).sort_by("row")
             rows = reading.rows_of(self.files[number], mine["row"].to_numpy())
             if rows["text_key"].combine_chunks() != mine["text_key"].combine_chunks():
-                raise TransientError(self.files[number].uri, "the texts that it had", "other ones", "the file changed while it was read: run again")
+                raise TransientError(self.files[number].uri, "the texts that it had", "other ones", CHANGED)
             yield rows.append_column("position", mine["position"])
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
         if not unchanged(self.files, self.corpus):
-            raise TransientError(self.corpus.uri, "files that stay as they are", "files that changed while they were read", "run again")
+            raise TransientError(
+                self.corpus.uri,
+                "files that stay as they are",
+                "files that changed while they were read",
+                CHANGED,
+            )
 
     def _living(self) -> tuple[list[CorpusUnit], np.ndarray]:
         """Units of the parent that still have live rows, and all dead addresses in them."""

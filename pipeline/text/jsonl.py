@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,12 @@ import pyarrow.json as pj
 
 from pipeline.settings import CorpusSettings
 from pipeline.store.schema import carried_name
-from pipeline.text.columns import Columns, Seen, missing, mistyped, widest
+from pipeline.text.columns import Columns, Seen, missing, mistyped
 from pipeline.text.normalize import has_surrogates, replace_surrogates
 from pipeline.text.quarantine import Rejected
 from pipeline.text.rows import RawBatch
 from pipeline.text.sources import SourceFile, explained, open_file
+from pipeline.text.values import fitted, widened
 
 _BLOCK = 1 << 20                # bytes parsed at once: small, since one odd line sends its block down the slow road
 _LONGEST_LINE = 256 << 20       # bytes: a longer one means that the file is not JSON lines
@@ -52,7 +53,7 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
     """All lines in order but blank ones, which are no rows; a row's number is its line's, from 0."""
     schema = pa.schema([("id", columns.id), ("text", pa.string()), *((carried_name(field.name), field.type) for field in columns.kept)])
     for block in _blocks(file):
-        table = _parsed_by_arrow(block, schema, file, corpus)
+        table = None if columns.partly else _parsed_by_arrow(block, schema, file, corpus)
         if table is not None:
             yield RawBatch(table, block.position)
         else:
@@ -164,7 +165,9 @@ class _Look:
     corpus: CorpusSettings
     types: dict[str, pa.DataType] = field(init=False)
     example: dict[str, Any] | None = None               # the first object
+    wrong_id: Any = None                                # one that is neither a string nor an integer
     present: set[str] = field(default_factory=set)
+    partly: set[str] = field(default_factory=set)       # nested columns with values that their types do not hold
     negative: bool = False
     large: bool = False                                 # an id of 2^63 or above
 
@@ -180,24 +183,47 @@ class _Look:
         if objects and self.example is None:
             self.example = objects[0]
             self._check_text(objects)
+        self._add_ids(objects)
         for one in objects:
             self.present |= self.types.keys() & one.keys()
-            self._add_id(one.get(self.corpus.id))
             for name in self._carried():
-                self.types[name] = _widened(self.types[name], one.get(name))
+                self.types[name], held = widened(self.types[name], one.get(name))
+                if not held and pa.types.is_nested(self.types[name]):
+                    self.partly.add(name)
 
     def seen(self) -> Seen:
-        for setting, names in (("corpus.id", (self.corpus.id,)), ("corpus.keep", self.corpus.keep)):
-            for name in names:
-                if self.example is not None and name not in self.present and name not in self.file.partitions:
-                    raise missing(self.file, setting, name, [*self.file.partitions, *self.example])
+        example = self.example or {}
+        absent = (
+            frozenset(self.types) - self.present - self.file.partitions.keys() if example else frozenset()
+        )
+        if self.corpus.id in absent:
+            raise missing(self.file, "corpus.id", self.corpus.id, [*self.file.partitions, *example])
+        if self.wrong_id is not None and pa.types.is_null(self.types[self.corpus.id]):
+            raise mistyped(
+                self.file,
+                "corpus.id",
+                self.corpus.id,
+                "string or integer",
+                f"{_shown(self.wrong_id)} ({type(self.wrong_id).__name__})",
+            )
         types = {name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind for name, kind in self.types.items()}
         if pa.types.is_integer(types[self.corpus.id]):
             types[self.corpus.id] = pa.uint64() if self.large and not self.negative else pa.int64()
-        return Seen(self.file, types, negative_ids=self.negative)
+        return Seen(
+            self.file,
+            types,
+            negative_ids=self.negative,
+            known=(*self.file.partitions, *example),
+            absent=absent,
+            partly=frozenset(self.partly),
+        )
 
     def _as_known(self, block: _Block) -> bool:
-        """Whether Arrow can read the block by the types found so far: it has nothing to add then."""
+        """Whether Arrow can read the block by the types found so far: it has nothing to add then. It passes
+        over keys of nested values that a type lacks.
+        """
+        if any(pa.types.is_nested(kind) for kind in self.types.values()):
+            return False
         table = _table(block.lines, self.types)
         if table is not None and pa.types.is_uint64(self.types[self.corpus.id]):
             self.large |= (pc.max(table[self.corpus.id]).as_py() or 0) >= 2**63
@@ -211,14 +237,23 @@ class _Look:
         if texts and not any(isinstance(text, str) for text in texts):
             raise mistyped(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
 
-    def _add_id(self, value: Any) -> None:
-        """Integers are taken as uint64 until one is negative."""
-        agreed = _agreed_id(self.types[self.corpus.id], value, self.file, self.corpus)
-        if isinstance(value, int):
-            self.negative |= -(2**63) <= value < 0
-            self.large |= 2**63 <= value < 2**64
-            agreed = pa.int64() if self.negative else pa.uint64()
-        self.types[self.corpus.id] = agreed
+    def _add_ids(self, objects: list[dict[str, Any]]) -> None:
+        """The first block with ids decides between strings and integers, by most of them. Integers are taken
+        as uint64 until one is negative.
+        """
+        name = self.corpus.id
+        values = [one[name] for one in objects if one.get(name) is not None]
+        strings, integers = sum(map(_is_string, values)), sum(map(_is_integer, values))
+        if pa.types.is_null(self.types[name]) and (strings or integers):
+            self.types[name] = pa.string() if strings >= integers else pa.uint64()
+        elif values and self.wrong_id is None:
+            self.wrong_id = values[0]
+        if not pa.types.is_integer(self.types[name]):
+            return
+        numbers = list(filter(_is_integer, values))
+        self.negative |= any(-(2**63) <= number < 0 for number in numbers)
+        self.large |= any(2**63 <= number < 2**64 for number in numbers)
+        self.types[name] = pa.int64() if self.negative else pa.uint64()
 
     def _carried(self) -> list[str]:
         return [name for name in self.corpus.keep if name != self.corpus.id]
@@ -246,15 +281,21 @@ class _Lines:
             self.rejected.append(Rejected(number, reason, detail, text=line.decode(errors="replace")))
             return
         row_id, text, *others = (self._value(value.get(name), column) for column, name in _sources(self.schema, self.corpus).items())
-        row_id = self._id(row_id)
-        wrong = [] if isinstance(text, str | None) else [(self.corpus.text, text)]
-        if isinstance(row_id, int) and not _in_range(row_id, self.schema.field("id").type):
-            wrong.append((self.corpus.id, row_id))
+        wrong = [] if isinstance(text, str | None) else [(self.corpus.text, text, "a string")]
+        if row_id is not None and not _is_id(row_id, self.schema.field("id").type):
+            wrong.append((self.corpus.id, row_id, f"an id of type {self.schema.field('id').type}"))
         if wrong:
-            detail = ", ".join(f"{name} is {json.dumps(found)[:60]}" for name, found in wrong)
-            self.rejected.append(Rejected(number, "wrong_type", detail, None if row_id is None else str(row_id), text if isinstance(text, str) else None))
+            detail = ", ".join(
+                f"{name} is {_shown(found)}, not {expected}" for name, found, expected in wrong
+            )
+            shown_id = None if row_id is None else row_id if isinstance(row_id, str) else _shown(row_id)
+            self.rejected.append(
+                Rejected(number, "wrong_type", detail, shown_id, text if isinstance(text, str) else None)
+            )
             return
-        kept = [_fitted(one, kind) for one, kind in zip(others, self.schema.types[2:], strict=True)]
+        if isinstance(row_id, str):
+            row_id = replace_surrogates(row_id)
+        kept = [fitted(one, kind) for one, kind in zip(others, self.schema.types[2:], strict=True)]
         self.dropped += [number for _, fits in kept if not fits]
         if isinstance(text, str) and has_surrogates(text):
             self.surrogates.append(number)
@@ -269,64 +310,24 @@ class _Lines:
     def _value(self, own: Any, column: str) -> Any:
         return self.partition.get(column) if own is None else own
 
-    def _id(self, value: Any) -> int | str | None:
-        found = _agreed_id(self.schema.field("id").type, value, self.file, self.corpus)
-        assert found == self.schema.field("id").type
-        return replace_surrogates(value) if isinstance(value, str) else value
+
+def _is_id(value: Any, kind: pa.DataType) -> bool:
+    """Whether a value can be an id of that type."""
+    return _is_string(value) if pa.types.is_string(kind) else _is_integer(value) and _in_range(value, kind)
 
 
-def _agreed_id(agreed: pa.DataType, value: Any, file: SourceFile, corpus: CorpusSettings) -> pa.DataType:
-    """`agreed` itself, or what the first value says. DataError when `value` is of another type than the ids before it."""
-    if value is None:
-        return agreed
-    found = pa.string() if isinstance(value, str) else pa.int64() if isinstance(value, int) and not isinstance(value, bool) else None
-    if found is None:
-        raise mistyped(file, "corpus.id", corpus.id, "string or integer", f"{json.dumps(value)[:60]} ({type(value).__name__})")
-    if not pa.types.is_null(agreed) and pa.types.is_string(found) != pa.types.is_string(agreed):
-        kinds = ("string", "integer") if pa.types.is_string(agreed) else ("integer", "string")
-        raise mistyped(file, "corpus.id", corpus.id, f"{kinds[0]}, as before", f"{json.dumps(value)[:60]} ({kinds[1]})")
-    return found if pa.types.is_null(agreed) else agreed
+def _is_string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, as JSON."""
+    return json.dumps(value)[:60]
 
 
 def _in_range(value: int, kind: pa.DataType) -> bool:
     return 0 <= value < 2**64 if pa.types.is_uint64(kind) else -(2**63) <= value < 2**63
-
-
-def _fitted(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
-    """(the value as that type holds it, whether it does), by the same rules as Arrow's parser: 3 is a double, 3.0 is no integer, true is neither."""
-    types, number = pa.types, isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None:
-        return None, True
-    if types.is_string(kind) or types.is_large_string(kind):
-        return (replace_surrogates(value), True) if isinstance(value, str) else (None, False)
-    if types.is_boolean(kind):
-        return value, isinstance(value, bool)
-    if types.is_floating(kind) and number:
-        return _converted(float, value)
-    if types.is_integer(kind) and number and isinstance(value, int):
-        return _converted(lambda: pa.scalar(value, kind).as_py())
-    return _converted(lambda: _by_arrow(value, kind))
-
-
-def _converted(convert: Callable[..., Any], *values: Any) -> tuple[Any, bool]:
-    try:
-        return convert(*values), True
-    except (pa.ArrowException, OverflowError):
-        return None, False
-
-
-def _by_arrow(value: Any, kind: pa.DataType) -> Any:
-    """A nested value or a date: the one block of this one value is Arrow's to read."""
-    parse = pj.ParseOptions(explicit_schema=pa.schema([("value", kind)]), unexpected_field_behavior="ignore")
-    content = json.dumps({"value": value}).encode()
-    return pj.read_json(pa.BufferReader(content), pj.ReadOptions(use_threads=False, block_size=len(content) + 1), parse)["value"][0].as_py()
-
-
-def _widened(kind: pa.DataType, value: Any) -> pa.DataType:
-    """The type that holds values of `kind` and this one (null gives way to any, an integer to a double); `kind` itself where none does."""
-    if value is None:
-        return kind
-    with contextlib.suppress(pa.ArrowException, OverflowError):
-        found = pa.infer_type([value])
-        return kind if found == kind else widest(kind, found)
-    return kind

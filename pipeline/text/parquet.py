@@ -1,9 +1,11 @@
 """Rows of a Parquet file, streamed: only the columns asked for, in batches of bounded size."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
@@ -12,7 +14,10 @@ from pipeline.text.columns import Columns, Seen, cast_column, decoded, id_type, 
 from pipeline.text.rows import RawBatch
 from pipeline.text.sources import SourceFile, explained, open_file
 
-_MOST_ROWS, _MOST_BYTES = 16_384, 32 << 20      # of one batch, by the file's own account of its sizes
+_MOST_ROWS, _MOST_BYTES = 16_384, 32 << 20      # of one batch that is handed on
+_FIRST_ROWS = 16        # read at first: a footer says nothing of values that a dictionary holds once
+_STEP_ROWS = 1_024      # read at once later, at most: between two looks at what rows weigh
+_TOO_HEAVY = 2          # times _MOST_BYTES: from this weight of one step on fewer rows are read at once
 _BUFFER = 1 << 20                               # bytes read ahead per column
 
 
@@ -21,7 +26,8 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
     with explained(file.uri), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
         schema, rows = opened.schema_arrow, opened.metadata.num_rows
-    types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if schema.names.count(name) == 1}
+    repeats = Counter(schema.names)
+    types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if repeats[name] == 1}
     types = {**dict.fromkeys(file.partitions, pa.string()), **types}
     for setting, names in (("corpus.id", (corpus.id,)), ("corpus.text", (corpus.text,)), ("corpus.keep", corpus.keep)):
         for name in names:
@@ -39,8 +45,8 @@ def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) ->
     """Whether a column of integers may hold one below 0, by the footer's statistics."""
     if pa.types.is_unsigned_integer(kind):
         return False
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    chunks = [chunk for group in groups for place in range(group.num_columns) if (chunk := group.column(place)).path_in_schema == name]
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(place) for place in _leaves(metadata, [name]) for group in groups]
     known = [chunk.statistics for chunk in chunks if chunk.statistics is not None and chunk.statistics.has_min_max]
     return len(known) < len(chunks) or any(pa.types.is_integer(kind) and statistics.min < 0 for statistics in known)
 
@@ -49,12 +55,14 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
     """All rows in the file's order."""
     with explained(file.uri), open_file(file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
-        wanted = [name for name in dict.fromkeys((corpus.id, corpus.text, *corpus.keep)) if name in opened.schema_arrow.names]
+        there = set(opened.schema_arrow.names)
+        wanted = [name for name in dict.fromkeys((corpus.id, corpus.text, *corpus.keep)) if name in there]
         total, start = opened.metadata.num_rows, 0
-        for batch in opened.iter_batches(batch_size=_batch_rows(opened, wanted), columns=wanted):
-            table = pa.Table.from_batches([batch])
-            yield RawBatch(_raw(table, start, file, corpus, columns), file.size * (start + len(batch)) // max(total, 1))
-            start += len(batch)
+        for table in _tables(opened, wanted):
+            yield RawBatch(
+                _raw(table, start, file, corpus, columns), file.size * (start + len(table)) // max(total, 1)
+            )
+            start += len(table)
     if start != total:
         raise file.error(f"{total} rows, as its footer says", f"{start}", "the file is damaged: write it again")
 
@@ -73,16 +81,107 @@ def _raw(table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, 
     return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": pa.array(np.arange(start, start + count, dtype=np.int64))})
 
 
+def _tables(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.Table]:
+    """All rows in order, in tables of up to _MOST_ROWS rows and about _MOST_BYTES bytes."""
+    waiting: list[pa.RecordBatch] = []
+    rows = weight = 0
+    for step in _steps(opened, wanted):
+        for batch, added in _weighed(step):
+            if waiting and (rows + len(batch) > _MOST_ROWS or weight + added > _MOST_BYTES):
+                yield pa.Table.from_batches(waiting)
+                waiting, rows, weight = [], 0, 0
+            waiting.append(batch)
+            rows, weight = rows + len(batch), weight + added
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _weighed(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The rows in parts of about _MOST_BYTES, each with its bytes once every row has its own copy of a value
+    that a dictionary holds.
+    """
+    coded = [
+        column
+        for column in batch.columns
+        if pa.types.is_dictionary(column.type) and _has_length(column.type.value_type)
+    ]
+    if not coded:
+        yield batch, batch.nbytes
+        return
+    lengths = [
+        pc.fill_null(pc.binary_length(column.dictionary).take(column.indices), 0).to_numpy(
+            zero_copy_only=False
+        )
+        for column in coded
+    ]
+    ends = np.cumsum(np.sum(lengths, axis=0, dtype=np.int64)) + batch.nbytes // len(batch) * np.arange(
+        1, len(batch) + 1
+    )
+    start = 0
+    while start < len(batch):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _MOST_BYTES, side="right")))
+        yield batch.slice(start, stop - start), int(ends[stop - 1]) - before
+        start = stop
+
+
+def _has_length(kind: pa.DataType) -> bool:
+    return any(
+        check(kind)
+        for check in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )
+
+
+def _steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    """All rows in order: a few first, then as many at once as should fit by their weight and by the footer, and fewer again where rows become heavy.
+
+    Arrow reads a row group in batches of one size: for another one it starts again, and what was handed on is passed over. Sizes only fall after the first
+    step, and each time by half or more, so that happens a dozen times at most.
+    """
+    most = min(_STEP_ROWS, _batch_rows(opened, wanted))
+    size, first = min(_FIRST_ROWS, most), True
+    for group in range(opened.num_row_groups):
+        done, left = 0, opened.metadata.row_group(group).num_rows
+        while left:
+            skip = done
+            for batch in opened.iter_batches(batch_size=size, row_groups=[group], columns=wanted):
+                rest = batch.slice(min(skip, len(batch)))
+                skip -= len(batch) - len(rest)
+                if not len(rest):
+                    continue
+                yield rest
+                done, left = done + len(rest), left - len(rest)
+                fitting = max(1, min(most, _MOST_BYTES * len(batch) // max(batch.nbytes, 1)))
+                if first or (fitting < size and batch.nbytes > _TOO_HEAVY * _MOST_BYTES):
+                    size, first = fitting, False
+                    break
+            else:
+                break
+
+
 def _batch_rows(opened: pq.ParquetFile, wanted: list[str]) -> int:
-    """Rows of one batch: by the most bytes that a row of any row group takes on average."""
-    metadata = opened.metadata
+    """Rows that make _MOST_BYTES: by the most bytes that a row of any row group takes on average, as the
+    footer has it.
+    """
+    metadata, places = opened.metadata, _leaves(opened.metadata, wanted)
     widest = 1
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        chunks = (group.column(place) for place in range(group.num_columns))
-        taken = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted or chunk.path_in_schema in wanted)
+        taken = sum(group.column(place).total_uncompressed_size for place in places)
         widest = max(widest, taken // max(group.num_rows, 1))
     return max(1, min(_MOST_ROWS, _MOST_BYTES // widest))
+
+
+def _leaves(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
+    """Places of the wanted columns, and of those inside nested ones, in every row group."""
+    schema = metadata.schema
+    paths = (schema.column(place).path for place in range(metadata.num_columns))
+    return [place for place, path in enumerate(paths) if path in wanted or path.split(".")[0] in wanted]
 
 
 def _can_be_text(kind: pa.DataType) -> bool:

@@ -23,6 +23,8 @@ from pipeline.text.sources import SourceFile
 from pipeline.text.spill import Spill
 
 UNIT_BYTES = 64 << 20           # of text in one unit: some five copies of it are in memory at once, here and in a worker
+CHANGED = "run again; where files are rewritten within one size and time stamp, corpus.fingerprint=full finds them by their content"
+"""what to do about a file that is another one than it was"""
 _OWN = {"id", "text", "text_key", "file", "row"}
 
 Progress = Callable[[int, int], None]
@@ -73,7 +75,9 @@ class Reading:
         rows = pa.concat_tables(found) if found else None
         if rows is None or rows.num_rows != len(wanted):
             there = rows.num_rows if rows else 0
-            raise TransientError(file.uri, f"{len(wanted)} good rows that were there before", f"{there}", "the file changed while it was read: run again")
+            raise TransientError(
+                file.uri, f"{len(wanted)} good rows that were there before", f"{there}", CHANGED
+            )
         return self._unit_rows(rows, file)
 
     def _good(self, files: Sequence[SourceFile]) -> Iterator[pa.Table]:

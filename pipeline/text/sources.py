@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from pipeline.errors import ConfigError, DataError, PipelineError, TransientErro
 from pipeline.settings import CorpusSettings
 from pipeline.store.retry import is_transient, retrying
 from pipeline.store.store import open_store
+from pipeline.text.lakes import FOLDERS, refuse_tables, tops_of
 from pipeline.text.normalize import has_surrogates, replace_surrogates
 
 Format = Literal["parquet", "jsonl"]
@@ -58,7 +59,8 @@ class _Found:
 
 
 def list_files(corpus: CorpusSettings) -> list[SourceFile]:
-    """The corpus's files by name. Names that begin with . or _ are left out, and so is what has another ending; DataError when nothing is left.
+    """The corpus's files by name. Names that begin with . or _ are left out, and so is what has another ending; DataError when nothing is left, and for the
+    files of a Delta or Iceberg table.
 
     The stamp is the etag or the modification time in ns, with `corpus.fingerprint: full` the sha256 of the content.
     """
@@ -75,6 +77,8 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     ]
     if not files:
         raise _nothing(corpus, sorted(named))
+    if taken := [file.name for file in files if file.format == "parquet"]:
+        _refuse_tables(corpus.uri, listing, named, taken)
     return [_with_content_stamp(file) if corpus.fingerprint == "full" or not file.stamp else file for file in files]
 
 
@@ -256,6 +260,20 @@ def _with_content_stamp(file: SourceFile) -> SourceFile:
         while piece := stream.read(_PIECE):
             found.update(piece)
     return replace(file, stamp=f"sha256:{found.hexdigest()}")
+
+
+def _refuse_tables(uri: str, listing: _Listing, names: Iterable[str], taken: list[str]) -> None:
+    """DataError where the files, or the folder that they lie in, are part of a Delta or Iceberg table."""
+    refuse_tables(uri.rstrip("/"), names, taken)
+    local, (scheme, sign, _) = local_path(uri) is not None, uri.partition("://")
+    for base in tops_of(listing.base):
+        if base == listing.base and not (listing.single or glob.has_magic(uri)):
+            continue                                    # everything in it was listed
+        top = base if local else f"{scheme}{sign}{base}"
+        for folder in FOLDERS:
+            with explained(top):
+                found = (_list_local if local else _list_remote)(f"{top}/{folder}").found
+            refuse_tables(top, (f"{folder}/{one.path.rpartition('/')[2]}" for one in found), taken)
 
 
 def _nothing(corpus: CorpusSettings, names: list[str]) -> DataError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.text.tokens import Side, Tokenizer, Tokens, framed
+from pipeline.text.tokens import Side, Tokenizer, Tokens, framed, read_mapping
 
 if TYPE_CHECKING:
     import tokenizers
@@ -101,7 +101,7 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
     }
     file.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     config = folder / "tokenizer_config.json"
-    named = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    named = read_mapping(config)
     config.write_text(json.dumps(named | {"tokenizer_class": _AS_IT_IS}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -132,7 +132,11 @@ def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
     """The mask token's name, as the tokenizer's files tell it, else a usual one; None where there is none in the vocabulary."""
-    named = [_content(json.loads((folder / file).read_text(encoding="utf-8")).get("mask_token")) for file in _FILES if (folder / file).is_file()]
+    named = [
+        _content(read_mapping(folder / file).get("mask_token"))
+        for file in _FILES
+        if (folder / file).is_file()
+    ]
     return next((name for name in (*named, *_USUAL) if name in vocabulary), None)
 
 

@@ -1,11 +1,12 @@
 """Texts become ragged arrays of token ids: no padding, truncation counted, and no text costs more than its first tokens need."""
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Side = Literal["start", "end"]
 
+LEFT_OUT = -1           # in the place of a word that is not known and that no token stands for
 _BATCH_TEXTS = 1_024            # handed to the tokenizer's own threads at once
 _BATCH_CHARACTERS = 1 << 20     # its encodings take about 100 bytes a token until they are copied out
 _CHARACTERS_PER_TOKEN = 8       # first guess of how many characters hold enough tokens; English has 4 to 5
@@ -40,6 +42,10 @@ class Tokens:
     """(tokens,) bool: those that an average takes in, or the one that stands for the text; None: all"""
     around: np.ndarray | None = None
     """(tokens,) bool: those of a template, special tokens included, and not of the text; None where there is no template"""
+    absent: np.ndarray | None = None
+    """(n, 2) int64: tokens of the text that did not fit, by its characters where it was not read to its end,
+    and words that were left out; None: not counted
+    """
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -55,7 +61,8 @@ class Tokens:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         kept, around = (None if each is None else each[places] for each in (self.kept, self.around))
-        return Tokens(self.ids[places], offsets, self.truncated[rows], kept, around)
+        absent = None if self.absent is None else self.absent[rows]
+        return Tokens(self.ids[places], offsets, self.truncated[rows], kept, around, absent)
 
     @classmethod
     def joined(cls, parts: Sequence["Tokens"]) -> "Tokens":
@@ -65,8 +72,39 @@ class Tokens:
         everything = all(part.kept is None for part in parts)
         kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
         around = [part.around for part in parts if part.around is not None]
+        absent = [part.absent for part in parts if part.absent is not None]
         ids, truncated = np.concatenate([part.ids for part in parts]), np.concatenate([part.truncated for part in parts])
-        return cls(ids, offsets, truncated, kept, np.concatenate(around) if len(around) == len(parts) else None)
+        return cls(
+            ids,
+            offsets,
+            truncated,
+            kept,
+            *(np.concatenate(each) if len(each) == len(parts) else None for each in (around, absent)),
+        )
+
+
+class TokenCounts(NamedTuple):
+    """Token counts of n texts."""
+
+    lengths: np.ndarray
+    """(n,) int64 tokens of each text as encoded"""
+    truncated: np.ndarray
+    """(n,) bool: the text had more tokens than fit"""
+    content: np.ndarray
+    """(n,) int64 tokens of each text itself, without special tokens, template and prompt"""
+    unknown: np.ndarray
+    """(n,) int64 how many of those stand for what the vocabulary lacks"""
+    lost: np.ndarray
+    """(n,) int64 tokens of each text that did not fit"""
+
+    def of_rows(self, rows: np.ndarray) -> "TokenCounts":
+        """Those of some texts, in that order."""
+        return TokenCounts(*(each[rows] for each in self))
+
+    @classmethod
+    def none(cls, count: int) -> "TokenCounts":
+        """Those of so many texts without a token."""
+        return cls(*(np.zeros(count, bool if name == "truncated" else np.int64) for name in cls._fields))
 
 
 class IdSource(Protocol):
@@ -95,6 +133,12 @@ class Tokenizer:
     """place in every row of the one mask token that stands for the text, from the row's first token or, below 0, from its end; None: all tokens do"""
     ends_sentences: bool = False
     """whether a text that ends in none of . ? " ' gets a full stop"""
+    unknown: tuple[int, ...] = ()
+    """ids of the tokens that stand for what the vocabulary lacks: the unknown token, or the bytes of a
+    character
+    """
+    leaves_out: bool = False
+    """whether `source` gives LEFT_OUT for words that have no token at all"""
 
     @property
     def room(self) -> int:
@@ -109,35 +153,85 @@ class Tokenizer:
     @property
     def prompt_tokens(self) -> int:
         """Leading tokens of every text that belong to the prompt, the special tokens before it included; 0 without a prompt."""
-        return len(self.prefix) + len(self.source([self.prompt])[0]) if self.prompt else 0
+        return len(self.prefix) + len(self.pieces([self.prompt])[0]) if self.prompt else 0
+
+    def pieces(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each whole text, alone: without prompt and special tokens."""
+        return self._read(texts)[0]
+
+    def counts(self, tokens: Tokens) -> "TokenCounts":
+        """What was read of the texts that became `tokens`."""
+        own, own_unknown = self._frame
+        content = np.maximum(tokens.lengths - own, 0)
+        unknown = np.zeros(len(tokens), np.int64)
+        if self.unknown:
+            sums = np.concatenate([unknown[:1], np.cumsum(np.isin(tokens.ids, self.unknown), dtype=np.int64)])
+            unknown = np.clip(sums[tokens.offsets[1:]] - sums[tokens.offsets[:-1]] - own_unknown, 0, content)
+        lost, left_out = np.zeros((2, len(tokens)), np.int64) if tokens.absent is None else tokens.absent.T
+        return TokenCounts(tokens.lengths, tokens.truncated, content + left_out, unknown + left_out, lost)
+
+    @functools.cached_property
+    def _frame(self) -> tuple[int, int]:
+        """Tokens that are the same for every text, and how many of them are unknown."""
+        same = [*self.prefix, *(self.pieces([self.prompt])[0] if self.prompt else ()), *self.suffix]
+        return len(same), int(np.isin(same, self.unknown).sum())
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokens of every text, in order."""
         rows: list[list[int]] = []
+        absent: list[tuple[int, int]] = []
         for batch in _batches([self.prompt + text for text in (map(_ended, texts) if self.ends_sentences else texts)]):
-            rows += self._contents(batch)
-        truncated = np.fromiter((len(row) > self.room for row in rows), dtype=bool, count=len(rows))
+            contents, without = self._contents(batch)
+            rows += contents
+            absent += without
+        missing = np.array(absent, dtype=np.int64).reshape(-1, 2)
+        truncated = missing[:, 0] > 0
         ends = len(self.prefix) + len(self.suffix) + np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
         ids = np.empty(offsets[-1], np.int32)
         for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             ids[start:end] = [*self.prefix, *(row[: self.room] if self.cuts == "end" else row[-self.room :]), *self.suffix]
         if self.mask is None:
-            return Tokens(ids, offsets, truncated)
-        return Tokens(ids, offsets, truncated, *framed(offsets, len(self.prefix), len(self.suffix), self.mask))
+            return Tokens(ids, offsets, truncated, absent=missing)
+        return Tokens(
+            ids,
+            offsets,
+            truncated,
+            *framed(offsets, len(self.prefix), len(self.suffix), self.mask),
+            absent=missing,
+        )
 
-    def _contents(self, texts: list[str]) -> list[list[int]]:
-        """At least room + 1 ids of a text that has so many, from the side that is kept, without its special tokens."""
+    def _contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
+        """(ids of each text without its special tokens, from the side that is kept: up to `room` of them and
+        one more; its tokens that are absent).
+        """
         if self.cuts == "start":                        # the whole text is read: seams are known from the left alone
-            return [row[-self.room - 1 :] for row in self.source(texts)]
+            whole, left_out = self._read(texts)
+            lost = [max(len(row) - self.room, 0) for row in whole]
+            return [row[-self.room - 1 :] for row in whole], list(zip(lost, left_out, strict=True))
         heads = [self._head(text, _CHARACTERS_PER_TOKEN * self.max_length) for text in texts]
-        rows = self.source(heads)
+        rows, left_out = self._read(heads)
+        absent = []
         for place, (text, head) in enumerate(zip(texts, heads, strict=True)):
             while len(head) < len(text) and len(rows[place]) <= self.room:
                 head = self._head(text, 4 * len(head))
-                rows[place] = self.source([head])[0]
+                (rows[place],), (left_out[place],) = self._read([head])
+            there = (
+                len(rows[place])
+                if len(head) == len(text)
+                else round(len(rows[place]) * len(text) / len(head))
+            )
+            absent.append((max(there - self.room, 0), left_out[place]))
             del rows[place][self.room + 1 :]
-        return rows
+        return rows, absent
+
+    def _read(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
+        """(ids, how many words were left out) of each text."""
+        rows = self.source(texts)
+        if not self.leaves_out:
+            return rows, [0] * len(rows)
+        known = [[number for number in row if number != LEFT_OUT] for row in rows]
+        return known, [len(row) - len(kept) for row, kept in zip(rows, known, strict=True)]
 
     def _head(self, text: str, characters: int) -> str:
         """The text up to the first seam at `characters` or later; the whole text where there is none."""
@@ -158,10 +252,25 @@ def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bo
     return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
 
 
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model folder; {} where there is no such file. ModelError if it is
+    damaged.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            str(file), "readable JSON", " ".join(str(error).split())[:200], "restore the file"
+        ) from None
+    if not isinstance(value, dict):
+        raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
+    return value
+
+
 def added_tokens(folder: Path) -> dict[str, str]:
     """The tokens that tokenizer_config.json wants at the beginning (bos_token) and at the end (eos_token) of every text, by these names."""
     file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = read_mapping(file)
     wanted = {name: config.get(name) for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True}
     return {name: str(token["content"] if isinstance(token, dict) else token) for name, token in wanted.items() if token is not None}
 
@@ -198,7 +307,39 @@ def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int
     def source(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    return Tokenizer(source, prefix, suffix, max_length, _pad_id(backend, folder), prompt, _seam(description), vocabulary=backend.get_vocab)
+    pad_id, unknown = _pad_id(backend, folder), _unknown_ids(description["model"], backend)
+    return Tokenizer(
+        source,
+        prefix,
+        suffix,
+        max_length,
+        pad_id,
+        prompt,
+        _seam(description),
+        vocabulary=backend.get_vocab,
+        unknown=unknown,
+    )
+
+
+def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tuple[int, ...]:
+    """Ids of the tokens that this model puts in the place of what its vocabulary lacks."""
+    named = model.get("unk_token")
+    unknown = model.get("unk_id") if named is None else backend.token_to_id(named)
+    return (
+        *(() if unknown is None else (int(unknown),)),
+        *(byte_ids(backend.get_vocab()) if model.get("byte_fallback") else ()),
+    )
+
+
+def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    """Ids of the tokens <0x00> to <0xFF> that spell a missing character, those of white space left out: such
+    vocabularies have a line break in no other form.
+    """
+    return tuple(
+        vocabulary[name]
+        for byte in range(256)
+        if byte not in b"\t\n\r" and (name := f"<0x{byte:02X}>") in vocabulary
+    )
 
 
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -224,8 +365,7 @@ def _processed(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int
 
 
 def _pad_id(backend: "tokenizers.Tokenizer", folder: Path) -> int:
-    config = folder / "config.json"
-    named = json.loads(config.read_text(encoding="utf-8")).get("pad_token_id") if config.is_file() else None
+    named = read_mapping(folder / "config.json").get("pad_token_id")
     return int(named if named is not None else backend.token_to_id("[PAD]") or 0)
 
 
@@ -249,7 +389,11 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
         return [list(ids) for ids in made(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]]
 
     pad_id = made.pad_token_id if made.pad_token_id is not None else 0
-    return Tokenizer(source, tuple(full[:start]), tuple(full[start + len(probe) :]), max_length, pad_id, prompt, vocabulary=made.get_vocab)
+    unknown = (*(() if made.unk_token_id is None else (int(made.unk_token_id),)), *byte_ids(made.get_vocab()))
+    prefix, suffix = tuple(full[:start]), tuple(full[start + len(probe) :])
+    return Tokenizer(
+        source, prefix, suffix, max_length, pad_id, prompt, vocabulary=made.get_vocab, unknown=unknown
+    )
 
 
 def _seam(description: dict[str, Any]) -> re.Pattern[str] | None:

@@ -121,7 +121,6 @@ UNUSABLE = {
     "hole in the middle": (lambda corpus: damaged(parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
                                                   lambda content: content[:60] + b"\xff" * 400 + content[460:]), ["a readable file"]),
     "damaged gzip": (lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]), ["a whole gzip file"]),
-    "late integer id": (lambda corpus: raw(corpus, "z.jsonl", b'{"id":"x","text":"y"}\n' * 99_999 + b'{"id":1,"text":"y"}\n'), ["string, as before"]),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.store import open_store
 from pipeline.text.reader import read_batches
 from pipeline.text.sources import list_files, open_file, unchanged
 
@@ -158,3 +159,31 @@ def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
 def test_a_missing_bucket_says_so(s3):
     with pytest.raises(DataError, match="no-such-bucket"):
         names("s3://no-such-bucket/x")
+
+
+DELTA, ICEBERG = "_delta_log/00000000000000000000.json", "metadata/v1.metadata.json"
+
+
+@pytest.mark.parametrize(("files", "uri", "table"), [
+    (("t/a.parquet", f"t/{DELTA}"), "t", "Delta"), (("t/a.parquet", f"t/{DELTA}"), "", "Delta"), (("t/a.parquet", f"t/{DELTA}"), "t/*.parquet", "Delta"),
+    (("t/a.parquet", f"t/{DELTA}"), "t/a.parquet", "Delta"), (("t/day=1/a.parquet", f"t/{DELTA}"), "t/day=1", "Delta"),
+    (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t", "Iceberg"), (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data", "Iceberg"),
+    (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data/*/*.parquet", "Iceberg"), (("t/data/a.parquet", f"t/{ICEBERG}"), "t/data/a.parquet", "Iceberg"),
+    (("other/a.parquet", "t/b.txt", f"t/{DELTA}"), "", None), (("t/a.jsonl", f"t/{DELTA}"), "t", None), (("t/a.parquet", "t/metadata/about.json"), "t", None),
+    (("t/a.parquet", "t/_delta_log/notes.txt"), "t", None),
+])  # fmt: skip
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s3, where, files, uri, table):
+    root = tmp_path if where == "disk" else f"{s3}/{uuid.uuid4().hex}"
+    if where == "disk":
+        place(tmp_path, *files)
+    else:
+        store = open_store(root)
+        for name in files:
+            store.write(name, b"content")
+    corpus = CorpusSettings(uri=f"{root}/{uri}".rstrip("/"))
+    if table is None:
+        assert list_files(corpus)
+        return
+    with pytest.raises(DataError, match=rf"{root}.*a table of {table} .*write its current rows to Parquet files first"):
+        list_files(corpus)
