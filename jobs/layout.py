@@ -47,6 +47,14 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...], most: Sequen
     return "\n".join(_GAP.join(map(_padded, row, widths, right)).rstrip() for row in shown)
 
 
+def fitted(rows: Sequence[tuple[str, ...]], header: tuple[str, ...], width: int | None) -> str:
+    """The table in lines of at most `width` cells; None for lines of any length."""
+    if width is None:
+        return table(rows, header)
+    wanted = [max(cells(printable(row[column])) for row in (header, *rows)) for column in range(len(header))]
+    return table(rows, header, shared(wanted, width - gaps(len(header))))
+
+
 def shared(wanted: Sequence[int], room: int) -> list[int]:
     """Widths of columns that want that many cells and have `room` together: none gets more than it wants, and those that want more get equal parts of the rest."""
     widths, left = [0] * len(wanted), room

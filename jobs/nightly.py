@@ -5,32 +5,46 @@
 """
 
 import shlex
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration
 from pipeline.settings import Job
 from pipeline.store.release import OUTSIDE_RECALL
 
+_VERIFY = "First read every file of the current release and compare its sha256; without it only sizes are compared."
+Verify = Annotated[bool, typer.Option("--verify", help=_VERIFY)]
 
-def nightly(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+
+def nightly(
+    config: Config = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    verify: Verify = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Make tonight's release: read, encode, whiten, index, check, publish.
 
     Publishes a new release below release.root when the corpus or the settings changed and every gate is passed; a refused candidate is kept for inspection and
     nothing is published. Stopped at any moment and started again, it goes on where it was.
+    Files that the current release lacks are made again. On a root that is held the candidate is made and kept, and not published.
     """
-    run_job(_nightly, config, overrides, print_config, as_json, verbose)
+    run_job(lambda run: _nightly(run, verify), config, overrides, print_config, as_json, verbose)
 
 
-def _nightly(run: Run) -> Answer:
+def _nightly(run: Run, verify: bool) -> Answer:
     from pipeline.flows.nightly import nightly as night
 
-    outcome = night(run.job, run.stages, verbose=run.verbose)
+    outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
     counts = outcome.facts["counts"]
     changed = ", ".join(f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if counts[name] and counts[name] != outcome.rows)
     first = {
         "published": f"published release {outcome.release}: {outcome.rows:,} rows" + (f" ({changed})" if changed else ""),
         "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",
+        "held": f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate passed every gate",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
     seconds = sum(stage.seconds for stage in run.stages.finished)

@@ -1,130 +1,286 @@
-"""List, show, roll back and prune published releases.
+"""List, show, compare, verify, roll back, hold and prune published releases.
 
-    manta releases list releases
-    python -m jobs.releases rollback 3 releases
+manta releases list releases
+python -m jobs.releases rollback releases 3
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.command import Answer, Json, Verbose, application, guarded, tell
-from jobs.layout import table
-from pipeline.log import size
+from jobs.layout import output_width, table
+from pipeline.errors import ConfigError
+from pipeline.log import say, size
 
-releases = application(help="List, show, roll back and prune published releases.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from pipeline.store.release import Releases
 
-Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
-CommitsRoot = Annotated[str | None, typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set.")]
+releases = application(
+    help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
+)
+
+Root = Annotated[
+    str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
+]
+Current = Annotated[int | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
+CommitsRoot = Annotated[
+    str | None,
+    typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set."),
+]
 
 
 @releases.command("list")
-def list_releases(root: Root, commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False) -> None:
+def list_releases(
+    root: Root, commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False
+) -> None:
     """Every commit with its release; the current one is marked."""
-    _answer(lambda: _list(root, commits_root), as_json, verbose)
+    from jobs.releases_list import every
+
+    _answer(lambda: every(_open(root, commits_root), root), as_json, verbose)
 
 
 @releases.command()
 def show(
-    root: Root, number: Annotated[int | None, typer.Argument(metavar="[N]", help="Without it the current release.")] = None,
-    commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
+    root: Root,
+    number: Current = None,
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """What a release holds: rows, space, transform, index, gates, counts, where its report is."""
-    _answer(lambda: _show(root, commits_root, number), as_json, verbose)
+    from jobs.releases_list import one
+
+    _answer(lambda: one(_open(root, commits_root), number), as_json, verbose)
+
+
+@releases.command()
+def diff(
+    root: Root,
+    before: Annotated[int, typer.Argument(metavar="A", help="The release that is compared with.")],
+    after: Annotated[int | None, typer.Argument(metavar="[B]", help="Without it the current one.")] = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option("--query", metavar="TEXT", help="Ask both releases this too; may be repeated."),
+    ] = None,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Rows shown of each kind.")] = 3,
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """What release B has that A has not: rows, settings, gates, recall, drift, and answers to fixed queries.
+
+    Rows are compared by id, from the tables that releases keep; a row is changed where its text or a kept column is.
+    The fixed queries are the texts that every night encodes to see whether its encoder has changed.
+    """
+    from jobs.releases_diff import compare
+
+    queries, width = tuple(query or ()), output_width()
+    numbers = (before, after)
+    _answer(lambda: compare(_open(root, commits_root), numbers, queries, examples, width), as_json, verbose)
+
+
+@releases.command()
+def quarantine(
+    root: Root,
+    number: Current = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="NAME", help="Only rows set aside for this reason.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Rows shown of each reason.")] = 5,
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Rows that a release leaves out: how many for which reason, and where they are in the corpus."""
+    from jobs.releases_quarantine import set_aside
+
+    width = output_width()
+    _answer(lambda: set_aside(_open(root, commits_root), number, reason, limit, width), as_json, verbose)
+
+
+@releases.command()
+def verify(
+    root: Root,
+    number: Current = None,
+    sizes: Annotated[
+        bool,
+        typer.Option(
+            "--sizes", help="Compare sizes only, as every night does; without it every byte is read."
+        ),
+    ] = False,
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare every file of a release with its manifest. Ends with 3 where one is missing or changed."""
+    from jobs.releases_verify import whole
+
+    _answer(lambda: whole(_open(root, commits_root), number, sizes), as_json, verbose)
 
 
 @releases.command()
 def rollback(
-    number: Annotated[int, typer.Argument(metavar="N", help="The release that becomes current again.")],
-    root: Root, commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
+    root: Root,
+    number: Annotated[str, typer.Argument(metavar="N", help="The release that becomes current again.")],
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Make an older release current again, by a new commit; nothing is removed."""
-    _answer(lambda: _rollback(root, commits_root, number), as_json, verbose)
+    """Make an older release current again, by a new commit; nothing is removed.
+
+    The next night goes on from the corpus and the settings as they then are, and publishes them again. To stay on the
+    release: manta releases hold ROOT.
+    """
+    _answer(lambda: _rollback(*_root_first(root, number), commits_root), as_json, verbose)
+
+
+@releases.command()
+def hold(
+    root: Root,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="A release that becomes current and is held.")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever reads the list.")
+    ] = "",
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Keep a release current until `manta releases release`. Without N: the current one.
+
+    Nights go on: they make and judge their candidate, keep it below candidates/, and publish nothing. No rollback either.
+    """
+    _answer(lambda: _hold(root, commits_root, number, reason), as_json, verbose)
+
+
+@releases.command()
+def release(
+    root: Root, commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False
+) -> None:
+    """End a hold: the next night publishes again."""
+    _answer(lambda: _release(root, commits_root), as_json, verbose)
 
 
 @releases.command()
 def prune(
     root: Root,
-    keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Releases kept: those that were current last.")],
-    grace_hours: Annotated[float, typer.Option("--grace-hours", min=0, help="Files that no release names are kept while younger: a night may be running.")] = 24.0,
-    ignore_leases: Annotated[bool, typer.Option("--ignore-leases", help="Prune although a night seems to be at work.")] = False,
-    commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
+    keep: Annotated[
+        int, typer.Option("--keep", min=1, metavar="N", help="Releases kept: those that were current last.")
+    ],
+    grace_hours: Annotated[
+        float,
+        typer.Option(
+            "--grace-hours",
+            min=0,
+            help="Files that no release names are kept while younger: a night may be running.",
+        ),
+    ] = 24.0,
+    ignore_leases: Annotated[
+        bool, typer.Option("--ignore-leases", help="Prune although a night seems to be at work.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
+    ] = False,
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Remove older releases and every file that only they need, and refused candidates. What `manta evaluate` keeps below evaluations/ stays."""
-    _answer(lambda: _prune(root, commits_root, keep, grace_hours, ignore_leases), as_json, verbose)
+    """Remove older releases and every file that only they need, and refused candidates.
+
+    What `manta evaluate` keeps below evaluations/ stays.
+    """
+    _answer(lambda: _prune(root, commits_root, keep, grace_hours, ignore_leases, dry_run), as_json, verbose)
 
 
 def _answer(work: Callable[[], Answer], as_json: bool, verbose: bool) -> None:
-    guarded(lambda say: tell(work(), say, as_json), as_json=as_json, verbose=verbose)
+    guarded(lambda out: tell(work(), out, as_json), as_json=as_json, verbose=verbose)
 
 
-def _open(root: str, commits_root: str | None) -> Any:
+def _open(root: str, commits_root: str | None) -> "Releases":
     from pipeline.store.release import Releases
     from pipeline.store.store import open_store
 
     return Releases(open_store(root), open_store(commits_root) if commits_root else None)
 
 
-def _list(root: str, commits_root: str | None) -> Answer:
+def _refresh(opened: "Releases") -> None:
+    """index.html shows what is current and what is there."""
+    from pipeline.flows.overview import refresh
+
+    refresh(opened)
+
+
+def _root_first(root: str, number: str) -> tuple[str, int]:
+    """ROOT and N, given in this order or in the one that earlier versions had."""
+    if not number.isdecimal() and root.isdecimal():
+        say(
+            f"note: the root comes first now: manta releases rollback {number} {root}; the next version takes no other order"
+        )
+        root, number = number, root
+    if not number.isdecimal():
+        raise ConfigError(
+            "releases rollback: N", "the number of a release", repr(number), "give ROOT, then N"
+        )
+    return root, int(number)
+
+
+def _rollback(root: str, number: int, commits_root: str | None) -> Answer:
     opened = _open(root, commits_root)
-    current, there = opened.current(), set(opened.numbers())
-    lines, facts = [], []
-    history = opened.history()
-    for commit in history:
-        manifest = _readable(opened, commit.release) if commit.release in there else None
-        live = current is not None and commit.release == current.release and commit.commit == max(each.commit for each in history if each.release == current.release)
-        fact = {
-            "commit": commit.commit, "kind": commit.kind, "release": commit.release, "committed_at": commit.committed_at, "current": live,
-            "pruned": commit.release not in there,
-            "rows": manifest.rows if manifest else None, "index": manifest.index.kind if manifest else None, "space_id": manifest.space_id if manifest else None,
-        }
-        facts.append(fact)
-        about = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12]) if manifest else ("damaged" if commit.release in there else "pruned", "", "")
-        lines.append((f"{'*' if live else ' '} {commit.release}", commit.kind, commit.committed_at, *about))
-    text = table(lines, ("release", "commit", "at", "rows", "index", "space")) if lines else f"{root}: no release yet; `manta nightly` makes the first"
-    return Answer({"root": root, "current": current.release if current else None, "commits": facts}, text)
+    commit = opened.rollback(number)
+    _refresh(opened)
+    then = (
+        "The next night goes on from the corpus and the settings, and publishes what they then say.\n"
+        f"To stay on release {number}: manta releases hold {root}"
+    )
+    text = f"release {number} is current again (commit {commit.commit})\n{then}"
+    return Answer(commit.model_dump(mode="json"), text)
 
 
-def _readable(opened: Any, number: int) -> Any:
-    """The release's manifest; None where it was changed after it was published."""
-    from pipeline.errors import DataError
-
-    try:
-        return opened.get(number)
-    except DataError:
-        return None
-
-
-def _show(root: str, commits_root: str | None, number: int | None) -> Answer:
-    from pipeline.errors import DataError
-
+def _hold(root: str, commits_root: str | None, number: int | None, reason: str) -> Answer:
     opened = _open(root, commits_root)
-    manifest = opened.get(number) if number is not None else opened.current()
-    if manifest is None:
-        raise DataError(root, "a published release", "none", "run `manta nightly` first")
-    facts = manifest.model_dump(mode="json") | {"report": opened.store.uri_of(f"releases/{manifest.release:08d}/report.html")}
-    total = sum(ref.bytes for ref in manifest.index.files)
-    lines = [
-        ("release", str(manifest.release)), ("rows", f"{manifest.rows:,}"), ("units", str(len(manifest.units))), ("space", manifest.space_id),
-        ("transform", manifest.transform_id or "none"), ("index", f"{manifest.index.kind} ({manifest.index.factory}), {size(total)}"), ("report", facts["report"]),
-        *((choice.what, choice.sentence) for choice in manifest.choices),
-    ]
-    gates = [(name, "passed" if gate.passed else "REFUSED", "" if gate.value is None else f"{gate.value:g}", gate.sentence) for name, gate in manifest.gates.items()]
-    return Answer(facts, "\n".join(f"{name:<16} {value}" for name, value in lines) + "\n\n" + table(gates, ("gate", "", "value", "")))
+    commit = opened.hold(number, reason)
+    _refresh(opened)
+    text = (
+        f"release {commit.release} is held since {commit.committed_at} (commit {commit.commit})\n"
+        f"Nights make their candidates and publish none until: manta releases release {root}"
+    )
+    return Answer(commit.model_dump(mode="json"), text)
 
 
-def _rollback(root: str, commits_root: str | None, number: int) -> Answer:
-    commit = _open(root, commits_root).rollback(number)
-    return Answer(commit.model_dump(mode="json"), f"release {number} is current again (commit {commit.commit})")
+def _release(root: str, commits_root: str | None) -> Answer:
+    opened = _open(root, commits_root)
+    commit = opened.unhold()
+    if commit is None:
+        return Answer({"released": False}, f"{root}: nothing is held")
+    _refresh(opened)
+    text = f"release {commit.release} is held no more (commit {commit.commit}); the next night publishes"
+    return Answer({"released": True, **commit.model_dump(mode="json")}, text)
 
 
-def _prune(root: str, commits_root: str | None, keep: int, grace_hours: float, ignore_leases: bool) -> Answer:
+def _prune(
+    root: str, commits_root: str | None, keep: int, grace_hours: float, ignore_leases: bool, dry_run: bool
+) -> Answer:
     from pipeline.store.prune import prune as remove
 
-    pruned = remove(_open(root, commits_root), keep, grace_s=3600 * grace_hours, ignore_leases=ignore_leases)
-    kept, removed = (", ".join(str(number) for number in numbers) or "none" for numbers in (pruned.kept, pruned.removed))
-    return Answer(pruned.model_dump(mode="json"), f"kept releases: {kept}; removed: {removed}; {pruned.files:,} files, {size(pruned.bytes)} freed")
+    opened = _open(root, commits_root)
+    grace_s = 3600 * grace_hours
+    pruned = remove(opened, keep, grace_s=grace_s, ignore_leases=ignore_leases, dry_run=dry_run)
+    kept, removed = (", ".join(map(str, numbers)) or "none" for numbers in (pruned.kept, pruned.removed))
+    freed = f"{pruned.files:,} files, {size(pruned.bytes)}"
+    if not dry_run:
+        _refresh(opened)
+        return Answer(
+            pruned.model_dump(mode="json"), f"kept releases: {kept}; removed: {removed}; {freed} freed"
+        )
+    text = f"nothing was removed (--dry-run)\nwould keep releases: {kept}; would remove: {removed}; {freed}"
+    if pruned.files:
+        folders = [(f"{folder}/", size(count)) for folder, count in pruned.folders.items()]
+        samples = [(path, size(count)) for path, count in pruned.samples.items()]
+        text += f"\n\n{table(folders, ('folder', 'size'))}\n\n{table(samples, ('largest files', 'size'))}"
+    return Answer(pruned.model_dump(mode="json"), text)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,20 @@ class GatesRefused(PipelineError):
 
 
 @dataclass(eq=False)
+class RootHeld(PipelineError):
+    """The root is held at a release; nothing was published."""
+
+    exit_code: ClassVar[int] = 0
+    number: int
+    since: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"release {self.number} is held since {self.since}{why}: nothing is published until `manta releases release`"
+
+
+@dataclass(eq=False)
 class PublishConflict(PipelineError):
     """Another run published first; this one has changed nothing."""
 

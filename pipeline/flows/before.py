@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
+from pipeline.log import Stages, say
 from pipeline.models.folder import EncoderFolder, open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.store import Store
 from pipeline.store.units import Corpus
+from pipeline.store.verify import Fault, content_faults, size_faults
 from pipeline.text.ingest import Parent, corpus_digest
 from pipeline.text.sources import list_files
 
@@ -56,6 +59,34 @@ def load_before(releases: Releases) -> Before:
         return Before(release, Corpus.from_json(content, where))
     except DataError:                                   # its content is the one that was published, so another version wrote it
         return Before(release, lost=f"{where} was written by another version")
+
+
+def is_damaged(store: Store, before: Before, stages: Stages, *, by_content: bool) -> bool:
+    """Whether files of the live release are missing or of another size; says which. Tonight's stages make them again.
+
+    by_content: read every file. DataError for one of the right size and another content: later stages would take
+    it for whole.
+    """
+    release = before.release
+    if release is None:
+        return False
+    faults = _read_through(store, release, stages) if by_content else size_faults(store, release)
+    if not faults:
+        return False
+    more = f" and {len(faults) - 1:,} more" if len(faults) > 1 else ""
+    then = "this night makes again what is missing, and publishes it as a new release"
+    say(f"release {release.release} is damaged: {faults[0]}{more}; {then}")
+    return True
+
+
+def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
+    with stages("verify", sum(file.bytes for file in release.files())) as bar:
+        faults = content_faults(store, release, bar.add)
+    if changed := [fault for fault in faults if fault.content]:
+        first, more = changed[0], f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
+        remedy = "restore it, or delete it and run again: the night makes it again; or roll back"
+        raise DataError(store.uri_of(first.path), first.expected, f"{first.found}{more}", remedy)
+    return faults
 
 
 def unchanged(job: Job, before: Before, place: str) -> bool:

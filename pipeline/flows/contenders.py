@@ -16,6 +16,7 @@ from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.store import Store, open_store, store_of
 from pipeline.store.units import FileRef
+from pipeline.store.verify import check_files
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
 
 def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     manifest, releases = _released(given, job)
+    needed = (*manifest.encoder_files(), manifest.transform)
+    check_files(releases.store, (file for file in needed if file))
     encoder = _encoder_of(manifest, releases.store)
     folder = open_folder(encoder)
     if folder.space_id != manifest.space_id:

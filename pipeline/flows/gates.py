@@ -14,6 +14,7 @@ from pipeline.flows.outside import outside_gates
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.process import arithmetic
 from pipeline.flows.units import Pool, run_task
+from pipeline.log import say
 from pipeline.settings import Job
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.release import Gate, ReleaseManifest
@@ -61,10 +62,24 @@ def run_gates(
     )
     vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
     canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
-    if canary is None and before is not None and before.canary is not None and before.space_id == candidate.manifest.space_id:
-        canary = lowest_cosine(unpack(store.read_checked(before.canary.path, before.canary.sha256), "vectors")[0]["vectors"], vectors)
+    if canary is None and before is not None and before.space_id == candidate.manifest.space_id:
+        then = canary_of(before, store)
+        canary = None if then is None else lowest_cosine(then, vectors)
     gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
     return gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors)
+
+
+def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
+    """The canary texts' vectors of that night; None where there are none."""
+    if release.canary is None:
+        return None
+    try:
+        content = store.read_checked(release.canary.path, release.canary.sha256)
+    except FileNotFoundError:
+        gone = f"{release.canary.path}, of release {release.release}, is gone"
+        say(f"the canary texts are not compared: {gone}")
+        return None
+    return unpack(content, "vectors")[0]["vectors"]
 
 
 def _keep(store: Store, vectors: np.ndarray) -> FileRef:

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.errors import GatesRefused, PublishConflict
+from pipeline.errors import GatesRefused, PublishConflict, RootHeld
 from pipeline.flows import metrics
-from pipeline.flows.before import Before, load_before, same_making, unchanged
+from pipeline.flows.before import Before, is_damaged, load_before, same_making, unchanged
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import encoder_place
 from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
 from pipeline.flows.outside import outside_texts
+from pipeline.flows.overview import keep_summary, refresh
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.process import OneProcess, arithmetic, standing_by
 from pipeline.log import Stages, say
@@ -21,15 +22,21 @@ from pipeline.settings import Job
 from pipeline.store.lease import lease
 from pipeline.store.probe import check_store
 from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.store import Store
 from pipeline.store.units import Corpus
 from pipeline.text.coverage import token_facts, token_warnings
+
+if TYPE_CHECKING:
+    from pipeline.report.night import Status as PageStatus
+
+Status = Literal["published", "unchanged", "overtaken", "held"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a night ended. release: the one that is current now."""
 
-    status: Literal["published", "unchanged", "overtaken"]
+    status: Status
     release: int
     root: str
     report: str
@@ -37,24 +44,42 @@ class Outcome:
     facts: dict[str, Any]
 
 
-def nightly(job: Job, stages: Stages, *, verbose: bool = False) -> Outcome:
-    """Make and publish tonight's release. GatesRefused keeps the candidate for inspection; a night that another one overtook changes nothing."""
+def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> Outcome:
+    """Make and publish tonight's release. GatesRefused keeps the candidate for inspection; a night that another one overtook changes nothing.
+
+    Files that the live release lacks are made again, so a damaged release never ends as unchanged.
+    verify: compare every file of it with its sha256 too.
+    On a held root everything is made and judged, the candidate is kept, and nothing is published.
+    DataError for a sequence of commits with a gap.
+    """
     releases = open_releases(job)
+    outcome = _night(job, releases, stages, verbose, verify)
+    refresh(releases)
+    return outcome
+
+
+def _night(job: Job, releases: Releases, stages: Stages, verbose: bool, verify: bool) -> Outcome:
+    releases.commits.next_number()                      # a damaged sequence shows before any work
     store, before = releases.store, load_before(releases)
     place = encoder_place(open_folder(job.encoder))     # an encoder that cannot be used shows before any work
     fill_corpus(job, stages)
-    if before.release is not None and unchanged(job, before, place):
+    damaged = is_damaged(store, before, stages, by_content=verify)
+    if before.release is not None and not damaged and unchanged(job, before, place):
         return _nothing(before.release, store.uri, "nothing changed")
-    check_store(releases.commits, creates_once=True)    # without it two nights could both publish
+    check_store(releases.commits.store, creates_once=True)    # without it two nights could both publish
     check_kind(job, before.release)
     outside_texts(job.gates)                            # a file that cannot be read shows before any work
-    if before.release is not None and before.release.release < max(releases.numbers()):
+    if held := releases.commits.hold():
+        then = "tonight's candidate is made and judged, and not published"
+        say(f"release {held.release} is held since {held.committed_at}: {then}")
+    elif before.release is not None and before.release.release < max(releases.numbers()):
         say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
     with lease(store), standing_by(may_be_small(job, before), job.cluster.patience_s) as process:
         if process is not None and before.release is not None:
             process.warm(EncodeTexts(anywhere(job.encoder), arithmetic(job.encode, alone=True)))
         corpus = ingest_corpus(job, releases, before, stages)
-        if before.release is not None and not corpus.anew and not corpus.changes.any and same_making(job, before.release, place):
+        same_rows = not corpus.anew and not corpus.changes.any
+        if before.release is not None and same_rows and not damaged and same_making(job, before.release, place):
             return _nothing(before.release, store.uri, "files changed, but no row did")
         if process is not None and not is_small(job, store, corpus):
             process.close()
@@ -71,18 +96,35 @@ def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outc
     store = releases.store
     page = _page(candidate, store.uri, stages)
     if refusals := tuple(gate.sentence for gate in candidate.manifest.gates.values() if not gate.passed):
-        folder = f"candidates/{candidate.manifest.id[:24]}"
-        store.write(f"{folder}/manifest.json", candidate.manifest.to_json())
-        store.write(f"{folder}/report.html", page(None).encode())
+        folder = _keep(candidate, store, page(None, "refused"))
         gates = {name: gate.model_dump(mode="json") for name, gate in candidate.manifest.gates.items()}
         raise GatesRefused(store.uri_of(folder), refusals, gates, tuple(choice.model_dump(mode="json") for choice in candidate.manifest.choices))
     try:
-        published = releases.publish(candidate.manifest, page)
+        published = releases.publish(candidate.manifest, lambda number: page(number, "published"))
+    except RootHeld as held:
+        folder = _keep(candidate, store, page(None, "held"))
+        say(f"{held}; the candidate is kept at {store.uri_of(folder)}")
+        return _held(_outcome("held", releases.get(held.number), store.uri), held, store.uri_of(folder))
     except PublishConflict as conflict:
         say(str(conflict))
         return _outcome("overtaken", releases.get(conflict.number), store.uri)
+    keep_summary(store, published, candidate.built.measured, sum(stage.seconds for stage in stages.finished))
     metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
     return _outcome("published", published, store.uri)
+
+
+def _keep(candidate: Candidate, store: Store, page: str) -> str:
+    """The folder in which a candidate that is not published can be looked at."""
+    folder = f"candidates/{candidate.manifest.id[:24]}"
+    store.write(f"{folder}/manifest.json", candidate.manifest.to_json())
+    store.write(f"{folder}/report.html", page.encode())
+    return folder
+
+
+def _held(outcome: Outcome, held: RootHeld, folder: str) -> Outcome:
+    """The outcome with the candidate that waits beside the release that is held."""
+    facts = outcome.facts | {"candidate": folder, "held_since": held.since, "reason": held.reason}
+    return replace(outcome, report=f"{folder}/report.html", facts=facts | {"report": f"{folder}/report.html"})
 
 
 def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool, process: OneProcess | None) -> Outcome:
@@ -102,16 +144,16 @@ def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: 
         return outcome
 
 
-def _page(candidate: Candidate, root: str, stages: Stages) -> Callable[[int | None], str]:
-    """The report's HTML for a release number; None for a refused candidate."""
+def _page(candidate: Candidate, root: str, stages: Stages) -> Callable[[int | None, "PageStatus"], str]:
+    """The report's HTML for a release number, None for a candidate that is not published, and what became of it."""
     from pipeline.flows.summary import summarize
     from pipeline.report.night import render
 
     summary = summarize(candidate, root, stages, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
-    return lambda number: render(replace(summary, number=number, status="refused" if number is None else "published"))
+    return lambda number, status: render(replace(summary, number=number, status=status))
 
 
-def _outcome(status: Literal["published", "unchanged", "overtaken"], release: ReleaseManifest, root: str) -> Outcome:
+def _outcome(status: Status, release: ReleaseManifest, root: str) -> Outcome:
     report = f"{root}/releases/{release.release:08d}/report.html"
     gates = {name: gate.model_dump(mode="json") for name, gate in release.gates.items()}
     facts = {

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.kinds import IndexPlan
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.structure import can_remove, chain_of, ivf_of, make_ann, unwrap
+from pipeline.index.structure import can_remove, chain_of, has_lists_apart, ivf_of, make_ann, unwrap
 from pipeline.index.truth import Batches, ExactTopK, Neighbours
 from pipeline.post import Affine
 
@@ -89,18 +89,23 @@ def write_index(index: Any, path: Path) -> None:
 
 
 def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any:
-    """The index of a file; DataError for a file that faiss cannot read.
+    """The index of a file; DataError for a file that faiss cannot read, or whose lists are in a second file without `on_disk`.
 
-    mapped: the rows stay in the page cache, for searching only. on_disk: the lists are in a second file in the same folder.
+    mapped: the rows stay in the page cache, for searching only. on_disk: the lists are in a second file in the same
+    folder. Nothing outside that folder is opened, whatever path the file names, and nothing for writing.
     """
-    flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
-    if on_disk:
-        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+    flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+    if mapped and not on_disk:
+        flags |= faiss.IO_FLAG_MMAP_IFC
     try:
         with prints_to_stderr() if on_disk else nullcontext():
-            return faiss.read_index(str(path), flags)
+            index = faiss.read_index(str(path), flags)
     except RuntimeError as error:
         raise DataError(str(path), "a faiss index", " ".join(str(error).split())[-200:], "build or fetch it again") from None
+    if not on_disk and has_lists_apart(index):
+        remedy = "restore it, or build the index again"
+        raise DataError(str(path), "an index that is one file", "lists in another file", remedy)
+    return index
 
 
 def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:

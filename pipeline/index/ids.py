@@ -73,6 +73,15 @@ class Ids:
     def __len__(self) -> int:
         return sum(len(addresses) for addresses in self._addresses)
 
+    def validate(self) -> None:
+        """Read every row. DataError for offsets that leave the file, or text that is not valid UTF-8."""
+        try:
+            for batch in self._batches:
+                batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            found, remedy = " ".join(str(error).split()), "restore it, or build the index again"
+            raise DataError("ids", "an Arrow IPC file", found, remedy) from None
+
     def take(self, addresses: np.ndarray) -> pa.Table:
         """The rows of `addresses` (n,) in their order; DataError for an address that no file holds."""
         places = np.searchsorted(self._firsts, addresses, side="right") - 1
@@ -108,8 +117,16 @@ def _batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
             reader = pa.ipc.open_file(pa.memory_map(str(file)))
             if reader.schema.names[:2] != ["address", "id"] or reader.schema.field("address").type != pa.int64():
                 raise DataError(str(file), "columns address (int64) and id first", ", ".join(reader.schema.names), "build the index again")
-            batches += [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            batches += [_validated(reader.get_batch(number)) for number in range(reader.num_record_batches)]
     return batches
+
+
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch itself; pa.ArrowInvalid where its lengths and buffers do not fit, or an address is missing."""
+    batch.validate()
+    if batch["address"].null_count:
+        raise pa.ArrowInvalid("a row without an address")
+    return batch
 
 
 @contextlib.contextmanager

@@ -33,12 +33,16 @@ def open_release(
     verify: compare every file with its sha256 first (reads them once; remote files are always checked when they are fetched). device: where queries are
     encoded. commits: the root of the commits where that is another store. DataError when there is no release, or a file was changed.
     """
-    store = open_store(uri)
-    releases = Releases(store, open_store(commits) if commits is not None else None)
-    manifest = releases.current() if number is None else releases.get(number)
-    if manifest is None:
-        raise DataError(store.uri, "a published release", "none", "run manta nightly first, or check the root")
-    return OpenRelease(releases, _Opened(store, manifest, verify, device), follows=number is None)
+    releases = Releases(open_store(uri), open_store(commits) if commits is not None else None)
+    return open_chosen(releases, number, verify=verify, device=device)
+
+
+def open_chosen(
+    releases: Releases, number: int | None, *, verify: bool = True, device: str = "cpu"
+) -> "OpenRelease":
+    """As `open_release`, below a root that is open already."""
+    opened = _Opened(releases.store, releases.chosen(number), verify, device)
+    return OpenRelease(releases, opened, follows=number is None)
 
 
 class OpenRelease:
@@ -62,6 +66,10 @@ class OpenRelease:
     def __len__(self) -> int:
         """Live rows."""
         return self._opened.manifest.rows
+
+    def validate(self) -> None:
+        """Read every row of the ids, as opening with `verify` does. DataError for a file that could not be searched safely."""
+        self._opened.validate()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """(n, d) float32: the texts as queries, by the release's own encoder. Loaded at the first call; SpaceMismatch if it is not the one that the rows have."""
@@ -105,6 +113,8 @@ class _Opened:
         self.manifest, self._store, self._device = manifest, store, device
         local = functools.partial(_local, store, verify=verify)
         self._ids = open_ids([local(reference) for reference in manifest.ids])
+        if verify:
+            self._ids.validate()
         tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else None
         self._texts = Texts(store, manifest.units, verify)
         self._parts = open_parts(manifest.index.files, local, tombstones)
@@ -118,6 +128,9 @@ class _Opened:
         if manifest.space_id == self.manifest.space_id and manifest.encoder == self.manifest.encoder and "encoder" in self.__dict__:
             opened.__dict__["encoder"] = self.encoder
         return opened
+
+    def validate(self) -> None:
+        self._ids.validate()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         cleaned = normalize(list(texts)).to_pylist()
@@ -141,7 +154,8 @@ class _Opened:
         return encoder
 
     def _encoder_file(self, reference: FileRef) -> Path:
-        return self._store.local(f"{self.manifest.encoder.path}/{checked(reference.path)}", reference.sha256)
+        path = f"{self.manifest.encoder.path}/{checked(reference.path)}"
+        return _local(self._store, reference.model_copy(update={"path": path}), verify=True)
 
     def _encoder_settings(self, folder: Path) -> EncoderSettings:
         try:

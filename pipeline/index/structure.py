@@ -117,6 +117,13 @@ def ivf_of(index: Any) -> Any | None:
     return ann if isinstance(ann, faiss.IndexIVF) else None
 
 
+def has_lists_apart(index: Any) -> bool:
+    """Whether the inverted lists are in a file of their own."""
+    ivf = ivf_of(index)
+    lists = None if ivf is None else faiss.downcast_InvertedLists(ivf.invlists)
+    return isinstance(lists, faiss.OnDiskInvertedLists)
+
+
 def id_map_of(index: Any) -> Any | None:
     """The map from place to address of an index that keeps no ids of its own; None for an IVF."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index

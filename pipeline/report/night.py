@@ -15,6 +15,9 @@ from pipeline.text.coverage import Covered, named
 
 EXCERPT = 240           # characters of a text that are shown
 
+Status = Literal["published", "refused", "held"]
+"""held: passed every gate, and is not published because the root is held at another release"""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -126,7 +129,7 @@ class Report:
     """What the report shows; whatever is None or empty is left out of the page."""
 
     root: str
-    status: Literal["published", "refused"]
+    status: Status
     number: int | None
     """of the release; None for a refused candidate"""
     candidate: str

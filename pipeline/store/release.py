@@ -1,20 +1,19 @@
 """Releases: immutable snapshots with a number, made current by a commit that is created once. Nothing that is published ever changes."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import chain
-from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from pipeline.config import digest_of
-from pipeline.errors import DataError, PublishConflict, TransientError
+from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import say
+from pipeline.store.commits import Commit, Commits, commit_path, now
 from pipeline.store.store import Store
-from pipeline.store.units import Corpus, FileRef, Stored
+from pipeline.store.units import SCHEMA_VERSION, FileRef, OtherSchema, Stored
+from pipeline.store.verify import size_faults
 
 OUTSIDE_RECALL = "recall_at_10_queries"         # the gate that tells of gates.queries and refuses nothing
 
@@ -22,7 +21,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _THREADS = 16       # requests at once: an object store answers each in tens of milliseconds
-_COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 _GRACE_S = 10.0     # a publisher creates its commit milliseconds after its manifest; one that has not by now was stopped in between
 
 
@@ -110,7 +108,7 @@ class EncoderFiles(Stored):
 class ReleaseManifest(Stored):
     """Everything a reader or the next night needs, by content. All paths are relative to the root."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     release: int = 0
     """0 while it is a candidate"""
     parent: int | None = None
@@ -145,26 +143,28 @@ class ReleaseManifest(Stored):
         """sha256 of the content but for its number: what a candidate is named by."""
         return digest_of(self.model_dump(mode="json", exclude={"release"}))
 
+    def files(self) -> Iterator[FileRef]:
+        """Every file that this release needs, except its own manifest and the files that its corpus record names.
+
+        Records of units come without size and sha256.
+        """
+        fitted = (self.whitening.fitted, self.whitening.fitted_on) if self.whitening else ()
+        index = (self.index.trained, self.index.queries, self.index.truth)
+        single = (self.transform, self.moments, self.canary, self.dead, self.tombstones, self.corpus, *fitted, *index)
+        yield from (reference for reference in single if reference)
+        yield from (*self.index.files, *self.ids, *self.encoder_files())
+        for unit in self.units:
+            yield FileRef(path=unit.path, sha256=unit.sha256, rows=unit.rows, bytes=unit.bytes)
+            yield FileRef(path=unit.record, sha256="")
+            yield from (reference for reference in (unit.corpus, unit.moments, unit.quarantine) if reference)
+
+    def encoder_files(self) -> tuple[FileRef, ...]:
+        """The encoder's files, by their paths below the root."""
+        return tuple(file.model_copy(update={"path": f"{self.encoder.path}/{file.path}"}) for file in self.encoder.files)
+
     def paths(self) -> set[str]:
-        """Every file that this release needs, its own manifest and the corpus record's files excepted."""
-        single = [ref.path for ref in (self.transform, self.moments, self.canary, self.dead, self.tombstones, self.corpus) if ref]
-        single += [ref.path for ref in (self.whitening.fitted, self.whitening.fitted_on) if ref] if self.whitening else []
-        single += [ref.path for ref in (self.index.trained, self.index.queries, self.index.truth) if ref]
-        units = [path for unit in self.units for path in (unit.path, unit.record, unit.corpus.path)]
-        units += [ref.path for unit in self.units for ref in (unit.moments, unit.quarantine) if ref]
-        groups = [ref.path for ref in (*self.index.files, *self.ids)]
-        return {*single, *units, *groups, *(f"{self.encoder.path}/{ref.path}" for ref in self.encoder.files)}
-
-
-class Commit(Stored):
-    """Says that from now on `release` is current; a void commit only uses up its number."""
-
-    commit: int
-    kind: Literal["publish", "rollback", "void"]
-    release: int | None = None
-    manifest: str | None = None
-    sha256: str | None = None
-    committed_at: str = ""
+        """Paths of `files`."""
+        return {file.path for file in self.files()}
 
 
 class Releases:
@@ -172,16 +172,18 @@ class Releases:
 
     def __init__(self, store: Store, commits: Store | None = None) -> None:
         self.store = store
-        self.commits = commits or store
+        self.commits = Commits(commits or store)
 
     def history(self) -> list[Commit]:
         """Commits in order of number, void and unreadable ones left out."""
-        read = _at_once(self._commit, self._commit_numbers())
-        return [commit for commit in read if commit is not None and commit.kind != "void"]
+        return self.commits.history()
 
     def current(self) -> ReleaseManifest | None:
         """The release that is live; None before the first. One whose manifest was changed is passed over, in words."""
-        for commit in self._latest_first():
+        numbers = self.commits.numbers()
+        if damage := self.commits.damage(numbers):
+            say(f"the highest commit is taken as it is, though the sequence is damaged: {damage}")
+        for commit in self.commits.newest_first(numbers):
             try:
                 if found := self._content(commit):
                     return ReleaseManifest.from_json(found, self.store.uri_of(str(commit.manifest)))
@@ -193,9 +195,16 @@ class Releases:
         """Release `number`, checked against its commit."""
         return self._committed(number)[1]
 
+    def chosen(self, number: int | None) -> ReleaseManifest:
+        """Release `number`, or the current one. DataError where there is none."""
+        manifest = self.current() if number is None else self.get(number)
+        if manifest is None:
+            raise DataError(self.store.uri, "a published release", "none", "run manta nightly first, or check the root")
+        return manifest
+
     def _committed(self, number: int) -> tuple[Commit, ReleaseManifest]:
         """Release `number` and a commit of it: its own, which has its number, or a rollback to it."""
-        for commit in chain([self._commit(number)], self._latest_first()):
+        for commit in chain([self.commits.read(number)], self.commits.newest_first()):
             if commit is not None and commit.release == number and (content := self._content(commit)):
                 return commit, ReleaseManifest.from_json(content, self.store.uri_of(str(commit.manifest)))
         kept = ", ".join(str(release) for release in self.numbers()) or "none"
@@ -219,11 +228,12 @@ class Releases:
         """The candidate with its number, live. `report(number)` is its HTML.
 
         Of two racing publishers exactly one wins: the number of the commit is what both want, and it is created once.
-        PublishConflict when another run has published since `candidate.parent`, TransientError when a file of the candidate is gone;
-        then nothing was changed.
+        PublishConflict when another run has published since `candidate.parent`, RootHeld while the root is held, TransientError when a file of the
+        candidate is gone; then nothing was changed.
         """
-        number = self._last_number() + 1
+        number = self.commits.next_number()
         while True:
+            self._refuse_if_held()
             self._refuse_if_overtaken(candidate)
             self._refuse_if_pruned(candidate)
             release = candidate.model_copy(update={"release": number})
@@ -232,31 +242,74 @@ class Releases:
             number += 1
 
     def rollback(self, number: int) -> Commit:
-        """Make the older release `number` current again by a new commit."""
+        """Make the older release `number` current again by a new commit. ConfigError while the root is held."""
         published, _ = self._committed(number)
         while True:
-            commit = published.model_copy(update={"commit": self._last_number() + 1, "kind": "rollback", "committed_at": _now()})
-            if self.commits.create(commit_path(commit.commit), commit.to_json()):
+            self._refuse_change(number)
+            if commit := self._appended(published, "rollback"):
                 return commit
+
+    def hold(self, number: int | None = None, reason: str = "") -> Commit:
+        """Keep release `number`, without one the current release, current until `unhold`.
+
+        A release that is held already stays held by its own commit. The hold takes a number of the sequence: a night
+        that is about to publish finds the number taken, and then the hold.
+        DataError without a release; ConfigError while another release is held.
+        """
+        while True:
+            current = self.current() if number is None else None
+            if number is None and current is None:
+                raise DataError(self.store.uri, "a published release", "none", "run `manta nightly` first")
+            wanted = current.release if current is not None else int(number or 0)
+            published, _ = self._committed(wanted)
+            if (held := self.commits.hold()) and held.release == wanted:
+                return held
+            self._refuse_change(wanted)
+            if commit := self._appended(published, "hold", reason):
+                return commit
+
+    def unhold(self) -> Commit | None:
+        """End the hold: the next night publishes again. None where nothing was held."""
+        while (held := self.commits.hold()) is not None:
+            if commit := self._appended(held, "unhold"):
+                return commit
+        return None
+
+    def _appended(self, of: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = "") -> Commit | None:
+        """The release of commit `of`, committed again; None when another commit took the number."""
+        update = {"commit": self.commits.next_number(), "kind": kind, "committed_at": now(), "reason": reason}
+        commit = of.model_copy(update=update)
+        return commit if self.commits.create(commit) else None
+
+    def _refuse_change(self, number: int) -> None:
+        """ConfigError where release `number` cannot become current, because the root is held."""
+        if held := self.commits.hold():
+            found = f"release {held.release} held since {held.committed_at}"
+            remedy = f"end the hold first: manta releases release {self.store.uri}"
+            raise ConfigError(f"{self.store.uri}: release {number}", "a root that is not held", found, remedy)
+
+    def _refuse_if_held(self) -> None:
+        if held := self.commits.hold():
+            raise RootHeld(number=int(held.release or 0), since=held.committed_at, reason=held.reason)
 
     def _reserve(self, release: ReleaseManifest) -> bool:
         """Whether the number is ours. One that another run reserved and does not commit within the grace time is made void, so it can never commit late."""
         if self._is_reserved(manifest_path(release.release), release):
             return True
         deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline and not self.commits.exists(commit_path(release.release)):
+        while time.monotonic() < deadline and not self.commits.store.exists(commit_path(release.release)):
             time.sleep(0.2)
-        void = Commit(commit=release.release, kind="void", committed_at=_now())
-        self.commits.create(commit_path(release.release), void.to_json())
+        self.commits.create(Commit(commit=release.release, kind="void", committed_at=now()))
         return False
 
     def _is_reserved(self, path: str, release: ReleaseManifest) -> bool:
         """Whether the manifest of that number is this release's. Where commits lie apart, because the store has no create-once, they settle that too."""
         content = release.to_json()
-        if self.commits is self.store:
+        commits = self.commits.store
+        if commits is self.store:
             return self.store.create(path, content) or self.store.read(path) == content
         mine, claim = sha256(content).hexdigest().encode(), commit_path(release.release).replace(".json", ".claim")
-        if not self.commits.create(claim, mine) and self.commits.read(claim) != mine:
+        if not commits.create(claim, mine) and commits.read(claim) != mine:
             return False
         self.store.write(path, content)
         return True
@@ -264,8 +317,8 @@ class Releases:
     def _commit_release(self, number: int, release: ReleaseManifest, report: Callable[[int], str]) -> bool:
         self.store.write(f"releases/{number:08d}/report.html", report(number).encode())
         content = sha256(release.to_json()).hexdigest()
-        commit = Commit(commit=number, kind="publish", release=number, manifest=manifest_path(number), sha256=content, committed_at=_now())
-        return self.commits.create(commit_path(number), commit.to_json())
+        commit = Commit(commit=number, kind="publish", release=number, manifest=manifest_path(number), sha256=content, committed_at=now())
+        return self.commits.create(commit)
 
     def _refuse_if_overtaken(self, candidate: ReleaseManifest) -> None:
         current = self.current()
@@ -273,33 +326,15 @@ class Releases:
             raise PublishConflict(number=current.release, winner=current.id)
 
     def _refuse_if_pruned(self, candidate: ReleaseManifest) -> None:
-        if missing := missing_file(self.store, candidate):
+        if gone := [fault for fault in size_faults(self.store, candidate) if fault.missing]:
             expected, found = "a file that the new release needs", "none: a prune ran beside this night"
-            raise TransientError(self.store.uri_of(missing), expected, found, "run again: what is gone is made again")
-
-    def _last_number(self) -> int:
-        """The highest number ever committed, void ones included."""
-        return max(self._commit_numbers(), default=0)
-
-    def _commit_numbers(self) -> list[int]:
-        """Ascending; what else lies beside the commits is not ours."""
-        found = (_COMMIT.fullmatch(entry.path) for entry in self.commits.list("commits", ".json"))
-        return sorted(int(match[1]) for match in found if match)
-
-    def _latest_first(self) -> Iterator[Commit]:
-        """Each is read when it is asked for: the first few answer nearly every question."""
-        read = (self._commit(number) for number in reversed(self._commit_numbers()))
-        return (commit for commit in read if commit is not None)
-
-    def _commit(self, number: int) -> Commit | None:
-        try:
-            return Commit.load(self.commits, commit_path(number))
-        except DataError:                           # cut off in the middle on a file system without hard links: it never took effect
-            return None
+            raise TransientError(self.store.uri_of(gone[0].path), expected, found, "run again: what is gone is made again")
 
     def _readable(self, path: str) -> ReleaseManifest | None:
         try:
             return ReleaseManifest.load(self.store, path)
+        except OtherSchema:                         # its ordinals are used, and unknown
+            raise
         except DataError:                           # damaged: `current` passes it over, so nobody reads its units by ordinal
             return None
 
@@ -321,23 +356,6 @@ class _Changed(DataError):
     """A manifest is not the one that was committed."""
 
 
-def files_of(store: Store, manifest: ReleaseManifest) -> set[str]:
-    """Every file that the release needs, those of its corpus record included, its own manifest excepted."""
-    try:
-        content = store.read_checked(manifest.corpus.path, manifest.corpus.sha256)
-    except FileNotFoundError:
-        return manifest.paths()
-    return manifest.paths() | Corpus.from_json(content, store.uri_of(manifest.corpus.path)).paths()
-
-
-def missing_file(store: Store, manifest: ReleaseManifest) -> str | None:
-    """One file that the release needs and that is not there. By listings: a large corpus has tens of thousands of files."""
-    needed = files_of(store, manifest)
-    folders = sorted({str(PurePosixPath(path).parent) for path in needed} - {"."})
-    listed = {entry.path for entries in _at_once(store.list, folders) for entry in entries}
-    return next((path for path in sorted(needed - listed) if not store.exists(path)), None)
-
-
 def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
     """call(each), in order."""
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -346,11 +364,3 @@ def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
 
 def manifest_path(number: int) -> str:
     return f"releases/{number:08d}/manifest.json"
-
-
-def commit_path(number: int) -> str:
-    return f"commits/{number:08d}.json"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

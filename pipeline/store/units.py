@@ -1,7 +1,7 @@
 """Records of finished units and what they add up to. Equal work gives equal records: no time, host or attempt in any of them."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Self
 
@@ -9,6 +9,7 @@ from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
 from pipeline.store.store import Store, changed
 
+SCHEMA_VERSION = 1       # of manifests; a change that older versions would misread raises it
 _SEAL = "seal"
 
 
@@ -27,6 +28,8 @@ class Stored(Settings):
             seal = value.pop(_SEAL, None)               # files of the first roots have none
             if seal is not None and seal != (found := digest_of(value)):
                 raise changed(name, str(seal), found)
+            if (version := value.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+                raise _of_another_version(name, version)
             return cls.model_validate(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             found, remedy = f"{type(error).__name__}: {str(error)[:200]}", "the file is damaged or of another version; delete it and run again"
@@ -48,6 +51,17 @@ class Stored(Settings):
         except FileNotFoundError:
             return None
         return cls.from_json(content, store.uri_of(path)) if content.endswith(b"}\n") else None
+
+
+class OtherSchema(DataError):
+    """A record of a schema that this version does not know."""
+
+
+def _of_another_version(name: str, version: object) -> OtherSchema:
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    damaged = "it was changed or damaged: restore it, or roll back to an older release"
+    remedy = "it was written by a newer version: update this one" if newer else damaged
+    return OtherSchema(name, f"schema_version {SCHEMA_VERSION}", repr(version), remedy)
 
 
 class FileRef(Settings):
@@ -176,11 +190,18 @@ class Corpus(Stored):
     def next_ordinal(self) -> int:
         return max((unit.ordinal for unit in self.units), default=-1) + 1
 
-    def paths(self) -> set[str]:
+    def references(self) -> Iterator[FileRef]:
         """Every file that it needs, its own record excepted."""
-        single = [ref.path for ref in (self.dead, self.quarantine) if ref]
-        tables = [ref.path for ref in (*self.keys, *self.texts)]
-        return {*single, *tables, *(unit.path for unit in self.units), *(unit.copies.path for unit in self.units if unit.copies)}
+        yield from (*self.keys, *self.texts)
+        yield from (reference for reference in (self.dead, self.quarantine) if reference)
+        for unit in self.units:
+            yield FileRef(path=unit.path, sha256=unit.sha256, rows=unit.rows, bytes=unit.bytes)
+            if unit.copies:
+                yield unit.copies
+
+    def paths(self) -> set[str]:
+        """Paths of `references`."""
+        return {reference.path for reference in self.references()}
 
 
 class Manifest(Stored):

@@ -1,14 +1,22 @@
 """Rows that are set aside: each with its reason, in a Parquet file that people read."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.errors import DataError
+from pipeline.store.dead import Dead
+from pipeline.store.release import ReleaseManifest
 from pipeline.store.schema import QUARANTINE, writer_options
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus
 
 _EXCERPT = 200                  # characters of a text that are shown
 _GROUP_ROWS = 8_192
@@ -71,3 +79,46 @@ class QuarantineFile:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.place, QUARANTINE, **writer_options(QUARANTINE))
         self._writer.write_table(rows.combine_chunks(), row_group_size=_GROUP_ROWS)
+
+
+def listed(
+    store: Store, manifest: ReleaseManifest, reason: str | None, limit: int
+) -> tuple[dict[str, int], list[dict[str, Any]], tuple[str, ...]]:
+    """Rows that a release leaves out: (how many by reason, the first `limit` of each, files that list all).
+
+    reason: show only rows set aside for it. Rows of the corpus come first, then live texts without a usable vector.
+    DataError for a file that is missing or was changed.
+    """
+    counts: Counter[str] = Counter()
+    shown: dict[str, list[dict[str, Any]]] = {}
+    files: list[str] = []
+    try:
+        for file, rows in _set_aside(store, manifest):
+            files += [file] if file not in files else []
+            for name in rows["reason"].unique().to_pylist():
+                of_reason = rows.filter(pc.equal(rows["reason"], name))
+                counts[name] += of_reason.num_rows
+                held = shown.setdefault(name, [])
+                held += of_reason.slice(0, max(0, limit - len(held))).to_pylist()
+    except FileNotFoundError as error:
+        remedy = "restore it, or run manta nightly, which makes it again"
+        raise DataError(str(error.filename or error), "a file of the release", "no such file", remedy) from None
+    most_first = sorted(counts, key=lambda name: (-counts[name], name))
+    wanted = [name for name in most_first if reason in (None, name)]
+    return {name: counts[name] for name in most_first}, [row for name in wanted for row in shown[name]], tuple(files)
+
+
+def _set_aside(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
+    """(address of a file, some of its rows); rows whose text is in the corpus no more are left out."""
+    where = store.uri_of(manifest.corpus.path)
+    corpus = Corpus.from_json(store.read_checked(manifest.corpus.path, manifest.corpus.sha256), where)
+    if corpus.quarantine is not None:
+        reader = pq.ParquetFile(store.open(corpus.quarantine.path, corpus.quarantine.sha256))
+        for batch in reader.iter_batches():
+            yield store.uri_of(corpus.quarantine.path), pa.Table.from_batches([batch])
+    dead = Dead.load(store, manifest.dead)
+    for unit in manifest.units:
+        if unit.quarantine is not None:
+            table = pq.read_table(store.open(unit.quarantine.path, unit.quarantine.sha256))
+            live = ~np.isin(unit.dropped, dead.rows_of(unit.ordinal))       # both in the order of the rows
+            yield store.uri_of(unit.quarantine.path), table.filter(pa.array(live))

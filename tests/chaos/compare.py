@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 
 from pipeline import open_release
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest, Releases, files_of
+from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus
+from pipeline.store.verify import files_of
 
 _ADDRESSED = re.compile(r"(keys|indexes|ids)/.*|quarantine/[^/]*")        # the last is named by the corpus's id, which depends on ordinals
 _RANKS = 10
@@ -89,7 +90,7 @@ class Root:
     @cached_property
     def files(self) -> dict[str, bytes]:
         """Every file that the release and its corpus need, by path."""
-        return {path: self.store.read(path) for path in files_of(self.store, self.manifest)}
+        return {file.path: self.store.read(file.path) for file in files_of(self.store, self.manifest)}
 
     @cached_property
     def ordinals(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -170,3 +171,39 @@ print("alive")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+@pytest.fixture
+def lists_apart(tmp_path: Path) -> tuple[Path, Path]:
+    """(an index file, the file outside its folder that it names for its lists), as somebody may craft them."""
+    index, _, _ = built("ivf_flat")
+    ivf = ivf_of(index)
+    victim = tmp_path / "outside" / "lists.ivfdata"
+    victim.parent.mkdir()
+    lists = faiss.OnDiskInvertedLists(ivf.nlist, ivf.code_size, str(victim))
+    sources = faiss.InvertedListsPtrVector()
+    sources.push_back(ivf.invlists)
+    lists.merge_from_multiple(sources.data(), sources.size(), False, False)
+    ivf.replace_invlists(lists, True)
+    lists.this.disown()
+    file = tmp_path / "root" / "index.faiss"
+    file.parent.mkdir()
+    write_index(index, file)
+    return file, victim
+
+
+@pytest.mark.parametrize("how", [{"mapped": True}, {"mapped": False}, {"on_disk": True}], ids=str)
+def test_lists_outside_the_folder_of_an_index_are_never_opened(lists_apart: tuple[Path, Path], how: dict[str, bool]):
+    file, victim = lists_apart
+    assert faiss.downcast_index(faiss.read_index(str(file))).ntotal == ROWS, "faiss itself opens them, to read and to write"
+    with pytest.raises(DataError, match="a faiss index"):
+        read_index(file, **how)
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(victim) in line]
+
+
+def test_lists_beside_an_index_that_is_said_to_be_one_file_are_refused(lists_apart: tuple[Path, Path]):
+    file, victim = lists_apart
+    victim.rename(file.parent / victim.name)
+    assert read_index(file, on_disk=True).ntotal == ROWS
+    with pytest.raises(DataError, match="an index that is one file"):
+        read_index(file, mapped=False)

@@ -1,5 +1,7 @@
 """Addresses lead back to the rows they were written with."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -60,3 +62,23 @@ def test_a_file_that_holds_no_ids_is_named(content, tmp_path):
         pass
     with pytest.raises(DataError, match="columns address"):
         open_ids([tmp_path / "other.arrow"])
+
+
+def test_offsets_that_leave_the_file_are_refused_by_a_full_look(tmp_path: Path):
+    """A file as somebody may craft it: its sha256 is right, and taking a row of it would read memory that is not its own."""
+    data, lengths = pa.py_buffer(b"abc"), np.array([0, 1, 1_000_000, 3], dtype=np.int32)
+    ids = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(lengths), data])
+    table = pa.table({"address": pa.array([1, 2, 3]), "id": ids})
+    with pa.ipc.new_file(str(tmp_path / "crafted.arrow"), table.schema) as writer:
+        writer.write_batch(table.to_batches()[0])
+    opened = open_ids([tmp_path / "crafted.arrow"])
+    with pytest.raises(DataError, match="expected an Arrow IPC file"):
+        opened.validate()
+
+
+def test_a_row_without_an_address_is_refused(tmp_path: Path):
+    table = pa.table({"address": pa.array([1, None, 3], pa.int64()), "id": ["a", "b", "c"]})
+    with pa.ipc.new_file(str(tmp_path / "null.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match="a row without an address"):
+        open_ids([tmp_path / "null.arrow"])

@@ -63,7 +63,7 @@ def test_every_command_explains_itself_both_ways(command: str, manta: Manta, pyt
     assert ours.out.split("Options:")[1].split() == module.split("Options:")[1].split(), "the same words, however wide the terminal"
 
 
-@pytest.mark.parametrize("command", ["list", "show", "rollback", "prune"])
+@pytest.mark.parametrize("command", ["list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune"])
 def test_releases_explains_its_verbs(command: str, manta: Manta, python_m: Callable[..., str]):
     assert "ROOT" in manta("releases", command, "--help").out
     assert "ROOT" in python_m("jobs.releases", command, "--help")
@@ -85,6 +85,10 @@ def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path, manta: Ma
     (("encode", "corpus.uri={corpus}", "encoder.path=/nowhere/model", "release.root={root}"), 4, "/nowhere/model"),
     (("search", "{root}", "words"), 3, "expected a published release, found none"),
     (("releases", "rollback", "4", "{root}"), 3, "release 4"),
+    (("releases", "rollback", "{root}", "4"), 3, "release 4"),
+    (("releases", "rollback", "{root}", "four"), 2, "the number of a release"),
+    (("releases", "hold", "{root}"), 3, "expected a published release"),
+    (("releases", "verify", "{root}"), 3, "expected a published release"),
     (("evaluate", "release.root={root}"), 3, "expected a published release"),
 ])
 def test_what_goes_wrong_has_its_exit_code_and_a_sentence(tmp_path: Path, corpus: Path, manta: Manta, arguments: tuple[str, ...], code: int, words: str):
@@ -100,5 +104,5 @@ def test_what_goes_wrong_has_its_exit_code_and_a_sentence(tmp_path: Path, corpus
 
 
 def test_an_empty_root_lists_no_release(tmp_path: Path, manta: Manta):
-    assert json.loads(manta("releases", "list", str(tmp_path), "--json").out) == {"root": str(tmp_path), "current": None, "commits": []}
+    assert json.loads(manta("releases", "list", str(tmp_path), "--json").out) == {"root": str(tmp_path), "current": None, "held": None, "commits": []}
     assert "no release yet" in manta("releases", "list", str(tmp_path)).out

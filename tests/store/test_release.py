@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError, PublishConflict, TransientError
+from pipeline.config import canonical, digest_of
+from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import listening
 from pipeline.store.lease import lease, running
 from pipeline.store.prune import prune
@@ -234,3 +235,135 @@ def test_prune_waits_for_a_night_that_is_at_work(store: Store):
         assert running(store, now=time.time() + 3600) == [], "the lease of a run that was killed ends"
     assert running(store) == []
     assert prune(Releases(store), keep=1).kept == (1,)
+
+
+def test_a_hold_keeps_its_release_current_until_it_ends(store: Store):
+    publish(store, "one")
+    publish(store, "two")
+    held = Releases(store).hold(1, "a bad delivery")
+    assert (held.commit, held.kind, held.release, held.reason) == (3, "hold", 1, "a bad delivery")
+    late = candidate(store, "late", 1)
+    with pytest.raises(RootHeld, match=r"release 1 is held since .* \(a bad delivery\)") as caught:
+        Releases(store).publish(late, str)
+    assert caught.value.exit_code == 0
+    assert not store.exists(manifest_path(4))
+    assert Releases(store).current() == Releases(store).get(1)
+    assert Releases(store).hold(1).commit == 3, "once"
+    for change in (Releases(store).rollback, Releases(store).hold):
+        with pytest.raises(ConfigError, match=r"release 2: expected a root that is not held, found release 1 held since"):
+            change(2)
+    ended = Releases(store).unhold()
+    assert ended is not None
+    assert (ended.commit, ended.release, ended.reason) == (4, 1, "")
+    assert Releases(store).unhold() is None
+    assert Releases(store).publish(late, str).release == 5
+
+
+def test_a_hold_that_comes_while_a_night_publishes_wins_or_holds_what_it_published(store: Store):
+    """Both want the next number of the sequence, which is created once."""
+    publish(store, "one")
+    outcomes = set()
+    for turn in range(8):
+        night = candidate(store, f"night {turn}", Releases(store).chosen(None).release)
+        found: list[str] = []
+
+        def run(night: ReleaseManifest = night, found: list[str] = found) -> None:
+            try:
+                found.append(f"published {Releases(store).publish(night, str).release}")
+            except RootHeld:
+                found.append("held")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        held = Releases(store).hold()
+        thread.join()
+        current = Releases(store).chosen(None).release
+        assert current == held.release
+        assert found in (["held"], [f"published {current}"])
+        outcomes.add(found[0].split()[0])
+        Releases(store).unhold()
+    assert outcomes
+
+
+def test_commits_of_nights_have_the_bytes_that_they_always_had(store: Store):
+    publish(store, "one")
+    commit = json.loads(store.read(commit_path(1)))
+    assert set(commit) == {"commit", "kind", "release", "manifest", "sha256", "committed_at", "seal"}
+    assert "reason" not in json.loads(Releases(store).hold(1).to_json())
+    assert Releases(store).history()[-1] == Releases(store).commits.hold()
+
+
+@pytest.mark.parametrize("content", [b"{}", None], ids=["junk", "a copy of a commit"])
+def test_a_forged_commit_is_named_and_makes_no_later_night_invisible(store: Store, content: bytes | None):
+    publish(store, "one")
+    publish(store, "two")
+    forged = Releases(store).commits.read(1)
+    assert forged is not None
+    store.create(commit_path(99_999_999), content or forged.model_copy(update={"commit": 99_999_999}).to_json())
+    late = candidate(store, "late", 2)
+    for change in (lambda: Releases(store).publish(late, str), lambda: Releases(store).rollback(1), lambda: Releases(store).hold(1)):
+        with pytest.raises(DataError, match=r"expected commit 3 after commit 2, found commit 99999999.*delete commits/99999999\.json"):
+            change()
+    with listening() as said:
+        assert Releases(store).chosen(None).release == (2 if content else 1)
+    assert "the sequence is damaged" in said[0]
+    store.delete(commit_path(99_999_999))
+    assert Releases(store).publish(late, str).release == 3
+    assert Releases(store).chosen(None).release == 3
+
+
+def test_a_commit_that_was_deleted_is_named_and_its_number_is_not_taken_again(store: Store):
+    for name in ("one", "two", "three"):
+        publish(store, name)
+    content = store.read(commit_path(2))
+    store.delete(commit_path(2))
+    with pytest.raises(DataError, match="expected commit 2 after commit 1, found commit 3"):
+        publish(store, "four")
+    assert Releases(store).chosen(None).release == 3, "readers go on"
+    store.create(commit_path(2), content)
+    assert publish(store, "four").release == 4
+    store.delete(commit_path(1))
+    assert publish(store, "five").release == 5, "nothing depends on the first commits"
+
+
+def test_no_commit_comes_after_the_last_number(store: Store):
+    publish(store, "one")
+    only = Releases(store).commits.read(1)
+    assert only is not None
+    store.delete(commit_path(1))
+    store.create(commit_path(99_999_999), only.model_copy(update={"commit": 99_999_999}).to_json())
+    with pytest.raises(DataError, match="a number that a later commit can exceed"):
+        publish(store, "two")
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(2, "written by a newer version: update this one"), (99, "a newer version"), (-1, "restore it, or roll back"), ("1", "restore it")],
+)
+def test_a_manifest_of_another_schema_is_refused(store: Store, version: object, words: str):
+    publish(store, "one")
+    two = publish(store, "two")
+    value = two.model_dump(mode="json") | {"schema_version": version, "unheard_of": True}
+    content = canonical(value | {"seal": digest_of(value)})
+    store.write(manifest_path(2), content)
+    commit = Releases(store).commits.read(2)
+    assert commit is not None
+    store.write(commit_path(2), commit.model_copy(update={"sha256": sha256(content).hexdigest()}).to_json())
+    for reading in (Releases(store).current, lambda: Releases(store).get(2), Releases(store).next_ordinal):
+        with pytest.raises(DataError, match=f"expected schema_version 1, found {version!r}; .*{words}"):
+            reading()
+
+
+def test_a_dry_run_of_prune_names_what_prune_then_removes(store: Store):
+    for name, shared in (("one", "old"), ("two", "shared"), ("three", "shared")):
+        publish(store, name, shared)
+    before = {entry.path: entry.size for entry in store.list()}
+    planned = prune(Releases(store), keep=1, dry_run=True)
+    assert {entry.path: entry.size for entry in store.list()} == before
+    done = prune(Releases(store), keep=1)
+    removed = before.keys() - {entry.path for entry in store.list()}
+    assert planned.dry_run
+    assert (planned.kept, planned.removed, planned.files, planned.bytes) == (done.kept, done.removed, done.files, done.bytes)
+    assert (planned.files, planned.bytes) == (len(removed), sum(before[path] for path in removed))
+    assert planned.samples.items() <= {path: before[path] for path in removed}.items()
+    assert sum(planned.folders.values()) == planned.bytes
