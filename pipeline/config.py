@@ -21,6 +21,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """The values that are not defaults, for a repr that says what is special."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if field.is_required() or value != field.get_default(call_default_factory=True):
+                yield name, value
+
     def content_id(self) -> str:
         """sha256 (hex) of the resolved values."""
         return digest_of(self.model_dump(mode="json"))
