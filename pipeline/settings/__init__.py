@@ -2,19 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
 from pipeline.settings.training import TrainSettings
 
+_NAMED = Field(min_length=1, pattern=r"^[^\x00]*$")          # "" would be the working directory
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class CorpusSettings(Settings):
     """Which text, and how a row of it is read."""
 
-    uri: str = "corpus"
+    uri: Annotated[str, _NAMED] = "corpus"
     """a file, a glob, a directory (hive partitions become columns, links are followed), or a file:// or s3:// URI of one"""
     format: Literal["auto", "parquet", "jsonl"] = "auto"
     """auto goes by the ending: .parquet; .jsonl, .ndjson or .json, each also with .gz"""
@@ -40,7 +41,7 @@ class CorpusSettings(Settings):
 class EncoderSettings(Settings):
     """The model that makes the vectors; what is null is as the model folder says."""
 
-    path: str = "all-MiniLM-L6-v2"
+    path: Annotated[str, _NAMED] = "all-MiniLM-L6-v2"
     """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed; or a file of word
     vectors in word2vec's or GloVe's form, text or binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
     pooling: str | None = None
@@ -158,10 +159,20 @@ class WhitenSettings(Settings):
     flow: FlowSettings = FlowSettings()
 
 
+INDEX_KINDS = ("auto", "flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
+
+
+def _kind_or_factory(kind: str) -> str:
+    """The kind of an index. faiss is not asked here; whatever begins with a capital may be a factory string of its own."""
+    if kind not in INDEX_KINDS and not kind[:1].isupper():
+        raise ValueError(f"{', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8")
+    return kind
+
+
 class IndexSettings(Settings):
     """The faiss index; its metric is the cosine (inner product of normalised vectors)."""
 
-    kind: str = "auto"
+    kind: Annotated[str, AfterValidator(_kind_or_factory)] = "auto"
     """auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string such as IVF1024,PQ48x8"""
     memory_gib: Annotated[float, Field(gt=0)] = 8.0
     """memory a searcher has for the index; auto picks the most exact kind that fits"""
@@ -204,7 +215,7 @@ class GateSettings(Settings):
 class ReleaseSettings(Settings):
     """Where releases are published."""
 
-    root: str = "releases"
+    root: Annotated[str, _NAMED] = "releases"
     """a directory or an s3:// URI"""
     commits_root: str | None = None
     """a store that has create-once, for commits, when `root` has not"""
@@ -357,7 +368,7 @@ class EvaluateSettings(Settings):
     geometry: GeometrySettings = GeometrySettings()
 
 
-_RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
+RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
 
 
 class Job(Settings):
@@ -378,7 +389,7 @@ class Job(Settings):
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> "Job":
         kept = self.corpus.keep
-        taken = {*_RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
+        taken = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):
             raise ValueError(f"corpus.id and corpus.keep to name each column once, not {', '.join((self.corpus.id, *kept))}")
         if taken:
