@@ -1,8 +1,7 @@
 """Jobs: one thin file per command."""
 
 import contextlib
+import importlib
 
 with contextlib.suppress(ModuleNotFoundError):          # a source tree that is not installed
-    from manta.hidden import refuse_others
-
-    refuse_others()
+    importlib.import_module("manta.hidden").refuse_others()

@@ -19,7 +19,8 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.log import Stages, ends_by, printable
 from pipeline.settings import Job
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults.")]
+_CONFIG_HELP = "The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults."
+Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=_CONFIG_HELP)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.path=value]...", help="Settings that go before the file's, such as encode.unit_rows=4096.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else; progress stays on standard error.")]

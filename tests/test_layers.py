@@ -44,7 +44,8 @@ def test_a_module_imports_only_parts_before_its_own(file: Path):
 
 
 @pytest.mark.parametrize("statement", [
-    "import manta", "import manta.__main__", "import jobs.cli", "import pipeline", "import pipeline.settings", "import pipeline.store.release, pipeline.text.ingest, pipeline.models.folder, pipeline.flows.night",
+    "import manta", "import manta.__main__", "import jobs.cli",
+    "import pipeline", "import pipeline.settings", "import pipeline.store.release, pipeline.text.ingest, pipeline.models.folder, pipeline.flows.night",
 ])
 def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss(statement: str):
     heavy = ("torch", "ray", "faiss", "transformers", "sklearn")
