@@ -85,7 +85,7 @@ class EncodeSettings(Settings):
 
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
     """rows of a unit: the unit of work, retry, resume and output"""
-    max_tokens: Annotated[int, Field(ge=64)] | None = None
+    max_tokens: Annotated[int, Field(ge=64, lt=2**31)] | None = None
     """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. Part of what makes vectors bit-identical, so it never adapts by itself"""
     window_rows: Annotated[int, Field(ge=1)] = 32_768
     """rows planned together: identical texts inside a window are encoded once"""
@@ -95,7 +95,7 @@ class EncodeSettings(Settings):
     """on a GPU: compile normalisation and residual sum into one kernel where Triton is at hand, else say so once. A CPU needs no compiler: oneDNN fuses"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """threads of one worker's forward pass on a CPU"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU that cluster.gpus_per_worker asks for, else the CPU"""
@@ -124,7 +124,7 @@ class FlowSettings(Settings):
     """largest norm of the gradient"""
     checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000
     """steps between two checkpoints: what a killed training repeats at most"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of the initial weights, the order of the vectors and a random permutation"""
 
 
@@ -188,7 +188,7 @@ class IndexSettings(Settings):
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"
     """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds memory_gib"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     """of the quantizer's training"""
     rewrite_gib: Annotated[float, Field(gt=0)] = 64.0
     """index file up to which a night takes rows out of last night's index and adds the new ones; a larger one stays, and new rows get a file beside it"""
@@ -334,7 +334,7 @@ class GeometrySettings(Settings):
     """what an edit inserts, deletes or replaces, where similarity is compared with edit distance"""
     centred: bool = True
     """whether explained variance is that about the mean of a word's vectors, as in published figures; false: about zero, as it is printed (Ethayarajh 2019)"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of every sample"""
 
 
@@ -361,7 +361,7 @@ class EvaluateSettings(Settings):
     """of cross-validation in transfer tasks"""
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
     """resamples behind the 95 % intervals; 0: none"""
-    seed: int = 1111
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1111
     """of folds, resamples and classifiers"""
     root: str | None = None
     """below evaluations/ of it sentence vectors, figures and pages are kept, so that a second run takes them over; prune leaves them; null: release.root"""
