@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.command import Answer, Json, Verbose, guarded, standalone, tell
-from pipeline.config import to_yaml, validated
+from pipeline.config import refuse_credentials, to_yaml, validated
 from pipeline.errors import ConfigError
+from pipeline.log import printable
 from pipeline.settings import CorpusSettings, EncoderSettings, Job
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ Root = Annotated[str | None, typer.Option("--root", metavar="URI", help="Where r
 _WRITTEN = (
     "corpus.uri", "corpus.id", "corpus.text", "corpus.keep", "encoder.path", "whiten.mode", "index.kind", "gates.recall_at_10", "release.root", "cluster.address",
 )
+_SHOWN = 30             # columns in the comment
 _HEAD = """# Written by `manta init` after a look at {rows:,} rows of {files:,} files. Columns there: {columns}.
 #
 #     manta plan --config {file}          # what a night would take; nothing is done
@@ -49,17 +51,24 @@ def init(
 def _init(uri: str, output: Path, id_column: str | None, text_column: str | None, root: str | None) -> Answer:
     from pipeline.flows.look import look
 
+    for given in (uri, root or ""):
+        refuse_credentials(given)
     if output.exists():
         raise ConfigError(str(output), "no such file yet", "one that exists", "name another with --output, or remove it")
     seen = look(validated(CorpusSettings, {"uri": uri}, "CORPUS"), id_column, text_column)
     job = validated(Job, {
         "corpus": {"uri": uri, "id": seen.id, "text": seen.text, "keep": seen.keep}, "release": {"root": root or f"out/{_name(uri)}"},
     }, "manta init")
-    head = _HEAD.format(rows=seen.rows, files=seen.files, columns=", ".join(seen.columns), file=output)
+    head = _HEAD.format(rows=seen.rows, files=seen.files, columns=_columns(seen), file=output)
     _write(output, head + _about(seen) + "\n" + to_yaml(job, only=_WRITTEN))
     facts: dict[str, Any] = {"status": "done", "file": str(output), **vars(seen), "root": job.release.root}
     lines = [f"id {seen.id}, text {seen.text}, kept {', '.join(seen.keep) or 'nothing'}, language {seen.language or 'unknown'}", f"next: manta nightly --config {output}"]
-    return Answer(facts, "\n".join([f"{output} is written: {seen.files:,} files, columns {', '.join(seen.columns)}", *lines]))
+    return Answer(facts, "\n".join([f"{output} is written: {seen.files:,} files, columns {_columns(seen)}", *lines]))
+
+
+def _columns(seen: "Look") -> str:
+    """Names of columns for a comment: on one line, whatever is in them."""
+    return printable(", ".join(seen.columns[:_SHOWN])) + (f" and {len(seen.columns) - _SHOWN} more" if len(seen.columns) > _SHOWN else "")
 
 
 def _about(seen: "Look") -> str:

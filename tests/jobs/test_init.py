@@ -96,3 +96,12 @@ def test_a_corpus_without_an_id_or_a_text_is_data_that_cannot_be_used(table: dic
     ended = manta("init", written(table), *options)
     assert (ended.code, Path("night.yaml").exists()) == (3, False)
     assert words in ended.err
+
+
+def test_a_column_s_name_cannot_write_settings_and_no_secret_is_written(manta: Manta):
+    uri = written({"id": ["a", "b"], "text": ["one text", "another"], "x\nrelease: {root: elsewhere}\n#": ["p", "q"]})
+    assert manta("init", uri).code == 0
+    assert load_settings(Job, "night.yaml").release.root == "out/corpus"
+    for arguments in (("s3://KEY:SECRET@bucket/x",), (uri, "--root", "s3://KEY:SECRET@bucket/x")):
+        ended = manta("init", *arguments, "--output", "secret.yaml")
+        assert (ended.code, Path("secret.yaml").exists(), "SECRET" in ended.err) == (2, False, False)
