@@ -1,10 +1,17 @@
 """The command `manta`: one subcommand per job. Importing it loads neither torch nor Ray nor faiss."""
 
+import sys
+from typing import Annotated
+
+import typer
+
 from jobs.augment import augment
 from jobs.command import EXIT_CODES, application
+from jobs.completion import completion
 from jobs.encode import encode
 from jobs.evaluate import evaluate
 from jobs.index import index
+from jobs.init import init
 from jobs.nightly import nightly
 from jobs.plan import plan
 from jobs.preflight import preflight
@@ -12,22 +19,47 @@ from jobs.releases import releases
 from jobs.search import search
 from jobs.train import train
 from jobs.whiten import whiten
+from pipeline.log import packages
+
+_NEXT = """Manta: from a corpus of text to a published, searchable index, again every night.
+
+  manta nightly --config quickstart     a first night on this machine, over the docstrings of its Python packages
+  manta init CORPUS                     look at a corpus of your own and write night.yaml for it
+  manta nightly --config night.yaml     read, encode, index, check and publish it
+  manta search ROOT "your query"        ask what was published
+
+manta --help names all commands, and manta COMMAND --help their options."""
 
 app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
     "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
-    no_args_is_help=True,
 )
-for _command in (plan, preflight, train, augment, encode, whiten, index, evaluate, nightly, search):
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        python = ".".join(map(str, sys.version_info[:3]))
+        ours, *others = packages("manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow").items()
+        print(f"manta {ours[1]} (Python {python}, {', '.join(f'{name} {version}' for name, version in others)})")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _begin(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the versions of Manta and of what it works with.")] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(_NEXT)
+        raise typer.Exit(2)
+
+
+for _command in (init, plan, preflight, train, augment, encode, whiten, index, evaluate, nightly, search):
     app.command()(_command)
 app.add_typer(releases, name="releases")
-
-
-def run() -> None:
-    """Entry point of the console script."""
-    app()
+app.command()(completion)
 
 
 if __name__ == "__main__":
-    run()
+    app()

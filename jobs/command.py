@@ -1,6 +1,7 @@
 """What every command shares: its options, its settings, its output, and the one place where errors become exit codes."""
 
 import contextlib
+import difflib
 import json
 import os
 import signal
@@ -14,11 +15,12 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from pipeline.config import load_settings, to_yaml
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.log import Stages, ends_by, printable
 from pipeline.settings import Job
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's YAML; jobs/configs holds commented examples. Without it: defaults.")]
+_CONFIG_HELP = "The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults."
+Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=_CONFIG_HELP)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.path=value]...", help="Settings that go before the file's, such as encode.unit_rows=4096.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else; progress stays on standard error.")]
@@ -75,13 +77,32 @@ def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[
     """Load the settings, do the work, print the answer; exits by itself when something is wrong."""
 
     def whole(say: Say) -> None:
-        job = load_settings(Job, config, tuple(overrides or ()))
+        job = load_settings(Job, config and _config_file(config), tuple(overrides or ()))
         if print_config:
             say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
             return
         tell(work(Run(job, verbose)), say, as_json)
 
     guarded(whole, as_json=as_json, verbose=verbose)
+
+
+def named_configs() -> dict[str, Path]:
+    """The settings that come with Manta by name: quickstart, train/cert and so on."""
+    folder = Path(__file__).parent / "configs"
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))}
+
+
+def _config_file(given: Path) -> Path:
+    """The file itself, or the one of that name among those that come with Manta. A file in the working directory goes before."""
+    if given.suffix or given.is_file():
+        return given
+    known, name = named_configs(), given.as_posix()
+    found = [file for each, file in known.items() if name in (each, each.rpartition("/")[2])]
+    if len(found) != 1:
+        near = difflib.get_close_matches(name, [*known, *(each.rpartition("/")[2] for each in known)], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}"
+        raise ConfigError(f"--config {name}", "a YAML file, or the name of one that comes with Manta", "neither", hint)
+    return found[0]
 
 
 def tell(answer: Answer, say: Say, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,6 +21,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """The values that are not defaults, for a repr that says what is special."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if field.is_required() or value != field.get_default(call_default_factory=True):
+                yield name, value
+
     def content_id(self) -> str:
         """sha256 (hex) of the resolved values."""
         return digest_of(self.model_dump(mode="json"))
@@ -29,6 +36,7 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=Settings)
 
 _TRIED = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")       # what pydantic appends to the place of a value that may be of several kinds
+_QUOTED = re.compile(r"'([^']+)'")               # the values that a message allows
 _MOST_VALUES = 100_000
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 
@@ -108,15 +116,18 @@ def _leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{place}.{key}" if place else str(key))
 
 
-def to_yaml(settings: Settings, indent: str = "") -> str:
-    """The resolved settings, every key below its comment."""
+def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None = None) -> str:
+    """The resolved settings, every key below its comment. only: dotted keys to write; None: all."""
     lines = []
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         section = isinstance(value, Settings)
+        below = None if only is None or name in only else [key.removeprefix(f"{name}.") for key in only if key.startswith(f"{name}.")]
+        if below == []:
+            continue
         comment = type(value).__doc__ if section else field.description
         lines += [f"{indent}# {line}" for line in textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))]
-        lines += [f"{indent}{name}:", to_yaml(value, indent + "  ")] if section else [f"{indent}{name}: {_yaml_value(settings, name)}"]
+        lines += [f"{indent}{name}:", to_yaml(value, indent + "  ", below)] if section else [f"{indent}{name}: {_yaml_value(settings, name)}"]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -203,7 +214,10 @@ def _explain(error: ValidationError, kind: type[Settings], source: str) -> Confi
         return ConfigError(where, "a value", "none", f"set {'.'.join(str(part) for part in first['loc'])}" + others)
     messages = [problem["msg"].removeprefix("Value error, ") for problem in same]
     expected = ", or ".join(message[:1].lower() + message[1:] for message in messages)
-    return ConfigError(where, expected, repr(first.get("input")), "mend the value; --print-config shows all settings" + others)
+    given = str(first.get("input"))
+    near = difflib.get_close_matches(given, [each for each in _QUOTED.findall(expected) if each != given], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "mend the value; --print-config shows all settings"
+    return ConfigError(where, expected, repr(first.get("input")), hint + others)
 
 
 def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.machinery
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
@@ -144,6 +146,7 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
     noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     address, named = address_of(settings)
+    _check_directory()
     _check_answers(address, named, settings.patience_s)
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
@@ -173,6 +176,16 @@ def _within(patience_s: float, address: str, named: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _check_directory() -> None:
+    """ConfigError if the working directory has another package called pipeline: Ray's workers look there first."""
+    directory = os.getcwd()
+    found = importlib.machinery.PathFinder.find_spec("pipeline", [directory])
+    folders = found.submodule_search_locations or () if found is not None else ()
+    if found is not None and not any(Path(folder, "flows", Path(__file__).name).is_file() for folder in folders):
+        where = next(iter(folders), found.origin)
+        raise ConfigError(directory, "no other package called pipeline, since Ray's workers import from here first", str(where), "run in another directory, or rename it")
 
 
 def _check_answers(address: str, named: str, patience_s: float) -> None:
@@ -227,6 +240,7 @@ def quiet(verbose: bool) -> None:
         return
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining")     # ours are counted, and end: see units.py
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")      # what Ray will do by itself, without its warning
     warnings.filterwarnings("ignore", module="ray")
     importlib.import_module("ray.data")                                    # sets its loggers up: ours after that

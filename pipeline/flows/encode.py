@@ -43,6 +43,9 @@ class EncodeBlocks:
         self._encoder = load_encoder(settings, arithmetic, resolve(arithmetic.device, float(gpu_assigned())))
         self._text, self._vector = text, vector
 
+    def __repr__(self) -> str:
+        return f"EncodeBlocks({self._encoder!r}, text={self._text!r}, vector={self._vector!r})"
+
     def __call__(self, block: pa.Table) -> pa.Table:
         if self._text not in block.column_names:
             remedy = "name it: fn_constructor_kwargs={'text': ...}"

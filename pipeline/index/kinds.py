@@ -6,7 +6,7 @@ from typing import Literal
 
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
-from pipeline.settings import IndexSettings
+from pipeline.settings import INDEX_KINDS, IndexSettings
 
 GIB = 2**30
 ROWS_PER_LIST = 39                  # faiss: fewer training rows for one centroid make k-means overfit
@@ -18,7 +18,6 @@ _ID_BYTES = 8
 _ID_MAP_BYTES = 40                  # one node and one bucket of the hash map from id to place, in memory only
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8     # links of the lowest level, of those above on average, level, offset
 _PER_CODE = 8                       # components that one byte of a product-quantizer code stands for, where nothing else is asked
-_KINDS = ("flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
 
 
 class IndexPlan(Settings):
@@ -65,7 +64,7 @@ def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
         raise DataError("index", "at least one vector", "none", "check the corpus and its quarantine")
     if settings.kind == "auto":
         return _auto(rows, dim, settings)
-    if settings.kind in _KINDS:
+    if settings.kind in INDEX_KINDS:
         return _plan(settings.kind, rows, dim, settings, "index.kind names it")
     return _factory_plan(rows, dim, settings)
 

@@ -51,6 +51,10 @@ class OpenRelease:
     def __init__(self, releases: Releases, opened: "_Opened", follows: bool) -> None:
         self._releases, self._opened, self._follows = releases, opened, follows
 
+    def __repr__(self) -> str:
+        manifest = self._opened.manifest
+        return f"OpenRelease({self._releases.store.uri!r}, release {manifest.release}: {manifest.rows:,} rows, index {manifest.index.kind})"
+
     @property
     def number(self) -> int:
         return self._opened.manifest.release

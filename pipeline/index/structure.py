@@ -1,6 +1,7 @@
 """What a faiss index consists of: which kinds are served, the parts of one, and a fingerprint of all that training fixed."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss
 
+_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")       # of the C++ function that refuses a string
 _BLOCK_ROWS = 1 << 16
 _IVF = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
 # codes of 32 rows interleaved. In faiss 1.15.1 merging three such indexes corrupts memory, and a row added after a removal takes a freed place without
@@ -68,7 +70,7 @@ def make_ann(factory: str, dim: int) -> Any:
         raise ConfigError(
             f"index.kind: {factory}",
             f"auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string for {dim} dimensions and the inner product",
-            f"what faiss refuses ({str(error).rsplit('Error: ', 1)[-1].strip()})",
+            f"what faiss refuses ({_SIGNATURE.sub('', str(error).rsplit('Error: ', 1)[-1].strip())})",
             "mend the string, for instance IVF1024,PQ48x8",
         ) from None
 

@@ -89,8 +89,8 @@ class Counters:
 class Encoder:
     """An encoder folder on a device."""
 
-    def __init__(self, folder: EncoderFolder, encode: EncodeSettings, device: Device) -> None:
-        self.folder = folder
+    def __init__(self, folder: EncoderFolder, encode: EncodeSettings, device: Device, name: str | None = None) -> None:
+        self.folder, self.name = folder, name or str(folder.path)
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
         self.counters = Counters()
         self.arithmetic = arithmetic_of(encode, device, 0 if folder.family == "other" else folder.max_length)     # only a packed buffer has to hold any text
@@ -105,6 +105,10 @@ class Encoder:
             part.counters = self.counters
         self._tail = load_tail(folder, self.arithmetic.place)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
+
+    def __repr__(self) -> str:
+        device = f", {self.arithmetic.device}" if self.arithmetic.device.kind != "cpu" else ""
+        return f"Encoder({self.name!r}, {self.dim} dimensions, max_length {self.max_length}{device})"
 
     @property
     def numerics_id(self) -> str:
@@ -272,7 +276,7 @@ def load_encoder(settings: EncoderSettings | str, encode: EncodeSettings | None 
         ModelError: the folder cannot be used; the message names file, expected and found.
     """
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
-    return Encoder(open_folder(settings), encode or EncodeSettings(threads=torch.get_num_threads()), resolve(device))
+    return Encoder(open_folder(settings), encode or EncodeSettings(threads=torch.get_num_threads()), resolve(device), settings.path)
 
 
 def as_strings(texts: Iterable[Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -150,7 +151,9 @@ def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[s
     pooling = tuple(name.strip() for name in settings.pooling.split("+"))
     for name in pooling:
         if name not in POOLINGS:
-            raise ModelError("encoder.pooling", f"one of {', '.join(POOLINGS)}", repr(name), "choose one; a + between two concatenates them")
+            near = difflib.get_close_matches(name, POOLINGS, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "choose one; a + between two concatenates them"
+            raise ModelError("encoder.pooling", f"one of {', '.join(POOLINGS)}", repr(name), remedy)
     return pooling
 
 

@@ -2,19 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
 from pipeline.settings.training import TrainSettings
 
+_NAMED = Field(min_length=1, pattern=r"^[^\x00]*$")          # "" would be the working directory
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class CorpusSettings(Settings):
     """Which text, and how a row of it is read."""
 
-    uri: str = "corpus"
+    uri: Annotated[str, _NAMED] = "corpus"
     """a file, a glob, a directory (hive partitions become columns, links are followed), or a file:// or s3:// URI of one"""
     format: Literal["auto", "parquet", "jsonl"] = "auto"
     """auto goes by the ending: .parquet; .jsonl, .ndjson or .json, each also with .gz"""
@@ -40,7 +41,7 @@ class CorpusSettings(Settings):
 class EncoderSettings(Settings):
     """The model that makes the vectors; what is null is as the model folder says."""
 
-    path: str = "all-MiniLM-L6-v2"
+    path: Annotated[str, _NAMED] = "all-MiniLM-L6-v2"
     """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed; or a file of word
     vectors in word2vec's or GloVe's form, text or binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
     pooling: str | None = None
@@ -84,7 +85,7 @@ class EncodeSettings(Settings):
 
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
     """rows of a unit: the unit of work, retry, resume and output"""
-    max_tokens: Annotated[int, Field(ge=64)] | None = None
+    max_tokens: Annotated[int, Field(ge=64, lt=2**31)] | None = None
     """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. Part of what makes vectors bit-identical, so it never adapts by itself"""
     window_rows: Annotated[int, Field(ge=1)] = 32_768
     """rows planned together: identical texts inside a window are encoded once"""
@@ -94,7 +95,7 @@ class EncodeSettings(Settings):
     """on a GPU: compile normalisation and residual sum into one kernel where Triton is at hand, else say so once. A CPU needs no compiler: oneDNN fuses"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """threads of one worker's forward pass on a CPU"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU that cluster.gpus_per_worker asks for, else the CPU"""
@@ -123,7 +124,7 @@ class FlowSettings(Settings):
     """largest norm of the gradient"""
     checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000
     """steps between two checkpoints: what a killed training repeats at most"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of the initial weights, the order of the vectors and a random permutation"""
 
 
@@ -158,10 +159,20 @@ class WhitenSettings(Settings):
     flow: FlowSettings = FlowSettings()
 
 
+INDEX_KINDS = ("auto", "flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
+
+
+def _kind_or_factory(kind: str) -> str:
+    """The kind of an index. faiss is not asked here; whatever begins with a capital may be a factory string of its own."""
+    if kind not in INDEX_KINDS and not kind[:1].isupper():
+        raise ValueError(f"{', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8")
+    return kind
+
+
 class IndexSettings(Settings):
     """The faiss index; its metric is the cosine (inner product of normalised vectors)."""
 
-    kind: str = "auto"
+    kind: Annotated[str, AfterValidator(_kind_or_factory)] = "auto"
     """auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string such as IVF1024,PQ48x8"""
     memory_gib: Annotated[float, Field(gt=0)] = 8.0
     """memory a searcher has for the index; auto picks the most exact kind that fits"""
@@ -177,7 +188,7 @@ class IndexSettings(Settings):
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"
     """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds memory_gib"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     """of the quantizer's training"""
     rewrite_gib: Annotated[float, Field(gt=0)] = 64.0
     """index file up to which a night takes rows out of last night's index and adds the new ones; a larger one stays, and new rows get a file beside it"""
@@ -204,7 +215,7 @@ class GateSettings(Settings):
 class ReleaseSettings(Settings):
     """Where releases are published."""
 
-    root: str = "releases"
+    root: Annotated[str, _NAMED] = "releases"
     """a directory or an s3:// URI"""
     commits_root: str | None = None
     """a store that has create-once, for commits, when `root` has not"""
@@ -323,7 +334,7 @@ class GeometrySettings(Settings):
     """what an edit inserts, deletes or replaces, where similarity is compared with edit distance"""
     centred: bool = True
     """whether explained variance is that about the mean of a word's vectors, as in published figures; false: about zero, as it is printed (Ethayarajh 2019)"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of every sample"""
 
 
@@ -350,14 +361,14 @@ class EvaluateSettings(Settings):
     """of cross-validation in transfer tasks"""
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
     """resamples behind the 95 % intervals; 0: none"""
-    seed: int = 1111
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1111
     """of folds, resamples and classifiers"""
     root: str | None = None
     """below evaluations/ of it sentence vectors, figures and pages are kept, so that a second run takes them over; prune leaves them; null: release.root"""
     geometry: GeometrySettings = GeometrySettings()
 
 
-_RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
+RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
 
 
 class Job(Settings):
@@ -378,7 +389,7 @@ class Job(Settings):
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> "Job":
         kept = self.corpus.keep
-        taken = {*_RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
+        taken = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):
             raise ValueError(f"corpus.id and corpus.keep to name each column once, not {', '.join((self.corpus.id, *kept))}")
         if taken:

@@ -137,7 +137,7 @@ class AugmentSettings(Settings):
     keep: KeepSettings = KeepSettings()
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 4_096
     """rows of a unit: what is repeated at most when a worker is killed"""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of all that is drawn"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """arithmetic of the models"""

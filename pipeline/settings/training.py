@@ -67,7 +67,7 @@ class OrderSettings(Settings):
 
     batch_rows: Annotated[int, Field(ge=1)] = 64
     """rows of a global batch, all ranks together"""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of the order"""
     window_rows: Annotated[int, Field(ge=1)] = 65_536
     """rows that are held in memory and shuffled together; at least a batch"""
@@ -271,7 +271,7 @@ class TrainSettings(Settings):
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """every rank holds all weights; or weights, gradients and the optimizer's state are sharded over the ranks (FSDP2)"""
     lora: LoraSettings = LoraSettings()
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of new weights, dropout and views; order.seed is that of the rows"""
     workers: Annotated[int, Field(ge=1)] = 1
     """ranks: each has cluster.cpus_per_worker and cluster.gpus_per_worker"""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.store.store import PARTIAL, Entry, Store, checked, room, verified
 
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -94,7 +94,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        os.makedirs(self.uri, exist_ok=True)
+        _make(Path(self.uri), self.uri)
         mine = f"{PARTIAL}{_process_space()}-"
         for place in Path(self.uri).glob(f"{mine}*-*"):
             if _is_dead(place.name.split("-")[-2]):     # a killed run's, and it may be as large as the corpus
@@ -127,14 +127,22 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _temporary(self, place: Path) -> Iterator[Path]:
-        with room(self.uri):
-            place.parent.mkdir(parents=True, exist_ok=True)
+        _make(place.parent, self.uri)
         temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
         try:
             with room(self.uri):
                 yield temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _make(folder: Path, root: str) -> None:
+    """Make a folder and those above it. ConfigError where that is not possible, as in a file system of the kernel's such as /proc."""
+    try:
+        with room(root):
+            folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise ConfigError(root, "a folder that may be written to", " ".join(str(error).split()), "check the path") from error
 
 
 def _removed(place: Path) -> int:

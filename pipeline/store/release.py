@@ -174,6 +174,9 @@ class Releases:
         self.store = store
         self.commits = Commits(commits or store)
 
+    def __repr__(self) -> str:
+        return f"Releases({self.store!r}{f', {self.commits!r}' if self.commits is not self.store else ''})"
+
     def history(self) -> list[Commit]:
         """Commits in order of number, void and unreadable ones left out."""
         return self.commits.history()

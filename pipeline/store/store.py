@@ -35,19 +35,23 @@ class Entry:
 
 
 def open_store(uri: str | Path) -> "Store":
-    """The store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix). ConfigError for one with credentials in it."""
+    """The store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix). ConfigError for one with credentials in it, and for what is none."""
     text = str(uri)
     refuse_credentials(text)
+    if not text or "\0" in text:
+        raise ConfigError("the root of a store", "a directory or a URI such as s3://bucket/prefix", repr(text), "name one")
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
         from pipeline.store.local import LocalStore
 
+        if os.path.isfile(path):
+            raise ConfigError(text, "a directory", "a file", "name the directory that it is in, or another one")
         return LocalStore(os.path.abspath(path))
     if scheme in ("s3", "s3a"):
         from pipeline.store.s3 import S3Store
 
-        return S3Store(text.rstrip("/"))
+        return S3Store(scheme + "://" + text.partition("://")[2].rstrip("/"))
     from pipeline.store.remote import ObjectStore
 
     return ObjectStore(text.rstrip("/"))

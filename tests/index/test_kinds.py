@@ -52,7 +52,7 @@ def test_many_lists_are_found_through_a_graph():
     (IndexSettings(kind="opq_ivf_pq"), "at least 256 rows to train on, found 100"),
     (IndexSettings(kind="IVF200,Flat"), "at least 200 rows to train on, found 100"),
     (IndexSettings(kind="PQ8"), "at least 256 rows to train on, found 100"),
-    (IndexSettings(kind="ivf_pancake"), "index.kind: ivf_pancake"),
+    (IndexSettings(kind="IVF_pancake"), "index.kind: IVF_pancake"),
     (IndexSettings(kind="IVF8,PQ7"), "index.kind: IVF8,PQ7"),
     (IndexSettings(kind="IDMap,IVF8,Flat"), "IndexIDMap"),
     (IndexSettings(kind="IDMap2,Flat"), "leave out IDMap"),

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ROOT, Ended
 
 Manta = Callable[..., Ended]
-COMMANDS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly", "search", "releases")
+COMMANDS = ("init", "plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly", "search", "releases")
 
 
 @pytest.fixture

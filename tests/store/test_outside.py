@@ -140,7 +140,7 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
 @pytest.mark.parametrize("path", ["a", "b/c"])
 def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
     (tmp_path / "root").write_text("a file")
-    with pytest.raises(ConfigError, match="a folder that may be written to"):
+    with pytest.raises(ConfigError, match="expected a directory, found a file"):
         open_store(tmp_path / "root").write(path, b"x")
     with pytest.raises(ConfigError, match="check the path and its rights"), room("/somewhere"):
         raise OSError(errno.EROFS, "Read-only file system")

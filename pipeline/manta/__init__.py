@@ -1,0 +1,48 @@
+"""Manta in Python: text to vectors, published releases, and a vector column for any Ray dataset.
+
+    import manta
+
+    vectors = manta.encode(["a text", "another"])          # all-MiniLM-L6-v2, unless another encoder is named
+    release = manta.open_release("s3://bucket/index")      # what `manta nightly` published
+    release.search(["a question"], k=3)
+
+Importing it costs nothing: each name is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.flows.encode import EncodeBlocks
+    from pipeline.index.search import open_release
+    from pipeline.models.encoder import load_encoder
+    from pipeline.models.once import encode
+
+    __version__: str
+
+__all__ = ["EncodeBlocks", "__version__", "encode", "load_encoder", "open_release"]
+
+_MODULES = {
+    "EncodeBlocks": "pipeline.flows.encode",
+    "encode": "pipeline.models.once",
+    "load_encoder": "pipeline.models.encoder",
+    "open_release": "pipeline.index.search",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an exported name. ImportError if another package hides a part of Manta's."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("manta-embeddings")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .hidden import refuse_others
+
+    refuse_others()
+    found = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

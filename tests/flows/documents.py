@@ -1,0 +1,58 @@
+"""Commands and code of the documents: each is run by a test, or listed here with what it would need."""
+
+import re
+import shlex
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+DOCUMENTS = (ROOT / "README.md", ROOT / "infra" / "README.md")
+PROGRAMS = ("manta", "python", "pytest", "pip", "ray", "kubectl", "docker")
+NEEDS = {
+    "pip install": "the package index: tests/infra resolves the image's lines",
+    "pytest": "is how this is run",
+    "python -m tests.chaos": "minutes: tests/chaos plays a short one",
+    "python -m tests.benchmarks.": "evaluation data and an idle machine; that the module is there is tested",
+    "ray start": "machines: tests/jobs/test_submit.py starts a head",
+    "ray job": "a head: tests/jobs/test_submit.py submits to one",
+    "ray up": "a cloud", "ray down": "a cloud", "ray dashboard": "a cloud",
+    "kubectl": "a Kubernetes cluster: tests/infra checks the manifests",
+    "docker build": "a registry: tests/infra reads the Dockerfile",
+    "manta evaluate evaluate.names=[senteval]": "the transfer tasks: tests/evaluate has small ones",
+}
+"""the beginnings of commands that no test of the documents runs"""
+
+
+def commands(file: Path) -> list[str]:
+    """Every command line of a document, in order: of its blocks and of its `code`, each part of a && b apart."""
+    text = file.read_text(encoding="utf-8")
+    blocks = [block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if language in ("", "bash")]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    found = []
+    for code in (*lines, *inline):
+        for part in re.split(r"\s&&\s", re.sub(r"\s+#\s.*", "", code).strip().removeprefix("$ ")):
+            words = part.replace("\\|", "|").split()
+            if len(words) > 1 and words[0] in PROGRAMS:
+                found += _spelled(" ".join(words))
+    return list(dict.fromkeys(found))
+
+
+def _spelled(command: str) -> list[str]:
+    """`a b|c D` as `a b D` and `a c D`; a usage such as `manta releases list|show|rollback N ROOT` gives each verb what is before the next bar."""
+    if "|" not in command:
+        return [command]
+    head, *others = command.split("|")
+    start, first = head.rsplit(" ", 1)
+    last, end = re.fullmatch(r"(.*?)((?: [A-Z]+)?)", others[-1]).groups()
+    return [f"{start} {verb}{end}" for verb in (first, *others[:-1], last)]
+
+
+def need(command: str) -> str | None:
+    """Why a command is not run; None for one that is."""
+    plain = " ".join(shlex.split(command))
+    return next((reason for beginning, reason in NEEDS.items() if plain.startswith(beginning)), None)
+
+
+def python_blocks(file: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), re.DOTALL)

@@ -1,0 +1,50 @@
+"""What the documents print and needs Ray: trainings in their order, and the vector column on machines of one core and of two."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.flows.cluster import Cluster
+from tests.conftest import ROOT, Ended
+from tests.flows.conftest import sentences
+from tests.flows.documents import commands, python_blocks
+from tests.flows.test_documents import runs_on_ray
+
+pytestmark = pytest.mark.slow
+README = ROOT / "README.md"
+SMALL = {"train": ("train.max_steps=2", "train.order.batch_rows=8", "train.watch={trackers: []}"), "augment": ("corpus.max_rows=60",), "encode": ()}
+
+
+def test_trainings_and_variants_run_in_the_order_of_the_page(
+    ray_cluster: Cluster, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manta: Callable[..., Ended]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    (tmp_path / "out" / "quickstart" / "corpus").mkdir(parents=True)
+    rows = pa.table({"id": [f"r{number}" for number in range(60)], "text": sentences(60)})
+    pq.write_table(rows, tmp_path / "out" / "quickstart" / "corpus" / "part-0.parquet")
+    every = [command for command in commands(README) if runs_on_ray(command)]
+    assert [command.split()[1] for command in every] == ["train", "encode", "augment", "train"]
+    for command in every:
+        _, verb, *given = shlex.split(command.replace("all-MiniLM-L6-v2", str(encoder)))
+        ended = manta(verb, *given, *SMALL[verb])
+        assert ended.code == 0, f"{command}\n{ended.err}"
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_vector_column_comes_on_a_machine_of_so_many_cores(cores: int, encoder: Path, tmp_path: Path):
+    for number in range(3):
+        (tmp_path / "corpus").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"text": sentences(20, number)}), tmp_path / "corpus" / f"{number}.parquet")
+    block = next(block for block in python_blocks(README) if "EncodeBlocks" in block).replace("all-MiniLM-L6-v2", str(encoder))
+    start = f"import ray\nray.init(address='local', num_cpus={cores}, include_dashboard=False, object_store_memory=100_000_000)\n"
+    program = start + block + "rows.write_parquet('made')\n"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=500)
+    made = pq.read_table(tmp_path / "made")
+    assert (len(made), made["vector"].null_count) == (60, 0)

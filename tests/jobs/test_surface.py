@@ -1,0 +1,163 @@
+"""The command's own surface: what to do next, versions, names of settings files, completion, an interrupt, and wrong input that never counts as a defect."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.command import named_configs
+from pipeline.config import load_settings, to_yaml
+from pipeline.settings import Job
+from tests.conftest import ROOT, Ended
+
+Manta = Callable[..., Ended]
+
+
+def test_alone_it_says_what_to_do_next_and_is_no_success(manta: Manta):
+    ended = manta()
+    assert ended.code == 2
+    assert [line.split("  ")[1].split()[1] for line in ended.out.splitlines() if line.startswith("  manta")] == ["nightly", "init", "nightly", "search"]
+
+
+def test_the_version_comes_first(manta: Manta):
+    ended = manta("--version")
+    assert ended.code == 0
+    assert ended.out.startswith(f"manta {version('manta-embeddings')} (Python {sys.version.split()[0]}, ray {version('ray')}, ")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "train/cert", "cert"])
+def test_settings_that_come_with_manta_are_found_by_name(name: str, manta: Manta, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    file = next(file for file in (ROOT / "jobs" / "configs").rglob("*.yaml") if file.stem == name.split("/")[-1])
+    assert manta("train", "--config", name, "--print-config").out == to_yaml(load_settings(Job, file))
+    (tmp_path / "quickstart").write_text("corpus: {uri: mine}")
+    assert json.loads(manta("nightly", "--config", "quickstart", "--print-config", "--json").out)["corpus"]["uri"] == "mine", "a file of that name goes before"
+
+
+def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
+    assert "did you mean 'quickstart'?" in manta("nightly", "--config", "quikstart").err
+    missing = manta("nightly", "--config", "zzz")
+    assert missing.code == 2
+    assert "known names: augment/back-translation, evaluate, nightly, quickstart" in missing.err
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ("index.kind=hnws", "did you mean 'hnsw'?"),
+    ("index.kind=ivf-flat", "did you mean 'ivf_flat'?"),
+    ("index.kind=HNWS32", "could not parse index string HNWS32); mend the string"),
+    ("whiten.mode=of", "did you mean 'off'?"),
+    ("encode.dtype=float23", "did you mean 'float32'?"),
+    ("encoder.exclude=[frequnt]", "did you mean 'frequent'?"),
+    ("encoder.pooling=meen", "did you mean 'mean'?"),
+    ("whiten.transform=whitning", "did you mean 'whitening'?"),
+    ("release.root=''", "release.root: expected"),
+    ("release.root=s3://", "expected s3://bucket or s3://bucket/prefix, found no bucket"),
+    ("release.root={corpus}", "expected a directory, found a file"),
+    ("release.root=/proc/nothing", "expected a folder that may be written to"),
+    ('release.root="a\\0b"', "release.root: expected"),
+])
+def test_a_wrong_value_is_refused_before_any_work_with_what_was_meant(given: str, words: str, encoder: Path, tmp_path: Path, manta: Manta):
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["one text", "another text"]}), tmp_path / "corpus.parquet")
+    arguments = [f"corpus.uri={tmp_path / 'corpus.parquet'}", f"encoder.path={encoder}", f"release.root={tmp_path / 'root'}"]
+    ended = manta("nightly", *arguments, given.replace("{corpus}", str(tmp_path / "corpus.parquet")))
+    assert ended.code == (4 if "pooling" in given else 2), ended.err
+    assert words in ended.err
+    assert "encode: starts" not in ended.err
+    assert "faiss::" not in ended.err
+
+
+def test_a_reader_that_goes_away_is_no_defect(tmp_path: Path):
+    program = f"{sys.executable} -m manta nightly --print-config | true; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize("module", ["jobs.cli", "typer", "pydantic", "yaml"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(module: str):
+    program = f"""
+import builtins, os, signal, sys
+plain = builtins.__import__
+def interrupted(name, *rest):
+    if name == {module!r}:
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(name, *rest)
+sys.argv = ["manta", "nightly"]
+from manta.__main__ import run
+builtins.__import__ = interrupted
+run()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """What bash completes the last of these words to."""
+    script = tmp_path_factory.mktemp("completion") / "manta.bash"
+    with script.open("w") as out:
+        subprocess.run([sys.executable, "-m", "manta", "completion", "bash"], stdout=out, check=True, timeout=60)
+
+    def complete(*words: str) -> list[str]:
+        program = f'. {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _manta; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        return subprocess.run(["bash", "-c", program, "bash", *words], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT).stdout.split()
+
+    return complete
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (("ni",), ["nightly"]),
+    (("releases", "ro"), ["rollback"]),
+    (("releases", "rollback", "--com"), ["--commits-root"]),
+    (("nightly", "--conf"), ["--config"]),
+    (("nightly", "--config", "quickst"), ["quickstart"]),
+    (("nightly", "corpus.k"), ["corpus.keep="]),
+    (("nightly", "--json", "train.order.batch"), ["train.order.batch_rows="]),
+    (("nightly", "whiten.mode", "=", "o"), ["on", "off"]),
+    (("nightly", "whiten.mode", "="), ["auto", "on", "off"]),
+    (("nightly", "index.kind", "=", "hn"), ["hnsw"]),
+    (("nightly", "encode.compile=t"), ["encode.compile=true"]),
+    (("nightly", "corpus.uri", "=", "pyproj"), ["pyproject.toml"]),
+    (("search", "pyproj"), ["pyproject.toml"]),
+])
+def test_bash_completes_commands_options_settings_values_and_files(bash: Callable[..., list[str]], words: tuple[str, ...], expected: list[str]):
+    assert bash("manta", *words) == expected
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+def test_zsh_takes_the_same_script(tmp_path: Path, manta: Manta):
+    script = subprocess.run([sys.executable, "-m", "manta", "completion", "zsh"], capture_output=True, text=True, check=True, timeout=60).stdout
+    (tmp_path / "manta.zsh").write_text(script)
+    program = f"""
+autoload -U compinit && compinit -u -d {tmp_path}/dump && . {tmp_path}/manta.zsh && print $_comps[manta]
+COMP_WORDS=(manta nightly whiten.mode=o) COMP_CWORD=2; emulate ksh -c _manta; print -r -- $COMPREPLY
+COMP_WORDS=(manta releases ro) COMP_CWORD=2; emulate ksh -c _manta; print -r -- $COMPREPLY
+"""
+    ended = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stdout.splitlines()[1:] == ["whiten.mode=on whiten.mode=off", "rollback"], ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+@pytest.mark.parametrize(("line", "expected"), [
+    ("manta ni", ["nightly"]), ("manta releases ro", ["rollback"]), ("manta nightly whiten.mode=o", ["whiten.mode=off", "whiten.mode=on"]),
+    ("manta nightly corpus.k", ["corpus.keep="]), ("manta nightly --config quickst", ["quickstart"]),
+])
+def test_fish_completes(line: str, expected: list[str], tmp_path: Path):
+    script = subprocess.run([sys.executable, "-m", "manta", "completion", "fish"], capture_output=True, text=True, check=True, timeout=60).stdout
+    (tmp_path / "manta.fish").write_text(script)
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    ended = subprocess.run(["fish", "-c", f"source {tmp_path}/manta.fish; complete -C '{line}'"], capture_output=True, text=True, check=True, timeout=60, env=environment)
+    assert sorted(found.split("\t")[0] for found in ended.stdout.splitlines()) == expected
+
+
+def test_every_setting_and_every_file_of_settings_is_completed(manta: Manta):
+    script = manta("completion", "bash").out
+    for name in ("encoder.path=", "train.optimizer.learning_rate=", "cluster.workers.max=", *named_configs()):
+        assert name in script
