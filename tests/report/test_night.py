@@ -16,6 +16,7 @@ import pytest
 from pipeline.post.choose import Curve
 from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput, render
 from pipeline.stats.sample import cosine_histogram, length_histogram
+from pipeline.text.coverage import Covered
 
 VOID = {"meta", "br", "img", "link", "hr"}
 X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))
@@ -51,6 +52,8 @@ FULL = replace(
     geometry=Geometry((1.0, 0.5), (1.0, 0.9), cosine_histogram(X), cosine_histogram(X - 0.3), ("15 of 16 components are kept.",)),
     examples=(Example("join two paths", (Neighbour("posixpath.join", 0.8123, "Join two or more pathname components."), Neighbour("7", -0.1))),),
     gates=(Gate("recall_at_10", 0.957, 0.95, True), Gate("canary_cosine", 0.9999998, 0.9999, True), Gate("p99_ms", None, None, True, "at most")),
+    covered=Covered.of({"script_latin_rows": 19_000, "script_latin_tokens": 90_000, "script_thai_rows": 48, "script_thai_tokens": 90, "script_thai_unknown": 81}),
+    warnings=("90.0% of the tokens of 48 Thai texts are unknown to the encoder's tokenizer",),
     settings="corpus:\n  uri: a<b\n",
     packages={"torch": "2.13.0"},
 )  # fmt: skip
@@ -123,6 +126,13 @@ def test_the_figures_are_there() -> None:
     expected += ["0.9999998", "at least 0.9999", "recall@10", "p99, ms", "not measured", "0.812", "−0.100", "posixpath.join", "after release 41", "tokens"]
     assert [figure for figure in expected if figure not in shown] == []
     assert render(FULL).count("<svg") == 1 + 4
+
+
+def test_tokens_are_shown_by_script_and_warnings_before_them() -> None:
+    shown = words(FULL)
+    assert shown.index(FULL.warnings[0]) < shown.index("Tokens")
+    assert "Thai texts489090 %0 %0 %" in shown                  # rows, tokens, unknown, cut, lost
+    assert "Tokens" not in words(replace(FULL, covered=None, warnings=()))
 
 
 def test_a_refused_candidate_says_so_first() -> None:
