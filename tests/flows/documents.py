@@ -18,6 +18,7 @@ NEEDS = {
     "ray up": "a cloud", "ray down": "a cloud", "ray dashboard": "a cloud",
     "kubectl": "a Kubernetes cluster: tests/infra checks the manifests",
     "docker build": "a registry: tests/infra reads the Dockerfile",
+    "manta search ROOT -": "standard input: tests/jobs/test_search.py gives it",
     "manta evaluate evaluate.names=[senteval]": "the transfer tasks: tests/evaluate has small ones",
 }
 """the beginnings of commands that no test of the documents runs"""

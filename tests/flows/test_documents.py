@@ -18,7 +18,7 @@ from tests.flows.evaluating import write_pairs
 
 Manta = Callable[..., Ended]
 BARE = ("manta train", "manta augment", "manta encode", "manta index", "manta whiten", "manta evaluate", "manta nightly", "manta plan", "manta preflight",
-        "manta releases prune", "manta augment --config", "manta train --config")
+        "manta releases prune", "manta search", "manta augment --config", "manta train --config")
 """names of commands as a sentence has them: without what they need, their --help is run"""
 SMALL = ("corpus.max_rows=80", "gates.recall_at_10=0.1", "index.queries=20", "whiten.dev_texts=20", "evaluate.bootstrap=20")
 JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly")
