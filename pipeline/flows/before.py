@@ -80,7 +80,7 @@ def is_damaged(store: Store, before: Before, stages: Stages, *, by_content: bool
 
 
 def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
-    with stages("verify", sum(file.bytes for file in release.files())) as bar:
+    with stages("verify", sum(file.bytes for file in release.files()), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.content]:
         first, more = changed[0], f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
