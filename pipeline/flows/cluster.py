@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
@@ -33,6 +34,7 @@ _NO_ADDRESS = {
 }
 
 
+_TOKEN = "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
 _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
 
@@ -152,6 +154,9 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
         raise ConfigError(named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
+    except ray.exceptions.AuthenticationError as error:
+        found = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {_TOKEN}") from error
     except Exception as error:
         if not (isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception):     # Ray's word for a node that is not up in time
             raise
@@ -160,7 +165,9 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
 
 def _no_answer(address: str, named: str, found: str) -> TransientError:
-    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"check host and port, start the cluster, or {_NO_ADDRESS[named]}")
+    token = "" if address == "local" else f"set {_TOKEN} if it asks for one, "
+    remedy = f"check host and port, start the cluster, {token}or {_NO_ADDRESS[named]}"
+    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, remedy)
 
 
 @contextlib.contextmanager
