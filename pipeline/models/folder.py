@@ -18,6 +18,7 @@ from pipeline.models.modules import (
     Denoise,
     Dense,
     Module,
+    check_inside,
     modules_of,
     pooling_of,
     read_config,
@@ -249,11 +250,20 @@ def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
             continue
         if not name.endswith(".index.json"):
             return (_joined(transformer, name),)
-        parts = sorted(set(read_json(file).get("weight_map", {}).values()))
+        parts = _parts(file)
         if missing := [part for part in parts if not (file.parent / part).is_file()]:
             raise ModelError(str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file")
         return (*(_joined(transformer, part) for part in parts), _joined(transformer, name))
     raise ModelError(str(path / transformer), "weights in model.safetensors or pytorch_model.bin", "neither", "give a folder with weights")
+
+
+def _parts(index: Path) -> list[str]:
+    """Files that an index of weights names, relative to its folder."""
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise ModelError(str(index), "a weight_map from tensors to files", repr(named)[:80], "restore the file")
+    check_inside(index, named.values())
+    return sorted(set(named.values()))
 
 
 def _joined(folder: str, name: str) -> str:

@@ -1,9 +1,9 @@
 """The modules that an encoder folder names, as sentence-transformers writes them: pooling, and the layers behind it. Imports neither torch nor transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.errors import ModelError
@@ -101,6 +101,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def check_inside(file: Path, names: Iterable[Any]) -> None:
+    """ModelError for a file's name of another file that leads out of the model folder: what is named is read, and copied into releases."""
+    for name in names:
+        if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name or "\0" in name:
+            raise ModelError(str(file), "names of files in the folder", repr(name), "restore the file")
+
+
 def modules_of(path: Path) -> list[tuple[str, str]]:
     """(kind, folder) of each module in order; none for a plain Hugging Face folder."""
     file = path / "modules.json"
@@ -110,6 +117,7 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
         entries = [(str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
+    check_inside(file, (folder for _, folder in entries))
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
     for kind, _ in entries:
         if kind not in _OWN and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
