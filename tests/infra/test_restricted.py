@@ -1,4 +1,4 @@
-"""Every container meets the "restricted" level of the pod security standards and a read-only root; the network policies let in whom they name."""
+"""Containers meet the "restricted" pod security standard on a read-only root; network policies let in whom they name."""
 
 from typing import Any
 
@@ -6,8 +6,17 @@ import pytest
 
 from tests.infra.manifests import clusters, containers, labels, of_kind, pods
 
-MAY_BE_MOUNTED = {"configMap", "emptyDir", "secret", "projected", "downwardAPI", "csi", "persistentVolumeClaim", "ephemeral"}
-WRITTEN = {"/tmp", "/cache"}            # by Ray and by MANTA_CACHE
+MAY_BE_MOUNTED = {
+    "configMap",
+    "emptyDir",
+    "secret",
+    "projected",
+    "downwardAPI",
+    "csi",
+    "persistentVolumeClaim",
+    "ephemeral",
+}
+WRITTEN = {"/tmp", "/cache"}  # by Ray and by MANTA_CACHE
 each = pytest.mark.parametrize
 
 
@@ -46,9 +55,11 @@ def test_the_root_is_read_only_and_what_is_written_is_a_volume_of_the_pod(name: 
     environment = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
     for variable in environment.keys() & {"HOME", "MANTA_CACHE"}:
         assert environment[variable] in mounts
-    if "follow" not in name:                # it writes nothing
+    if "follow" not in name:  # it writes nothing
         assert "/tmp" in mounts
-        assert mounts.keys() & WRITTEN == ({"/tmp", "/cache"} if name.endswith(("ray-head", "ray-worker")) else {"/tmp"})
+        assert mounts.keys() & WRITTEN == (
+            {"/tmp", "/cache"} if name.endswith(("ray-head", "ray-worker")) else {"/tmp"}
+        )
 
 
 @each("name", clusters())
@@ -62,17 +73,26 @@ def selected(selector: dict[str, Any], found: dict[str, str]) -> bool:
     """Whether a label selector means a pod with those labels."""
     exists = {"Exists": True, "DoesNotExist": False}
     wanted = selector.get("matchLabels", {}).items() <= found.items()
-    return wanted and all((rule["key"] in found) == exists[rule["operator"]] for rule in selector.get("matchExpressions", []))
+    return wanted and all(
+        (rule["key"] in found) == exists[rule["operator"]] for rule in selector.get("matchExpressions", [])
+    )
 
 
 def reaches(source: dict[str, str], inside: bool, target: dict[str, str], port: int) -> bool:
     """Whether the policies let a pod with those labels, of this namespace or not, open a connection."""
-    policies = [found["spec"] for found in of_kind("NetworkPolicy").values() if selected(found["spec"]["podSelector"], target)]
+    policies = [
+        found["spec"]
+        for found in of_kind("NetworkPolicy").values()
+        if selected(found["spec"]["podSelector"], target)
+    ]
     assert policies, "a pod without a policy is open to all"
     return any(
-        selected(peer.get("podSelector", {}), source) and (inside or "namespaceSelector" in peer)
+        selected(peer.get("podSelector", {}), source)
+        and (inside or "namespaceSelector" in peer)
         and ("ports" not in rule or port in {each["port"] for each in rule["ports"]})
-        for policy in policies for rule in policy.get("ingress", []) for peer in rule["from"]
+        for policy in policies
+        for rule in policy.get("ingress", [])
+        for peer in rule["from"]
     )
 
 
@@ -80,8 +100,13 @@ NODES = {name: found for name, found in labels().items() if "ray.io/cluster" in 
 OTHERS = {name: found for name, found in labels().items() if "ray.io/cluster" not in found}
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "raylet": 30_000}
 STRANGERS: dict[str, tuple[dict[str, str], bool]] = {
-    "a pod of the namespace": ({"app": "notebook"}, True), "a pod elsewhere": ({}, False), "another team's cluster": ({"ray.io/cluster": "theirs"}, False),
-    "a pod elsewhere that calls itself ours": ({"app.kubernetes.io/part-of": "manta", "ray.io/cluster": "manta"}, False),
+    "a pod of the namespace": ({"app": "notebook"}, True),
+    "a pod elsewhere": ({}, False),
+    "another team's cluster": ({"ray.io/cluster": "theirs"}, False),
+    "a pod elsewhere that calls itself ours": (
+        {"app.kubernetes.io/part-of": "manta", "ray.io/cluster": "manta"},
+        False,
+    ),
 }
 
 
@@ -98,17 +123,31 @@ def test_nodes_reach_each_other_and_submitters_the_job_api_alone(target: str):
     assert all(reaches(source, True, found, port) for source in NODES.values() for port in PORTS.values())
     for name, source in OTHERS.items():
         open_to = {kind for kind, port in PORTS.items() if reaches(source, True, found, port)}
-        assert open_to == ({"dashboard"} if name.endswith("submitter") and found["ray.io/node-type"] == "head" else set()), name
+        assert open_to == (
+            {"dashboard"} if name.endswith("submitter") and found["ray.io/node-type"] == "head" else set()
+        ), name
 
 
 def test_the_operator_reaches_the_job_api_and_prometheus_the_figures():
-    operator, prometheus = {"app.kubernetes.io/component": "kuberay-operator"}, {"app.kubernetes.io/name": "prometheus"}
+    operator, prometheus = (
+        {"app.kubernetes.io/component": "kuberay-operator"},
+        {"app.kubernetes.io/name": "prometheus"},
+    )
     for found in NODES.values():
         head = found["ray.io/node-type"] == "head"
-        assert {kind for kind, port in PORTS.items() if reaches(operator, False, found, port)} == ({"dashboard"} if head else set())
-        assert {kind for kind, port in PORTS.items() if reaches(prometheus, False, found, port)} == {"metrics"}
+        assert {kind for kind, port in PORTS.items() if reaches(operator, False, found, port)} == (
+            {"dashboard"} if head else set()
+        )
+        assert {kind for kind, port in PORTS.items() if reaches(prometheus, False, found, port)} == {
+            "metrics"
+        }
 
 
 @each("target", OTHERS)
 def test_the_schedule_and_submitters_are_reached_by_nobody(target: str):
-    assert not [name for name, source in labels().items() for port in PORTS.values() if reaches(source, True, OTHERS[target], port)]
+    assert not [
+        name
+        for name, source in labels().items()
+        for port in PORTS.values()
+        if reaches(source, True, OTHERS[target], port)
+    ]

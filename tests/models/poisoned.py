@@ -1,4 +1,4 @@
-"""Encoder folders that would run code of their own, each in one way, where whoever loads them lets it: the code leaves a file."""
+"""Encoder folders with code of their own, each in one way: where whoever loads them runs it, it leaves a file."""
 
 import json
 import pickle
@@ -48,13 +48,16 @@ class Poisoned:
             (self.path / name).write_bytes(pickle.dumps({"weight": _Touch(self.witness)}))
 
     def modules(self, first: str, second: str = "sentence_transformers.models.Pooling") -> None:
-        entries = [{"idx": 0, "name": "0", "path": "", "type": first}, {"idx": 1, "name": "1", "path": "1_Pooling", "type": second}]
+        entries = [
+            {"idx": 0, "name": "0", "path": "", "type": first},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": second},
+        ]
         (self.path / "modules.json").write_text(json.dumps(entries))
         (self.path / "1_Pooling").mkdir()
         self.edit("1_Pooling/config.json", word_embedding_dimension=48, pooling_mode_mean_tokens=True)
 
     def slow_tokenizer(self) -> None:
-        """Take tokenizer.json away, so that transformers makes the tokenizer that tokenizer_config.json names."""
+        """Remove tokenizer.json, so that transformers makes the tokenizer that the configuration names."""
         words = json.loads((self.path / "tokenizer.json").read_text())["model"]["vocab"]
         (self.path / "vocab.txt").write_text("\n".join(sorted(words, key=words.__getitem__)))
         (self.path / "tokenizer.json").unlink()
@@ -79,7 +82,13 @@ def _trusting(folder: Poisoned) -> None:
     folder.modules(_TRANSFORMER)
     folder.edit("config.json", auto_map={"AutoModel": f"{CODE}.Model"})
     trust = {"trust_remote_code": True}
-    folder.edit("sentence_bert_config.json", max_seq_length=32, model_args=trust, config_args=trust, tokenizer_args=trust)
+    folder.edit(
+        "sentence_bert_config.json",
+        max_seq_length=32,
+        model_args=trust,
+        config_args=trust,
+        tokenizer_args=trust,
+    )
 
 
 def _pickled_weights(folder: Poisoned) -> None:
@@ -89,24 +98,37 @@ def _pickled_weights(folder: Poisoned) -> None:
 
 def _adapter(folder: Poisoned) -> None:
     mapping = {"base_model_class": "Model", "parent_library": CODE}
-    folder.edit("adapter_config.json", peft_type="LORA", base_model_name_or_path="evil/base", auto_mapping=mapping)
+    folder.edit(
+        "adapter_config.json", peft_type="LORA", base_model_name_or_path="evil/base", auto_mapping=mapping
+    )
 
 
 Way = Callable[[Poisoned], None]
 LOADED: dict[str, Way] = {
-    "the configuration's class": lambda folder: folder.edit("config.json", auto_map={"AutoConfig": f"{CODE}.Config"}),
+    "the configuration's class": lambda folder: folder.edit(
+        "config.json", auto_map={"AutoConfig": f"{CODE}.Config"}
+    ),
     "the tokenizer's class": lambda folder: folder.edit(
-        "tokenizer_config.json", auto_map={"AutoTokenizer": [f"{CODE}.T", f"{CODE}.T"]}, tokenizer_class="T"),
+        "tokenizer_config.json", auto_map={"AutoTokenizer": [f"{CODE}.T", f"{CODE}.T"]}, tokenizer_class="T"
+    ),
     "a module that calls itself one of ours": _module_of_ours,
-    "pickles beside the weights": lambda folder: folder.pickle("training_args.bin", "optimizer.pt", "scheduler.pt"),
-    "a chat template": lambda folder: folder.edit("tokenizer_config.json", chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"),
-    "files that Python looks for": lambda folder: folder.code("sitecustomize.py", "__init__.py", "transformers.py", "torch.py", "conftest.py"),
+    "pickles beside the weights": lambda folder: folder.pickle(
+        "training_args.bin", "optimizer.pt", "scheduler.pt"
+    ),
+    "a chat template": lambda folder: folder.edit(
+        "tokenizer_config.json", chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    ),
+    "files that Python looks for": lambda folder: folder.code(
+        "sitecustomize.py", "__init__.py", "transformers.py", "torch.py", "conftest.py"
+    ),
     "a generator of its own": lambda folder: folder.code("custom_generate/generate.py"),
 }
 """ways that change no vector: the folder is read without them"""
 REFUSED: dict[str, Way] = {
     "the model's class": lambda folder: folder.edit("config.json", auto_map={"AutoModel": f"{CODE}.Model"}),
-    "the class of a type that nobody knows": lambda folder: folder.edit("config.json", model_type="evil", auto_map={"AutoConfig": f"{CODE}.Config"}),
+    "the class of a type that nobody knows": lambda folder: folder.edit(
+        "config.json", model_type="evil", auto_map={"AutoConfig": f"{CODE}.Config"}
+    ),
     "the slow tokenizer's class": _slow_tokenizer,
     "the slow tokenizer's class, by the configuration": _slow_tokenizer_of_config,
     "a first module of its own": lambda folder: folder.modules(f"{CODE}.Module"),
@@ -115,7 +137,9 @@ REFUSED: dict[str, Way] = {
     "arguments that trust it": _trusting,
     "a pickle for weights": _pickled_weights,
     "a kernel from the hub": lambda folder: folder.edit("config.json", attn_implementation="evil/kernel"),
-    "a kernel from the hub, further down": lambda folder: folder.edit("config.json", text_config={"attn_implementation": "evil/kernel"}),
+    "a kernel from the hub, further down": lambda folder: folder.edit(
+        "config.json", text_config={"attn_implementation": "evil/kernel"}
+    ),
     "an adapter of its own": _adapter,
 }
 """ways without which nobody knows the vectors that the authors mean"""

@@ -1,4 +1,4 @@
-"""Encoder folders from strangers: none of their code runs, nothing is asked, and no name in them leads to files outside."""
+"""Encoder folders from strangers: no code of theirs runs, nothing is asked, no name leads to a file outside."""
 
 import contextlib
 import json
@@ -34,9 +34,11 @@ def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not asked
 
 
-@pytest.mark.parametrize("family", ["bert", "electra"])         # read by our code, and by transformers
+@pytest.mark.parametrize("family", ["bert", "electra"])  # read by our code, and by transformers
 @pytest.mark.parametrize("way", LOADED)
-def test_code_that_changes_no_vector_is_let_be(tmp_path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch, way: str, family: str):
+def test_code_that_changes_no_vector_is_let_be(
+    tmp_path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch, way: str, family: str
+):
     folder = save_poisoned(tmp_path / "encoder", family, LOADED[way], witness)
     monkeypatch.chdir(folder)
     for load in (encode, train):
@@ -45,21 +47,27 @@ def test_code_that_changes_no_vector_is_let_be(tmp_path: Path, witness: Path, mo
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
 @pytest.mark.parametrize("way", REFUSED)
-def test_code_that_a_folder_cannot_do_without_is_refused(tmp_path: Path, witness: Path, way: str, family: str):
+def test_code_that_a_folder_cannot_do_without_is_refused(
+    tmp_path: Path, witness: Path, way: str, family: str
+):
     folder = save_poisoned(tmp_path / "encoder", family, REFUSED[way], witness)
     with pytest.raises(ModelError) as caught:
         encode(EncoderSettings(path=str(folder)))
     assert caught.value.exit_code == 4
-    with contextlib.suppress(ModelError):               # a training may want another file than the one at fault
+    with contextlib.suppress(ModelError):  # a training may want another file than the one at fault
         train(EncoderSettings(path=str(folder)))
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "{outside}", "a/../../secret.safetensors", "..\\secret.safetensors", 7])
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "{outside}", "a/../../secret.safetensors", "..\\secret.safetensors", 7]
+)
 def test_weights_outside_the_folder_are_not_read(tmp_path: Path, name: object):
     folder = save_folder(tmp_path / "encoder", "bert")
     outside = (folder / "model.safetensors").rename(tmp_path / "secret.safetensors")
     name = str(outside) if name == "{outside}" else name
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}})
+    )
     with pytest.raises(ModelError, match="names of files in the folder"):
         open_folder(EncoderSettings(path=str(folder)))
 
@@ -69,7 +77,10 @@ def test_weights_outside_the_folder_are_not_read(tmp_path: Path, name: object):
 def test_modules_outside_the_folder_are_not_read(tmp_path: Path, place: int, path: str):
     folder = save_folder(tmp_path / "encoder", "bert")
     kinds = ("Transformer", "Pooling", "Dense")
-    entries = [{"type": f"sentence_transformers.models.{kind}", "path": path if number == place else ""} for number, kind in enumerate(kinds)]
+    entries = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path if number == place else ""}
+        for number, kind in enumerate(kinds)
+    ]
     (folder / "modules.json").write_text(json.dumps(entries))
     with pytest.raises(ModelError, match="names of files in the folder"):
         open_folder(EncoderSettings(path=str(folder)))
@@ -85,7 +96,12 @@ def test_encoders_outside_the_folder_are_not_joined(tmp_path: Path, parts: list[
 
 
 def test_an_adapter_is_not_taken_for_the_model_that_it_names(tmp_path: Path):
-    folder, other = save_folder(tmp_path / "encoder", "electra"), save_folder(tmp_path / "other", "electra", seed=1)
-    Poisoned(folder, tmp_path).edit("adapter_config.json", peft_type="LORA", base_model_name_or_path=str(other))
+    folder, other = (
+        save_folder(tmp_path / "encoder", "electra"),
+        save_folder(tmp_path / "other", "electra", seed=1),
+    )
+    Poisoned(folder, tmp_path).edit(
+        "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(other)
+    )
     with pytest.raises(ModelError, match=r"an adapter to .*merge_and_unload"):
         open_folder(EncoderSettings(path=str(folder)))

@@ -9,7 +9,13 @@ import pytest
 
 from pipeline.flows.cluster import Cluster
 
-_ENTER = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='CRITICAL'); print(ray.get(ray.remote(num_cpus=0)(lambda: 7).remote()))"
+_ENTER = """
+import sys
+import ray
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="CRITICAL")
+print(ray.get(ray.remote(num_cpus=0)(lambda: 7).remote()))
+"""
 
 
 def test_the_tokens_folder_is_its_owners_alone(ray_cluster: Cluster):
