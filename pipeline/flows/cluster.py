@@ -147,6 +147,8 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     address, named = address_of(settings)
     _check_answers(address, named, settings.patience_s)
+    if address == "local":
+        _keep_token()
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
         with _within(settings.patience_s, address, named), _own_signals(), _hushed(verbose):
@@ -162,6 +164,14 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             raise
         found = f"{type(error).__name__}: {error}"
         raise _no_answer(address, named, found) from error
+
+
+def _keep_token() -> None:
+    """Close ~/.ray to other users of this machine: Ray writes the token of local clusters there, readable by all."""
+    with contextlib.suppress(OSError):              # no home, or not ours: then Ray writes none there either
+        folder = Path.home() / ".ray"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
 
 
 def _no_answer(address: str, named: str, found: str) -> TransientError:

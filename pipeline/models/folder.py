@@ -19,6 +19,7 @@ from pipeline.models.modules import (
     Dense,
     Module,
     check_inside,
+    check_numbers,
     modules_of,
     pooling_of,
     read_config,
@@ -118,6 +119,8 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     transformer = modules[0][1] if modules else ""
     config = read_config(path / transformer)
     check_code(path / transformer)
+    if config.get("model_type") in PACKED_FAMILIES:
+        check_numbers(path / transformer / "config.json", config)
     own = _transformer_settings(path / transformer)
     pooling, include_prompt = pooling_of(path, modules)
     tail = tuple(tail_of(path, modules, settings.normalize))

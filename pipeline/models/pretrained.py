@@ -38,13 +38,16 @@ def check_code(folder: Path) -> None:
         raise _no_code(where, f"auto_map, which names the code {remote}", kind, str(remote))
 
 
-def _attentions(config: Any, below: str = "") -> Iterator[tuple[str, str]]:
+def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, value) of each attention that a configuration chooses, for the model or for a part of it."""
-    for name, value in config.items() if isinstance(config, dict) else ():
-        if name in ("attn_implementation", "_attn_implementation"):
-            yield from ((f"{below}{name}", str(each)) for each in (value.values() if isinstance(value, dict) else [value]))
-        else:
-            yield from _attentions(value, f"{below}{name}.")
+    parts = [("", config)]
+    while parts:
+        prefix, part = parts.pop()
+        for name, value in part.items():
+            if name in ("attn_implementation", "_attn_implementation"):
+                yield f"{prefix}{name}", str(value)
+            elif isinstance(value, dict):
+                parts.append((f"{prefix}{name}.", value))
 
 
 def _check_known(folder: Path) -> None:

@@ -95,6 +95,23 @@ def test_encoders_outside_the_folder_are_not_joined(tmp_path: Path, parts: list[
         open_folder(EncoderSettings(path=str(folder)))
 
 
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "config_sentence_transformers.json"])
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, name: str):
+    folder = save_folder(tmp_path / "encoder", "bert")
+    (folder / name).write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=name):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 10**30, [], {}, True, float("nan")])
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size"])
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, value: object):
+    folder = save_folder(tmp_path / "encoder", "bert")
+    Poisoned(folder, tmp_path).edit("config.json", **{name: value})
+    with pytest.raises(ModelError, match=r"config\.json"):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
 def test_an_adapter_is_not_taken_for_the_model_that_it_names(tmp_path: Path):
     folder, other = (
         save_folder(tmp_path / "encoder", "electra"),
