@@ -53,7 +53,7 @@ def prune(
         _refuse_beside_a_night(store, series, now)
     kept, dropped = _divided(releases, keep)
     needed = set().union(*(_needs(releases, number) for number in kept))
-    needed |= set().union(*(_needs_of_damaged(releases, number) for number in releases.unreadable()))
+    needed |= set().union(*(_needs_of_damaged(releases, number) for number in releases.commits.unreadable()))
     released = set().union(*(_needs(releases, number) for number in dropped))
     for each in series:
         needed |= {path for number in each.numbers()[-keep:] for path in _named(each, number)}
@@ -106,7 +106,7 @@ def _needs_of_damaged(releases: Releases, number: int) -> set[str]:
     manifest = ReleaseManifest.load(releases.store, manifest_path(number))
     if manifest is None:
         return set()
-    say(f"{releases.commits.uri_of(commit_path(number))} cannot be read: the files of release {number} are kept; restore it from a copy")
+    say(f"{releases.commits.store.uri_of(commit_path(number))} cannot be read: the files of release {number} are kept; restore it from a copy")
     return _files(releases, manifest)
 
 

@@ -178,12 +178,6 @@ class Releases:
         """Commits in order of number, void and unreadable ones left out."""
         return self.commits.history()
 
-    def unreadable(self) -> list[int]:
-        """Numbers of commits that cannot be read: damaged, or cut off before they took effect."""
-        numbers = self._commit_numbers()
-        read = _at_once(self._commit, numbers)
-        return [number for number, commit in zip(numbers, read, strict=True) if commit is None]
-
     def current(self) -> ReleaseManifest | None:
         """The release that is live; None before the first. One whose manifest was changed is passed over, in words."""
         numbers = self.commits.numbers()

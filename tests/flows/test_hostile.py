@@ -64,7 +64,7 @@ class Tags(HTMLParser):
 @pytest.fixture
 def hostile(make_job: Callable[..., Job]) -> Job:
     """A job over rows whose ids, texts and kept columns are all of the kind."""
-    job = make_job("whiten.mode=off", "index.kind=flat", "gates.recall_at_10=")
+    job = make_job("whiten.mode=off", "index.kind=flat", "gates.recall_at_10=", "gates.unknown_tokens=")
     rows = [
         *HOSTILE,
         *(f"{text} {word}" for text, word in zip(2 * HOSTILE, sentences(2 * len(HOSTILE)), strict=True)),
