@@ -35,6 +35,7 @@ _NO_ADDRESS = {
 }
 
 
+_TOKEN = "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
 _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
 
@@ -148,6 +149,8 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     address, named = address_of(settings)
     _check_directory()
     _check_answers(address, named, settings.patience_s)
+    if address == "local":
+        _keep_token()
     try:
         own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
         with _within(settings.patience_s, address, named), _own_signals(), _hushed(verbose):
@@ -155,6 +158,9 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
         raise ConfigError(named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
+    except ray.exceptions.AuthenticationError as error:
+        found = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {_TOKEN}") from error
     except Exception as error:
         if not (isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception):     # Ray's word for a node that is not up in time
             raise
@@ -162,8 +168,18 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
         raise _no_answer(address, named, found) from error
 
 
+def _keep_token() -> None:
+    """Close ~/.ray to other users of this machine: Ray writes the token of local clusters there, readable by all."""
+    with contextlib.suppress(OSError):              # no home, or not ours: then Ray writes none there either
+        folder = Path.home() / ".ray"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+
+
 def _no_answer(address: str, named: str, found: str) -> TransientError:
-    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, f"check host and port, start the cluster, or {_NO_ADDRESS[named]}")
+    token = "" if address == "local" else f"set {_TOKEN} if it asks for one, "
+    remedy = f"check host and port, start the cluster, {token}or {_NO_ADDRESS[named]}"
+    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, remedy)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from pipeline.models.modules import (
     Denoise,
     Dense,
     Module,
+    check_inside,
+    check_numbers,
     modules_of,
     pooling_of,
     read_config,
@@ -118,6 +120,8 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     transformer = modules[0][1] if modules else ""
     config = read_config(path / transformer)
     check_code(path / transformer)
+    if config.get("model_type") in PACKED_FAMILIES:
+        check_numbers(path / transformer / "config.json", config)
     own = _transformer_settings(path / transformer)
     pooling, include_prompt = pooling_of(path, modules)
     tail = tuple(tail_of(path, modules, settings.normalize))
@@ -252,11 +256,20 @@ def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
             continue
         if not name.endswith(".index.json"):
             return (_joined(transformer, name),)
-        parts = sorted(set(read_json(file).get("weight_map", {}).values()))
+        parts = _parts(file)
         if missing := [part for part in parts if not (file.parent / part).is_file()]:
             raise ModelError(str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file")
         return (*(_joined(transformer, part) for part in parts), _joined(transformer, name))
     raise ModelError(str(path / transformer), "weights in model.safetensors or pytorch_model.bin", "neither", "give a folder with weights")
+
+
+def _parts(index: Path) -> list[str]:
+    """Files that an index of weights names, relative to its folder."""
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise ModelError(str(index), "a weight_map from tensors to files", repr(named)[:80], "restore the file")
+    check_inside(index, named.values())
+    return sorted(set(named.values()))
 
 
 def _joined(folder: str, name: str) -> str:

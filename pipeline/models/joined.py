@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
 from pipeline.models.folder import JOINED, EncoderFolder, open_folder
-from pipeline.models.modules import read_json
+from pipeline.models.modules import check_inside, read_json
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 
@@ -41,6 +41,7 @@ def open_joined(path: Path, settings: EncoderSettings) -> EncoderFolder:
 
 def _names(path: Path) -> list[str]:
     names = read_json(path / _CONFIG, required=True).get("parts")
+    check_inside(path / _CONFIG, names if isinstance(names, list) else ())
     if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) and (path / name).is_dir() for name in names):
         raise ModelError(str(path / _CONFIG), "the names of two folders or more beside it as parts", repr(names), "restore the folder")
     return names

@@ -1,9 +1,9 @@
 """The modules that an encoder folder names, as sentence-transformers writes them: pooling, and the layers behind it. Imports neither torch nor transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.errors import ModelError
@@ -15,6 +15,10 @@ SENTENCE_TRANSFORMERS_MODES = {
 }
 _OWN_MODES = set(POOLINGS) - set(SENTENCE_TRANSFORMERS_MODES.values())       # a trained encoder's folder names them as we do: that library has no name for them
 _OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoise"}
+_SIZES = (
+    *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
+    *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
+)
 POOLING_FLAGS = {f"pooling_mode_{name}": mode for name, mode in (
     ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
     ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
@@ -73,7 +77,7 @@ Module = Dense | Denoise | Cut | str
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
     """The mapping in a JSON file; {} where there is none and none is required."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError:
         if not required:
             return {}
@@ -101,6 +105,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def check_numbers(file: Path, config: dict[str, Any]) -> None:
+    """Refuse a configuration of BERT's kind whose sizes are not numbers that a model can have."""
+    sizes = {name: config[name] for name in _SIZES if name in config}
+    if wrong := {name: value for name, value in sizes.items() if type(value) is not int or not 1 <= value < 2**31}:
+        name, value = next(iter(wrong.items()))
+        raise ModelError(str(file), f"{name} as a number from 1 on", repr(value), "restore the file")
+    pad, words = config.get("pad_token_id"), sizes.get("vocab_size", 2**31)
+    if pad is not None and (type(pad) is not int or not 0 <= pad < words):
+        raise ModelError(str(file), f"pad_token_id as a number from 0 to {words - 1}", repr(pad), "restore the file")
+
+
+def check_inside(file: Path, names: Iterable[Any]) -> None:
+    """Refuse names in `file` that lead out of the model folder: named files are read, and copied into releases."""
+    for name in names:
+        if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name or "\0" in name:
+            raise ModelError(str(file), "names of files in the folder", repr(name), "restore the file")
+
+
 def modules_of(path: Path) -> list[tuple[str, str]]:
     """(kind, folder) of each module in order; none for a plain Hugging Face folder."""
     file = path / "modules.json"
@@ -108,8 +134,9 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
         return []
     try:
         entries = [(str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
+    check_inside(file, (folder for _, folder in entries))
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
     for kind, _ in entries:
         if kind not in _OWN and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
@@ -154,7 +181,7 @@ def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) 
 def _truncate_dim(path: Path) -> int | None:
     file = path / "config_sentence_transformers.json"
     width = read_json(file).get("truncate_dim")
-    if width is not None and (not isinstance(width, int) or width < 1):
+    if width is not None and (type(width) is not int or width < 1):
         raise ModelError(str(file), "truncate_dim as a number of dimensions, 1 or more", repr(width), "correct it, or remove that line")
     return width
 

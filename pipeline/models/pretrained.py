@@ -1,6 +1,6 @@
 """Load configurations, models and tokenizers through transformers. Code in a folder is never run, and no weight is left at a random value."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -19,20 +19,35 @@ _PORTS = {"new": "gte", "NewModel": "gte", "NomicBertModel": "nomic_bert", "XLMR
 
 
 def check_code(folder: Path) -> None:
-    """Refuse a folder whose model is code of its own, or fetches its attention kernel from the hub. Imports nothing.
+    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an adapter to another model. Imports nothing.
 
     Raises:
         ModelError: names the code and, if transformers has one, the type of its own port.
     """
     config = read_json(folder / "config.json")
     where, kind = folder / "config.json", str(config.get("model_type"))
-    for name in ("attn_implementation", "_attn_implementation"):
-        if "/" in str(config.get(name)):
-            raise ModelError(str(where), "an attention that is part of transformers", f"{name} {config[name]!r}, a repository of code", "remove that line")
+    for name, value in _attentions(config):
+        if "/" in value:
+            raise ModelError(str(where), "an attention that is part of transformers", f"{name} {value!r}, a repository of code", "remove that line")
+    if (adapter := folder / "adapter_config.json").exists():        # transformers would load the model that it names, whatever is in this folder
+        base = read_json(adapter).get("base_model_name_or_path")
+        raise ModelError(str(adapter), "a model whose adapters are merged", f"an adapter to {base!r}", "merge it (peft's merge_and_unload) and save the model")
     code = config.get("auto_map")
     remote = code.get("AutoModel") if isinstance(code, dict) else code
     if remote and kind not in _PORTS.values():           # a port has the model_type that its authors gave to their code
         raise _no_code(where, f"auto_map, which names the code {remote}", kind, str(remote))
+
+
+def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, value) of each attention that a configuration chooses, for the model or for a part of it."""
+    parts = [("", config)]
+    while parts:
+        prefix, part = parts.pop()
+        for name, value in part.items():
+            if name in ("attn_implementation", "_attn_implementation"):
+                yield f"{prefix}{name}", str(value)
+            elif isinstance(value, dict):
+                parts.append((f"{prefix}{name}.", value))
 
 
 def _check_known(folder: Path) -> None:

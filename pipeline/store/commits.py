@@ -66,6 +66,13 @@ class Commits:
             read = list(pool.map(self.read, self.numbers()))
         return [commit for commit in read if commit is not None and commit.kind != "void"]
 
+    def unreadable(self) -> list[int]:
+        """Numbers of commits that cannot be read: damaged, or cut off before they took effect."""
+        numbers = self.numbers()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            read = list(pool.map(self.read, numbers))
+        return [number for number, commit in zip(numbers, read, strict=True) if commit is None]
+
     def hold(self) -> Commit | None:
         """The hold that is in force; None where there is none."""
         newest = next((commit for commit in self.newest_first() if commit.kind != "void"), None)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from pipeline.errors import TransientError
+from pipeline.log import say
 from pipeline.store.augmented import TOP, Series, every
 from pipeline.store.lease import running
 from pipeline.store.probe import clock
-from pipeline.store.release import Releases, manifest_path
+from pipeline.store.release import ReleaseManifest, Releases, commit_path, manifest_path
 from pipeline.store.store import Entry, Store
 from pipeline.store.units import Stored, total
 from pipeline.store.verify import files_of
@@ -42,6 +43,7 @@ def prune(
     The `keep` newest manifests of each augmented corpus stay as well, and everything below evaluations/: no release needs it,
     every later evaluation takes it over, and it is safe to delete as a whole while none runs.
     A file that no release names may belong to a night that is running: it goes only once it is older than `grace_s`.
+    Releases whose commits were damaged keep their files.
     dry_run: say what would be removed, and remove nothing.
     TransientError while a night is at work: it may take over files that no kept release needs.
     """
@@ -51,6 +53,7 @@ def prune(
         _refuse_beside_a_night(store, series, now)
     kept, dropped = _divided(releases, keep)
     needed = set().union(*(_needs(releases, number) for number in kept))
+    needed |= set().union(*(_needs_of_damaged(releases, number) for number in releases.commits.unreadable()))
     released = set().union(*(_needs(releases, number) for number in dropped))
     for each in series:
         needed |= {path for number in each.numbers()[-keep:] for path in _named(each, number)}
@@ -98,8 +101,20 @@ def _named(series: Series, number: int) -> set[str]:
     return {series.path(number), series.page(number), *series.get(number).paths(series.store)}
 
 
+def _needs_of_damaged(releases: Releases, number: int) -> set[str]:
+    """Files of the release whose own commit cannot be read; none for a number that has no release. DataError when its manifest is damaged too."""
+    manifest = ReleaseManifest.load(releases.store, manifest_path(number))
+    if manifest is None:
+        return set()
+    say(f"{releases.commits.store.uri_of(commit_path(number))} cannot be read: the files of release {number} are kept; restore it from a copy")
+    return _files(releases, manifest)
+
+
 def _needs(releases: Releases, number: int) -> set[str]:
-    manifest = releases.get(number)
-    own = {f"releases/{number:08d}/{name}" for name in ("manifest.json", "report.html", "summary.json")}
+    return _files(releases, releases.get(number))
+
+
+def _files(releases: Releases, manifest: ReleaseManifest) -> set[str]:
+    own = {f"releases/{manifest.release:08d}/{name}" for name in ("manifest.json", "report.html", "summary.json")}
     whitened = releases.store.list(f"units/whitened/{manifest.transform_id[:16]}") if manifest.transform_id else []
     return {*(file.path for file in files_of(releases.store, manifest)), *own, *(entry.path for entry in whitened)}

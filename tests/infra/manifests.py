@@ -47,6 +47,26 @@ def pods() -> dict[str, dict[str, Any]]:
     return found | {name: cron["spec"]["jobTemplate"]["spec"]["template"]["spec"] for name, cron in of_kind("CronJob").items()}
 
 
+def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """(spec of its pod, its own spec) of every container that a manifest makes, with the autoscaler that the operator puts beside each head."""
+    found = {f"{name} {each['name']}": (pod, each) for name, pod in pods().items() for kind in ("initContainers", "containers") for each in pod.get(kind, [])}
+    for name, spec in clusters().items():
+        found[f"{name} autoscaler"] = (spec["headGroupSpec"]["template"]["spec"], spec["autoscalerOptions"])
+    return found
+
+
+def labels() -> dict[str, dict[str, str]]:
+    """Labels of every pod: those of the manifest, and of Ray's nodes those that the operator adds."""
+    found = {}
+    for name, spec in clusters().items():
+        groups = {"head": spec["headGroupSpec"]} | {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+        for group, template in ((group, made["template"]) for group, made in groups.items()):
+            kind = {"ray.io/cluster": name, "ray.io/node-type": "head" if group == "head" else "worker"}
+            found[f"{name} {group}"] = template["metadata"]["labels"] | kind
+    found |= {f"{name} submitter": spec["submitterPodTemplate"]["metadata"]["labels"] for name, spec in jobs().items()}
+    return found | {name: cron["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"] for name, cron in of_kind("CronJob").items()}
+
+
 def wrong(value: Any, kind: Any, path: str) -> list[str]:
     """Where the value is not of that type: an unknown field, or a value of another type."""
     if isinstance(kind, list):

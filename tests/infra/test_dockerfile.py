@@ -1,15 +1,17 @@
-"""The image cannot be built here: its instructions are parsed, what it copies and installs exists, and pip resolves its install lines."""
+"""The image cannot be built here: its instructions are parsed, what it copies exists, and what it installs is locked by version and sha256, nothing missing."""
 
 import fnmatch
+import json
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
-import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.infra.manifests import INFRA, ROOT
 
@@ -43,7 +45,9 @@ def test_every_instruction_is_known_and_every_argument_is_used():
 def test_the_device_is_a_build_argument_and_names_a_stage():
     assert "DEVICE=cpu" in arguments("ARG")
     assert arguments("FROM")[-1] == "${DEVICE}"
-    assert stages() == {"base": "python:${PYTHON}-slim", "cpu": "base", "gpu": "base"}
+    assert stages() == {"base": "${BASE}", "cpu": "base", "gpu": "base"}
+    python = re.search(r"^BASE=python:(3\.\d+)-slim$", "\n".join(arguments("ARG")), re.MULTILINE)[1]
+    assert f"--python-version {python} " in (INFRA / "lock.sh").read_text()
 
 
 def test_what_is_copied_exists_and_reaches_the_build():
@@ -65,33 +69,98 @@ def test_it_runs_as_a_user_and_passes_signals_on():
     assert not [rest for name, rest in instructions()[last:] if name == "RUN"], "nothing is installed as that user"
 
 
-def installs() -> list[list[str]]:
-    """Arguments of each `pip install`, without the optional index."""
-    lines = [rest for rest in arguments("RUN") if rest.startswith("pip install ")]
-    return [shlex.split(re.sub(r"\$\{TORCH_INDEX:\+[^}]*\}", "", line))[2:] for line in lines]
+DEVICES = ("cpu", "gpu")
 
 
-def test_everything_is_installed_under_the_constraints_with_extras_that_exist():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = [line[-1] for line in installs()]
-    assert wanted == ["torch", f"{HOME}[cpu,cluster,augment,lora,watch]", "torch", f"{HOME}[gpu,cluster,augment,lora,watch]"]
-    assert all(line[:2] == ["-c", f"{HOME}/constraints.txt"] for line in installs())
-    assert {"cpu", "gpu", "cluster", "augment", "lora", "watch"} <= extras.keys()
-    pins = (INFRA / "constraints.txt").read_text()
-    assert re.search(r"^faiss-cpu==(\S+)$", pins, re.MULTILINE)[1] == re.search(r"^faiss-gpu==(\S+)$", pins, re.MULTILINE)[1]
+def locked(name: str) -> dict[str, tuple[str, set[str]]]:
+    """Packages of infra/locked/NAME.txt with version and hashes. Every line belongs to one of them."""
+    lines = [line for line in (INFRA / "locked" / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
+    found: dict[str, tuple[str, set[str]]] = {}
+    for line in lines:
+        if pin := re.fullmatch(r"([a-z0-9-]+)(?:\[[a-z0-9,-]+\])?==(\S+) \\", line):
+            hashes: set[str] = set()
+            found[pin[1]] = pin[2], hashes
+        else:
+            hashes.add(re.fullmatch(r" {4}--hash=sha256:([0-9a-f]{64})(?: \\)?", line)[1])
+    assert all(hashes for _, hashes in found.values())
+    return found
+
+
+def image(device: str) -> dict[str, tuple[str, set[str]]]:
+    return locked("torch") | locked(device)
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (INFRA / "constraints.txt").read_text().splitlines() if "==" in line]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_pip_installs_locked_files_alone_and_asks_for_their_hashes():
+    environment = dict(word.split("=") for word in " ".join(arguments("ENV")).split())
+    assert environment.items() >= {"PIP_REQUIRE_HASHES": "1", "PIP_NO_DEPS": "1"}.items()
+    lines = re.findall(r"(PIP_\S+ )?pip install ([^;&]+)", " ; ".join(arguments("RUN")))
+    own = [(before, words.strip()) for before, words in lines if "-r" not in words.split()]
+    assert own == [("PIP_REQUIRE_HASHES=0 ", f"--no-build-isolation {HOME}")], "the project itself, built with what is installed"
+    files = [words.split()[-1] for _, words in lines if "-r" in words.split()]
+    assert files == [f"{HOME}/locked/{name}.txt" for name in ("torch-there", "torch", "cpu", "torch", "gpu")]
+
+
+def test_no_second_index_is_asked_beside_the_first():
+    texts = {file: file.read_text() for file in INFRA.rglob("*") if file.is_file() and file.suffix != ".png"} | {ROOT / "README.md": (ROOT / "README.md").read_text()}
+    assert not [file for file, text in texts.items() if "extra-index" in text.lower()], "a name that is missing in one index could be anybody's in the other"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_locked_versions_are_those_that_were_tested_together(device: str):
+    known = pins()
+    found = image(device)
+    assert {name: version for name, (version, _) in found.items() if name in known and known[name] != version} == {}
+    floating = {name for name in found if name not in known}
+    assert {name for name in floating if not name.startswith(("nvidia-", "cuda-", "triton"))} <= {"setuptools"}
+    assert not locked(device).keys() & {"torch", "triton"}, "torch may come from elsewhere"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_missing_that_the_project_and_its_packages_ask_for(device: str):
+    """Requirements of the project and of installed packages are followed; `pip check` in the image does the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chosen = [project["optional-dependencies"][extra] for extra in (device, "cluster", "augment", "lora", "watch")]
+    wanted = [Requirement(line) for lines in (project["dependencies"], *chosen) for line in lines]
+    seen: set[str] = set()
+    while wanted:
+        each = wanted.pop()
+        if str(each) not in seen:
+            seen.add(str(each))
+            wanted += asked_by(each)
+    assert len(seen) > 80
+    names = {canonicalize_name(Requirement(line).name) for line in seen}
+    assert {name for name in names - image(device).keys() if not name.startswith(("nvidia-", "cuda-"))} == set()
+
+
+def asked_by(requirement: Requirement) -> list[Requirement]:
+    """Requirements of an installed package on the image's Python; none where this machine lacks it, as faiss-gpu and what it brings."""
+    try:
+        found = [Requirement(line) for line in distribution(requirement.name).requires or ()]
+    except PackageNotFoundError:
+        return []
+    python = {"python_version": "3.11", "python_full_version": "3.11.9"}
+    return [each for each in found if each.marker is None or any(each.marker.evaluate({"extra": extra, **python}) for extra in {"", *requirement.extras})]
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("line", [line for line in installs() if line[-1] != "torch"], ids=lambda line: line[-1])
-def test_pip_resolves_the_install_lines(line: list[str], tmp_path: Path):
-    here = [word.replace(f"{HOME}/constraints.txt", str(INFRA / "constraints.txt")).replace(HOME, str(ROOT)) for word in line]
+@pytest.mark.parametrize("device", DEVICES)
+def test_pip_would_take_the_files_that_are_locked(device: str, tmp_path: Path):
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", str(report), *here]
+    extras = f"{ROOT}[{device},cluster,augment,lora,watch]"
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(INFRA / "constraints.txt"), extras]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = {item["metadata"]["name"].lower().replace("_", "-"): item["metadata"]["version"] for item in yaml.safe_load(report.read_text())["install"]}
-    pins = dict(pin.split("==") for pin in (INFRA / "constraints.txt").read_text().splitlines() if "==" in pin)
-    assert found["ray"] == pins["ray"]
-    assert (("faiss-gpu" in found), ("faiss-cpu" in found)) == (("gpu" in line[-1]), ("cpu" in line[-1]))
-    unpinned = found.keys() - {name.lower().replace("_", "-") for name in pins} - {"manta-embeddings", "setuptools"}
-    assert {name for name in unpinned if not name.startswith(("nvidia-", "cuda-", "triton"))} == set(), "infra/constraints.txt names every package of the image"
+    found = {canonicalize_name(item["metadata"]["name"]): item for item in json.loads(report.read_text())["install"]}
+    wanted = image(device)
+    assert found.keys() - {"manta-embeddings"} <= wanted.keys()
+    for name, item in found.items():
+        version, hashes = wanted.get(name, (None, set()))
+        if version == item["metadata"]["version"]:          # those without a pin may have been released anew since
+            assert item["download_info"]["archive_info"]["hashes"]["sha256"] in hashes, name
+        else:
+            assert name not in pins()

@@ -1,8 +1,12 @@
-"""`ray job submit --working-dir .` against a head of its own: releases, exit codes as the job API tells them, and a driver that is killed and submitted again."""
+"""`ray job submit --working-dir .` against a head that is started as infra/README.md says.
+
+Releases, exit codes as the job API tells them, a driver that is killed and submitted again, and intruders: whoever reaches the ports without the token.
+"""
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -37,27 +41,51 @@ QUERIES = ["a man reads", "the lazy dog sleeps near the river"]
 
 @dataclass(frozen=True)
 class Head:
-    """A Ray head that was started with `ray start`, with its dashboard's address and its directory."""
+    """A Ray head that was started with `ray start`: its ports by option, and its directory, in which its user is at home."""
 
-    address: str
+    ports: dict[str, int]
     folder: Path
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.ports['dashboard-port']}"
+
+    @property
+    def token(self) -> Path:
+        return _home(self.folder) / ".ray" / "auth_token"
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a user who has the token and says so."""
+        return _environment(_home(self.folder)) | {"RAY_AUTH_MODE": "token"}
+
     def ray(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([_script("ray"), *words], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=_PATIENCE_S)
+        return subprocess.run(
+            [_script("ray"), *words], cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=_PATIENCE_S
+        )
 
     def submit(self, name: str, entrypoint: list[str], *, wait: bool = True) -> int:
         """The exit code of `ray job submit`."""
         options = ["--address", self.address, "--submission-id", name, "--working-dir", ".", *([] if wait else ["--no-wait"])]
         return self.ray("job", "submit", *options, "--", *entrypoint).returncode
 
-    def job(self, name: str) -> dict[str, Any]:
-        """What the job API knows about a job."""
-        with urlopen(f"{self.address}/api/jobs/{name}", timeout=10) as answer:
+    def get(self, path: str) -> Any:
+        """Answer of the dashboard to somebody who has the token."""
+        request = Request(f"{self.address}{path}", headers={"Authorization": f"Bearer {self.token.read_text()}"})
+        with urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
+    def job(self, name: str) -> dict[str, Any]:
+        """What the job API knows about a job."""
+        return self.get(f"/api/jobs/{name}")
+
     def logs(self, name: str) -> str:
-        with urlopen(f"{self.address}/api/jobs/{name}/logs", timeout=10) as answer:
-            return json.load(answer)["logs"]
+        return self.get(f"/api/jobs/{name}/logs")["logs"]
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.get("/api/version"))
+        except (URLError, OSError):
+            return False
 
     def uploaded(self) -> list[Path]:
         """Files that --working-dir brought to the node, relative to the directory."""
@@ -69,33 +97,42 @@ def _script(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def _environment() -> dict[str, str]:
-    """What head and submitter share: the environment's programs first, no token of some other Ray, no notices."""
+def _home(folder: Path) -> Path:
+    return folder / "home"
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """A user of this machine: the environment's programs first, no token and address of some other Ray, no notices."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    ours = {"PATH": path, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "PYTHONPATH")} | ours
+    ours = {"PATH": path, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A") and name != "PYTHONPATH"}
+    return kept | ours
+
+
+def documented() -> str:
+    """The commands of infra/README.md up to the one that starts a head, which comes last."""
+    [block] = [each for each in re.findall(r"```\n(.*?)```", (ROOT / "infra/README.md").read_text(), re.DOTALL) if "ray start --head" in each]
+    lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
+    return "\n".join(lines[: next(number for number, line in enumerate(lines) if line.startswith("ray start --head")) + 1])
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
+    """A head as documented, with ports of its own and CPUs, which elsewhere the other nodes have."""
     folder = Path(tempfile.mkdtemp(prefix="manta-"))                    # short: Ray puts sockets below it
-    ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")}
-    options = [f"--temp-dir={folder}", "--dashboard-host=127.0.0.1", "--num-cpus=2", "--object-store-memory=150000000"]
-    options += [f"--{name}={port}" for name, port in ports.items()]
+    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port", "metrics-export-port")
+    started = Head({name: free_port() for name in names}, folder)
+    _home(folder).mkdir()
+    options = [f"--temp-dir={folder}", "--num-cpus=2", "--object-store-memory=150000000", "--block"]
+    options += [f"--{name}={port}" for name, port in started.ports.items()]         # of an option given twice the last counts
+    script = f"set -e\n{documented()} {' '.join(options)}"
     with open(folder / "head.log", "w") as log:
-        process = subprocess.Popen([_script("ray"), "start", "--head", "--block", *options], env=_environment(), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(["bash", "-c", script], env=_environment(_home(folder)), stdout=log, stderr=log, start_new_session=True)
     try:
-        _wait(lambda: _answers(f"http://127.0.0.1:{ports['dashboard-port']}/api/version"), process)
-        yield Head(f"http://127.0.0.1:{ports['dashboard-port']}", folder)
+        _wait(started.answers, process)
+        yield started
     finally:
         _end(process, folder)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return urlopen(url, timeout=5).status == 200
-    except (URLError, OSError):
-        return False
 
 
 def _wait(done: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
@@ -207,3 +244,68 @@ def test_a_killed_driver_is_submitted_again_and_the_release_is_the_same(head: He
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
     assert units(root) == units(undisturbed)
     assert open_release(str(root)).search(QUERIES, 10) == open_release(str(undisturbed)).search(QUERIES, 10)
+
+
+_TOUCH = """
+import pathlib, sys
+import ray
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+ray.get(ray.remote(num_cpus=0)(lambda path: pathlib.Path(path).touch()).remote(sys.argv[2]))
+"""
+
+
+def test_the_token_is_its_owners_alone(head: Head):
+    assert head.token.stat().st_mode & 0o077 == 0
+    assert len(head.token.read_text()) >= 32
+    assert head.token.read_text() not in (head.folder / "head.log").read_text()
+
+
+def test_whoever_has_the_token_may_run_code_and_nobody_else(head: Head, tmp_path: Path):
+    address = f"127.0.0.1:{head.ports['port']}"
+    without = _environment(tmp_path) | {"RAY_AUTH_MODE": "disabled"}
+    wrong = _environment(tmp_path) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    client = f"ray://127.0.0.1:{head.ports['ray-client-server-port']}"
+    tries = {
+        "a driver without a token": (without, [sys.executable, "-c", _TOUCH, address]),
+        "a driver with another token": (wrong, [sys.executable, "-c", _TOUCH, address]),
+        "a client without a token": (without, [sys.executable, "-c", _TOUCH, client]),
+        "a job without a token": (without, [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"]),
+        "a job with another token": (wrong, [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"]),
+        "a node without a token": (without, [_script("ray"), "start", "--block", "--address", address, "--temp-dir"]),
+        "a driver with the token": (head.environment(), [sys.executable, "-c", _TOUCH, address]),
+    }
+    witnesses = {name: tmp_path / name.replace(" ", "-") for name in tries}
+    running = {
+        name: subprocess.Popen([*command, str(witnesses[name])], env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name, (environment, command) in tries.items()
+    }
+    codes = {name: process.wait(_PATIENCE_S) for name, process in running.items()}
+    assert {name for name, code in codes.items() if code == 0} == {"a driver with the token"}
+    made = {name for name, witness in witnesses.items() if witness.is_file()}
+    assert made == {"a driver with the token"}
+    assert len(head.get("/nodes?view=summary")["data"]["summary"]) == 1, "no node joined"
+
+
+@pytest.mark.parametrize("port", ["dashboard-port", "dashboard-agent-listen-port"])
+@pytest.mark.parametrize("headers", [{}, {"Authorization": f"Bearer {'0' * 64}"}])
+def test_the_job_api_takes_no_job_without_the_token(head: Head, port: str, headers: dict[str, str]):
+    path = "/api/jobs/" if port == "dashboard-port" else "/api/job_agent/jobs/"
+    job = Request(f"http://127.0.0.1:{head.ports[port]}{path}", data=b'{"entrypoint": "id"}', headers=headers | {"Content-Type": "application/json"})
+    with pytest.raises(HTTPError) as error:
+        urlopen(job, timeout=10)
+    assert error.value.code in (401, 403)
+
+
+@pytest.mark.parametrize(("environment", "words"), [
+    ({"RAY_AUTH_MODE": "token"}, "a token"), ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE=token"),
+])
+def test_a_command_of_ours_without_the_token_says_what_it_lacks(head: Head, work: Path, environment: dict[str, str], words: str):
+    config = night(work, "lacking", cluster={"address": f"127.0.0.1:{head.ports['port']}", "small_rows": 0})[-1]
+    command = [sys.executable, "-m", "jobs.nightly", "--config", config]
+    done = subprocess.run(command, cwd=ROOT, env=_environment(work) | environment, capture_output=True, text=True, timeout=_PATIENCE_S)
+    assert done.returncode == (2 if environment["RAY_AUTH_MODE"] == "token" else 75)
+    last = done.stderr.splitlines()[-1]
+    assert "cluster.address" in last
+    assert words in last
+    assert "RAY_AUTH_TOKEN_PATH" in last

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -367,3 +368,17 @@ def test_a_dry_run_of_prune_names_what_prune_then_removes(store: Store):
     assert (planned.files, planned.bytes) == (len(removed), sum(before[path] for path in removed))
     assert planned.samples.items() <= {path: before[path] for path in removed}.items()
     assert sum(planned.folders.values()) == planned.bytes
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: content.replace(b"publish", b"publisH"), lambda _: b""])
+def test_prune_keeps_what_a_release_with_a_damaged_commit_needs(store: Store, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]):
+    manifests = [publish(store, name, name) for name in ("one", "two", "three")]
+    whole = {entry.path for entry in store.list() if "one" not in entry.path and "/00000001" not in entry.path}
+    store.write(commit_path(3), damage(store.read(commit_path(3))))
+    assert prune(Releases(store), keep=1, now=time.time() + 48 * 3600).kept == (2,)
+    assert {path for path in whole if not store.exists(path)} == set()
+    assert "release 3 are kept; restore it from a copy" in capsys.readouterr().err
+    store.write(manifest_path(3), b"damaged too")
+    with pytest.raises(DataError, match="manifest"):
+        prune(Releases(store), keep=1, now=time.time() + 48 * 3600)
+    assert all(store.exists(path) for path in manifests[2].paths())

@@ -1,0 +1,153 @@
+"""Containers meet the "restricted" pod security standard on a read-only root; network policies let in whom they name."""
+
+from typing import Any
+
+import pytest
+
+from tests.infra.manifests import clusters, containers, labels, of_kind, pods
+
+MAY_BE_MOUNTED = {
+    "configMap",
+    "emptyDir",
+    "secret",
+    "projected",
+    "downwardAPI",
+    "csi",
+    "persistentVolumeClaim",
+    "ephemeral",
+}
+WRITTEN = {"/tmp", "/cache"}  # by Ray and by MANTA_CACHE
+each = pytest.mark.parametrize
+
+
+@each("name", containers())
+def test_a_container_is_restricted(name: str):
+    pod, container = containers()[name]
+    own, shared = container["securityContext"], pod["securityContext"]
+    effective = shared | own
+    assert effective["runAsNonRoot"] is True
+    assert effective["runAsUser"] == 1000, "that of the image, never 0"
+    assert effective["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert own["allowPrivilegeEscalation"] is False
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert not own.get("privileged")
+    assert own.get("procMount", "Default") == "Default"
+    assert not [port for port in container.get("ports", []) if "hostPort" in port]
+
+
+@each("name", pods())
+def test_a_pod_shares_nothing_with_its_node(name: str):
+    pod = pods()[name]
+    assert not [field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field)]
+    for volume in pod.get("volumes", []):
+        [kind] = volume.keys() - {"name"}
+        assert kind in MAY_BE_MOUNTED
+        assert kind != "emptyDir" or volume["emptyDir"]["sizeLimit"]
+
+
+@each("name", containers())
+def test_the_root_is_read_only_and_what_is_written_is_a_volume_of_the_pod(name: str):
+    pod, container = containers()[name]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    empty = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert all(mount["name"] in empty or mount["readOnly"] for mount in mounts.values())
+    environment = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
+    for variable in environment.keys() & {"HOME", "MANTA_CACHE"}:
+        assert environment[variable] in mounts
+    if "follow" not in name:  # it writes nothing
+        assert "/tmp" in mounts
+        assert mounts.keys() & WRITTEN == (
+            {"/tmp", "/cache"} if name.endswith(("ray-head", "ray-worker")) else {"/tmp"}
+        )
+
+
+@each("name", clusters())
+def test_the_autoscaler_sees_the_logs_of_its_head(name: str):
+    spec = clusters()[name]
+    [head] = spec["headGroupSpec"]["template"]["spec"]["containers"]
+    assert [mount for mount in spec["autoscalerOptions"]["volumeMounts"] if mount in head["volumeMounts"]]
+
+
+def selected(selector: dict[str, Any], found: dict[str, str]) -> bool:
+    """Whether a label selector means a pod with those labels."""
+    exists = {"Exists": True, "DoesNotExist": False}
+    wanted = selector.get("matchLabels", {}).items() <= found.items()
+    return wanted and all(
+        (rule["key"] in found) == exists[rule["operator"]] for rule in selector.get("matchExpressions", [])
+    )
+
+
+def reaches(source: dict[str, str], inside: bool, target: dict[str, str], port: int) -> bool:
+    """Whether the policies let a pod with those labels, of this namespace or not, open a connection."""
+    policies = [
+        found["spec"]
+        for found in of_kind("NetworkPolicy").values()
+        if selected(found["spec"]["podSelector"], target)
+    ]
+    assert policies, "a pod without a policy is open to all"
+    return any(
+        selected(peer.get("podSelector", {}), source)
+        and (inside or "namespaceSelector" in peer)
+        and ("ports" not in rule or port in {each["port"] for each in rule["ports"]})
+        for policy in policies
+        for rule in policy.get("ingress", [])
+        for peer in rule["from"]
+    )
+
+
+NODES = {name: found for name, found in labels().items() if "ray.io/cluster" in found}
+OTHERS = {name: found for name, found in labels().items() if "ray.io/cluster" not in found}
+PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "raylet": 30_000}
+STRANGERS: dict[str, tuple[dict[str, str], bool]] = {
+    "a pod of the namespace": ({"app": "notebook"}, True),
+    "a pod elsewhere": ({}, False),
+    "another team's cluster": ({"ray.io/cluster": "theirs"}, False),
+    "a pod elsewhere that calls itself ours": (
+        {"app.kubernetes.io/part-of": "manta", "ray.io/cluster": "manta"},
+        False,
+    ),
+}
+
+
+@each("target", labels())
+@each("stranger", STRANGERS)
+def test_strangers_reach_nothing(stranger: str, target: str):
+    source, inside = STRANGERS[stranger]
+    assert not [name for name, port in PORTS.items() if reaches(source, inside, labels()[target], port)]
+
+
+@each("target", NODES)
+def test_nodes_reach_each_other_and_submitters_the_job_api_alone(target: str):
+    found = NODES[target]
+    assert all(reaches(source, True, found, port) for source in NODES.values() for port in PORTS.values())
+    for name, source in OTHERS.items():
+        open_to = {kind for kind, port in PORTS.items() if reaches(source, True, found, port)}
+        assert open_to == (
+            {"dashboard"} if name.endswith("submitter") and found["ray.io/node-type"] == "head" else set()
+        ), name
+
+
+def test_the_operator_reaches_the_job_api_and_prometheus_the_figures():
+    operator, prometheus = (
+        {"app.kubernetes.io/component": "kuberay-operator"},
+        {"app.kubernetes.io/name": "prometheus"},
+    )
+    for found in NODES.values():
+        head = found["ray.io/node-type"] == "head"
+        assert {kind for kind, port in PORTS.items() if reaches(operator, False, found, port)} == (
+            {"dashboard"} if head else set()
+        )
+        assert {kind for kind, port in PORTS.items() if reaches(prometheus, False, found, port)} == {
+            "metrics"
+        }
+
+
+@each("target", OTHERS)
+def test_the_schedule_and_submitters_are_reached_by_nobody(target: str):
+    assert not [
+        name
+        for name, source in labels().items()
+        for port in PORTS.values()
+        if reaches(source, True, OTHERS[target], port)
+    ]
