@@ -1,6 +1,7 @@
 """What every chart is drawn with: inline SVG that follows the colours of the page (light, dark, print), needs no script, and weighs a few kilobytes."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from pipeline.stats.sample import Histogram
 WIDTH, HEIGHT = 420, 230                    # about the width of a phone, and of half a page: text stays near 12 px on both
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 42
 MAX_LINE_POINTS = 240
+_NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [round(number * step, 10) for number in range(first, last + 1)]
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten in [low, high], low > 0; other round numbers where there are fewer than two of those."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [float(f"{times}e{power}") for power in powers for times in (1, 2, 5) if low <= float(f"{times}e{power}") <= high]
+    return found if len(found) > 1 else ticks(low, high, 4)
+
+
 def percent(share: float) -> str:
     """0.975 -> 97.5 %, 0.97 -> 97 %."""
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
@@ -61,13 +70,29 @@ def svg(content: str, label: str) -> Markup:
 
 def x_axis(frame: Frame, at: Sequence[float], title: str) -> str:
     base = HEIGHT - BOTTOM
-    marks = "".join(rule(frame.px(x), base, frame.px(x), base + 4, "axis") + words_at(frame.px(x), base + 17, compact(x), "middle") for x in at)
+    names = [compact(x) for x in at] if frame.log_x else tick_labels(at)
+    marks = "".join(
+        rule(frame.px(x), base, frame.px(x), base + 4, "axis") + words_at(frame.px(x), base + 17, name, "middle") for x, name in zip(at, names, strict=True)
+    )
     return rule(LEFT, base, WIDTH - RIGHT, base, "axis") + marks + words_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
 
 
 def y_axis(frame: Frame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
-    lines = (rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid") + words_at(LEFT - 7, frame.py(y) + 4, label(y), "end") for y in at)
-    return "".join(lines)
+    named = zip(at, tick_labels(at, label), strict=True)
+    return "".join(rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid") + words_at(LEFT - 7, frame.py(y) + 4, name, "end") for y, name in named)
+
+
+def tick_labels(at: Sequence[float], label: Callable[[float], str] = compact) -> list[str]:
+    """Labels of one axis: plain numbers and percentages all with the same decimals, and as many as tell neighbours apart."""
+    names = [label(value) for value in at]
+    if len(set(names)) < len(names):
+        scale, unit = (100, " %") if names[0].endswith("%") else (1, "")
+        names = [f"{scale * value:.6g}{unit}".replace("-", "\u2212") for value in at]
+    found = [_NUMBER.fullmatch(name) for name in names]
+    decimals = max((len(match[2]) for match in found if match), default=0)
+    if not decimals or not all(found):
+        return names
+    return [f"{match[1]}.{match[2]:0<{decimals}}{match[3] or ''}" for match in found if match]
 
 
 def line(frame: Frame, points: Sequence[tuple[float, float]], name: str) -> str:
@@ -104,7 +129,7 @@ def thinned(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(place + 1, values[place]) for place in sorted({*range(0, len(values), stride), len(values) - 1})]
 
 
-def spaced(frame: Frame, values: Sequence[int]) -> list[float]:
+def spaced(frame: Frame, values: Sequence[float]) -> list[float]:
     """Those values whose labels do not run into each other."""
     kept: list[float] = []
     for value in values:

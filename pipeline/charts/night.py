@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -16,6 +17,7 @@ from pipeline.charts.frame import (
     area,
     compact,
     line,
+    log_ticks,
     occupied,
     percent,
     rule,
@@ -30,6 +32,7 @@ from pipeline.charts.frame import (
 from pipeline.stats.sample import Histogram
 
 MAX_BARS = 48
+_APART_X, _APART_Y = 26, 13       # pixels that the label of a dot takes
 
 
 def spectrum_chart(raw: Sequence[float], whitened: Sequence[float] | None) -> Markup:
@@ -64,17 +67,27 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
     return svg(axes + drawn, "Texts by number of tokens")
 
 
-def recall_chart(points: Sequence[tuple[int, float]], chosen: int | None, target: float | None, effort: str = "nprobe") -> Markup:
-    """Recall@10 against the search effort (logarithmic), the target as a dashed line and the chosen point marked."""
-    recalls = [recall for _, recall in points] + ([target] if target is not None else [])
-    low = max(0.0, math.floor((min(recalls) - 0.02) * 20) / 20)
-    frame = Frame((points[0][0], max(points[-1][0], points[0][0] + 1)), (low, 1.0), log_x=True)
-    drawn = line(frame, points, "whitened") + "".join(_dot(frame, point, point[0] == chosen, effort) for point in points)
+class Point(NamedTuple):
+    """A search effort, the recall@10 that it reaches, and milliseconds of one query."""
+
+    effort: int
+    recall: float
+    query_ms: float
+
+
+def recall_chart(points: Sequence[Point], chosen: int | None, target: float | None, effort: str = "nprobe") -> Markup:
+    """Recall@10 against milliseconds (logarithmic), a dot for each search effort; the target as a dashed line and the chosen point marked."""
+    recalls, times = [point.recall for point in points], [point.query_ms for point in points]
+    low = max(0.0, math.floor((min(recalls + ([target] if target is not None else [])) - 0.02) * 20) / 20)
+    frame = Frame((0.9 * min(times), 1.1 * max(times)), (low, 1.0), log_x=True)
+    drawn = line(frame, [(point.query_ms, point.recall) for point in points], "whitened") + _efforts(frame, points, chosen)
+    drawn += "".join(_dot(frame, point, point.effort == chosen, effort) for point in points)
     if target is not None:
         drawn = rule(LEFT, frame.py(target), WIDTH - RIGHT, frame.py(target), "target") + drawn
         drawn += words_at(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
-    axes = x_axis(frame, spaced(frame, [place for place, _ in points]), "nprobe: lists visited by a query" if effort == "nprobe" else effort)
-    return svg(axes + y_axis(frame, ticks(low, 1, 4), percent) + drawn, f"Recall at 10 against {effort}")
+    title = f"milliseconds for one query; beside the dots: {effort}"
+    axes = x_axis(frame, spaced(frame, log_ticks(*frame.x)), title) + y_axis(frame, ticks(low, 1, 4), percent)
+    return svg(axes + drawn, f"Recall at 10 against milliseconds, by {effort}")
 
 
 def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str) -> Markup:
@@ -114,9 +127,21 @@ def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
     return bars
 
 
-def _dot(frame: Frame, point: tuple[int, float], chosen: bool, effort: str) -> str:
-    x, y = frame.px(point[0]), frame.py(point[1])
-    words = f"{effort} {point[0]}: {percent(point[1])}"
+def _efforts(frame: Frame, points: Sequence[Point], chosen: int | None) -> str:
+    """The effort of each dot, below it to the right, as far as they do not run into each other; that of the chosen one always."""
+    shown: list[tuple[float, float]] = []
+    drawn = ""
+    for point in sorted(points, key=lambda point: point.effort != chosen):
+        x, y = frame.px(point.query_ms), frame.py(point.recall)
+        if all(abs(x - other_x) >= _APART_X or abs(y - other_y) >= _APART_Y for other_x, other_y in shown):
+            drawn += words_at(x + 6, y + 14, f"{point.effort:,}", "start")
+            shown.append((x, y))
+    return drawn
+
+
+def _dot(frame: Frame, point: Point, chosen: bool, effort: str) -> str:
+    x, y = frame.px(point.query_ms), frame.py(point.recall)
+    words = f"{effort} {point.effort}: {percent(point.recall)}, {point.query_ms:.3g} ms"
     if not chosen:
         return f'<circle class="dot" cx="{x}" cy="{y}" r="2.6"><title>{words}</title></circle>'
     label = words_at(WIDTH - RIGHT - 4, HEIGHT - BOTTOM - 10, words, "end chosen")     # the corner that a rising curve leaves free

@@ -50,7 +50,7 @@ def curves_chart(
     drawn = "".join(_line(frame, points, number) for number, points in enumerate(shown))
     mark = "" if level is None else rule(LEFT, frame.py(level[0]), WIDTH - RIGHT, frame.py(level[0]), "target")
     words = "" if level is None else words_at(WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note value")
-    return svg(y_axis(frame, ticks(*frame.y, 4), label) + steps.axis(frame) + faint + mark + drawn + words, f"{what} over the steps")
+    return svg(y_axis(frame, ticks(*frame.y, 5), label) + steps.axis(frame) + faint + mark + drawn + words, f"{what} over the steps")
 
 
 def dev_chart(points: Points, best: float, steps: Steps, name: str) -> Markup:
@@ -62,7 +62,7 @@ def dev_chart(points: Points, best: float, steps: Steps, name: str) -> Markup:
     chosen = next(point for point in points if point[0] == best)
     side = "start" if frame.px(best) < WIDTH / 3 else "end" if frame.px(best) > 2 * WIDTH / 3 else "middle"
     marked = _dot(frame, chosen, "dot chosen", 5) + words_at(frame.px(best), frame.py(chosen[1]) - 11, f"{chosen[1]:.2f} at step {best:,.0f}", f"{side} chosen")
-    return svg(y_axis(frame, ticks(*frame.y, 4)) + steps.axis(frame) + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
+    return svg(y_axis(frame, ticks(*frame.y, 5)) + steps.axis(frame) + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
 
 
 def way_chart(points: Sequence[tuple[float, float]]) -> Markup:
@@ -70,8 +70,8 @@ def way_chart(points: Sequence[tuple[float, float]]) -> Markup:
     way = smoothed(points, _STATIONS)
     frame = Frame(_roomy(*_ends([x for x, _ in way])), _roomy(*_ends([y for _, y in way])))
     drawn = line(frame, way, colour(0)) + _named(frame, way[0], "start") + (_named(frame, way[-1], "end") if len(way) > 1 else "")
-    axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(frame, ticks(*frame.y, 4))
-    return svg(axes + words_at(LEFT + 6, TOP + 9, "↙ better", "start soft") + drawn, "Alignment against uniformity, from the first step to the last")
+    axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(frame, ticks(*frame.y, 5))
+    return svg(axes + _better(frame, way[0], way[-1]) + drawn, "Alignment against uniformity, from the first step to the last")
 
 
 def rate(value: float) -> str:
@@ -112,6 +112,14 @@ def _named(frame: Frame, point: tuple[float, float], name: str) -> str:
     title = f"{name}: uniformity {figure(point[0])}, alignment {figure(point[1])}"
     mark = f'<circle class="dot{" chosen" * (name == "end")}" cx="{x}" cy="{y}" r="5"><title>{title}</title></circle>'
     return mark + words_at(x + (-10 if right else 10), y + 4, name, f"{colour(0)} value {'end' if right else 'start'}")
+
+
+def _better(frame: Frame, *ends: tuple[float, float]) -> str:
+    """Which way is better, in the corner that is furthest from both ends of the way."""
+    corners = [(LEFT + 6.0, TOP + 9.0, "start"), (WIDTH - RIGHT - 4.0, TOP + 9.0, "end"), (WIDTH - RIGHT - 4.0, HEIGHT - BOTTOM - 8.0, "end")]
+    points = [(frame.px(x), frame.py(y)) for x, y in ends]
+    x, y, side = max(corners, key=lambda corner: min(math.dist(corner[:2], point) for point in points))
+    return words_at(x, y, "↙ better", f"{side} soft")
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:

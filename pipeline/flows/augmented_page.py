@@ -172,7 +172,8 @@ class _Gathered:
 
 def _example(batch: Batch, labels: Sequence[str], place: int) -> Example:
     cells = {label: tuple(batch[name][place].as_py() for name in columns_of(label)) for label in labels}
-    return Example(batch["text"][place].as_py(), tuple((label, variant, reason) for label, (variant, _, reason, _) in cells.items()))
+    made = ((label, rejected if variant is None else variant, reason) for label, (variant, rejected, reason, _) in cells.items())
+    return Example(batch["text"][place].as_py(), tuple(made))
 
 
 def _rejected(batch: Batch, label: str, place: int) -> Rejected:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
-from pipeline.models.folder import open_folder
+from pipeline.models.folder import EncoderFolder, open_folder
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, Job
@@ -28,6 +28,8 @@ class Contender:
     space_id: str
     dim: int
     """of the raw vectors"""
+    bytes: int = 0
+    """of the encoder's files"""
     transform: FileRef | None = None
     """a copy of it, in the store of the evaluations"""
     transform_id: str | None = None
@@ -52,7 +54,7 @@ class Contender:
         """For JSON."""
         return {
             "name": self.name, "encoder": self.encoder.path, "overrides": self.overrides, "release": self.release, "root": self.root, "space_id": self.space_id,
-            "dim": self.dim, "transform_id": self.transform_id, "transform": self.kind, "k": self.k,
+            "dim": self.dim, "bytes": self.bytes, "transform_id": self.transform_id, "transform": self.kind, "k": self.k,
         }
 
 
@@ -71,7 +73,7 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     encoder = given.encoder or job.encoder
     folder = open_folder(encoder)
-    plain = Contender(given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim)
+    plain = Contender(given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim, _bytes(folder))
     if given.transform is None:
         return plain
     home, path = store_of(given.transform)
@@ -100,11 +102,16 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
         where, remedy = releases.store.uri_of(manifest.encoder.path), "the encoder folder is not that of the release: restore it"
         raise SpaceMismatch(where, f"space {manifest.space_id} of release {manifest.release}", f"space {folder.space_id}", remedy)
     name = given.name or f"release {manifest.release}"
-    plain = Contender(name, encoder, folder.space_id, folder.dim, release=manifest.release, root=releases.store.uri)
+    plain = Contender(name, encoder, folder.space_id, folder.dim, _bytes(folder), release=manifest.release, root=releases.store.uri)
     if manifest.transform is None:
         return plain
     content = releases.store.read_checked(manifest.transform.path, manifest.transform.sha256)
     return _with_transform(plain, load_transform(content), content, store)
+
+
+def _bytes(folder: EncoderFolder) -> int:
+    """Size of all files that loading needs."""
+    return sum((folder.path / name).stat().st_size for name in folder.files)
 
 
 def _released(given: CandidateSettings, job: Job) -> tuple[ReleaseManifest, Releases]:

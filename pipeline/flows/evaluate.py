@@ -12,12 +12,14 @@ from pipeline.evaluate.tasks import Average, Missing, Selection, averages, selec
 from pipeline.flows.candidate import PACKAGES
 from pipeline.flows.cluster import Cluster, connect, is_local
 from pipeline.flows.contenders import Contender, contenders
+from pipeline.flows.disagreements import disagreements
 from pipeline.flows.geometry import measure_geometry
 from pipeline.flows.process import standing_by
 from pipeline.flows.scoring import Scored, ScoreTask, Scoring
 from pipeline.flows.sentences import Sentences, SpaceVectors, encode_sentences, kept_vectors
 from pipeline.flows.units import Pool, map_units
 from pipeline.log import Running, Stages, packages, say
+from pipeline.report.disagreements import Disagreement
 from pipeline.report.evaluation import Section
 from pipeline.report.geometry import sections as geometry_sections
 from pipeline.settings import Job
@@ -60,6 +62,9 @@ class Evaluation:
     settings: str
     """YAML"""
     packages: dict[str, str]
+    speeds: tuple[float | None, ...] = ()
+    """of each candidate, sentences per second of one worker; None where an earlier run left all vectors"""
+    disagreements: tuple[Disagreement, ...] = ()
     geometry: Any = None
     """as JSON"""
     sections: tuple[Section, ...] = ()
@@ -93,6 +98,8 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         id=_identity(job, selected, candidates, shape), root=store.uri, candidates=candidates, measured=measured, missing=selected.missing,
         averages=_averages(measured, len(candidates)),
         numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates), encoded=sum(map(len, run.new.values())),
+        speeds=tuple(run.speeds.get(each.space_id) for each in candidates),
+        disagreements=disagreements(selected.tasks, [each.scored for each in measured], [each.name for each in candidates], store),
         resamples=job.evaluate.bootstrap, settings=to_yaml(job), packages=packages(*_PACKAGES),
         geometry=shape.model_dump(mode="json") if shape else None, sections=geometry_sections(shape) if shape else (),
     )
@@ -105,7 +112,7 @@ def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], sh
 
 @dataclass
 class _Run:
-    """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task."""
+    """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task; speeds: of encoding, by space."""
 
     job: Job
     store: Store
@@ -116,6 +123,7 @@ class _Run:
     vectors: dict[str, SpaceVectors] = field(default_factory=dict)
     new: dict[str, Sentences] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)
 
     def look(self) -> None:
         """What there is to do."""
@@ -146,7 +154,7 @@ class _Run:
         for space_id, held in list(self.vectors.items()):
             contender = next(each for each in self.candidates if each.space_id == space_id)
             if len(self.new[space_id]):
-                self.vectors[space_id] = encode_sentences(self.new[space_id], held, contender, self.job, cluster, self.stages)
+                self.vectors[space_id], self.speeds[space_id] = encode_sentences(self.new[space_id], held, contender, self.job, cluster, self.stages)
 
     def measured(self, cluster: Cluster) -> tuple[Measured, ...]:
         """Every candidate on every task: what trains classifiers first, then by size. What an earlier run left is not made again."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def page_of(evaluation: Evaluation, created: str) -> Report:
     """What the page shows."""
     return Report(
         root=evaluation.root, id=evaluation.id, created=created,
-        candidates=tuple(_candidate(each, numerics) for each, numerics in zip(evaluation.candidates, evaluation.numerics, strict=True)),
+        candidates=tuple(map(_candidate, evaluation.candidates, evaluation.numerics, _speeds(evaluation))), disagreements=evaluation.disagreements,
         rows=tuple(map(_row, evaluation.measured)), averages=tuple(_averages(evaluation)), missing=tuple((each.name, each.reason) for each in evaluation.missing),
         warnings=tuple(_warnings(evaluation)), resamples=evaluation.resamples, sections=evaluation.sections,
         settings=evaluation.settings, packages=evaluation.packages,
@@ -52,7 +52,10 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     averages = list(_averages(evaluation))
     return {
         "id": evaluation.id, "resamples": evaluation.resamples,
-        "candidates": [each.facts() | {"numerics": numerics} for each, numerics in zip(evaluation.candidates, evaluation.numerics, strict=True)],
+        "candidates": [
+            each.facts() | {"numerics": numerics, "sentences_per_s": speed}
+            for each, numerics, speed in zip(evaluation.candidates, evaluation.numerics, _speeds(evaluation), strict=True)
+        ],
         "results": [_result(each, row, place, name) for each, row in rows for place, name in enumerate(names)],
         "differences": [
             {"task": row.task, "candidate": names[place], "against": names[0], **_difference(row.differences[place])} for _, row in rows for place in range(1, len(names))
@@ -66,7 +69,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
             for average in averages for place in range(1, len(names))
         ],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
-        "warnings": list(_warnings(evaluation)), "geometry": evaluation.geometry,
+        "disagreements": [asdict(each) for each in evaluation.disagreements], "warnings": list(_warnings(evaluation)), "geometry": evaluation.geometry,
         "sentences_encoded": evaluation.encoded, "settings": evaluation.settings, "packages": evaluation.packages,
     }
 
@@ -88,17 +91,25 @@ def _difference(figure: Figure | None) -> dict[str, Any]:
     return _interval(figure) | {"excludes_zero": figure.excludes_zero}
 
 
-def _candidate(contender: Contender, numerics: dict[str, int]) -> Candidate:
+def _speeds(evaluation: Evaluation) -> tuple[float | None, ...]:
+    return evaluation.speeds or (None,) * len(evaluation.candidates)
+
+
+def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> Candidate:
     transform = f"{contender.kind} to {contender.k} components" if contender.kind else None
     encoder = " ".join([contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())])
-    return Candidate(contender.name, encoder, contender.dim, contender.space_id, transform, contender.transform_id, numerics)
+    return Candidate(
+        contender.name, encoder, contender.dim, contender.space_id, transform, contender.transform_id, numerics,
+        bytes=contender.bytes, width=contender.k or contender.dim, sentences_per_s=speed,
+    )
 
 
 def _row(measured: Measured) -> Row:
     results = [each.result for each in measured.scored]
     first, values, draws = results[0], [result.value for result in results], [each.draws.numbers() if each.draws else None for each in measured.scored]
     parts = {name: tuple(result.figures.get(name) for result in results) for result in results for name in result.figures}
-    return Row(measured.name, measured.kind, first.metric, first.count, *_figures(values, draws), tuple(parts.items()), facts_in_words(first.facts))
+    facts, own = facts_in_words([result.facts for result in results])
+    return Row(measured.name, measured.kind, first.metric, first.count, *_figures(values, draws), tuple(parts.items()), facts, own)
 
 
 def _averages(evaluation: Evaluation) -> Iterator[Average]:

@@ -1,8 +1,9 @@
 """The questions that a candidate must answer before it is published."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -49,10 +50,18 @@ class RepeatedIds:
         return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
 
 
+class Judged(NamedTuple):
+    """Every gate with its value; the canary texts' vectors, stored for the next night; vectors (q, d) of the fixed queries."""
+
+    gates: dict[str, Gate]
+    canary: FileRef
+    asked: np.ndarray
+
+
 def run_gates(
-    job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate, workers: int
-) -> tuple[dict[str, Gate], FileRef]:
-    """Every gate with its value, and the canary texts' vectors, stored for the night after. workers: how many may search the rows."""
+    job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate, workers: int, queries: Sequence[str] = ()
+) -> Judged:
+    """Judge the candidate. workers: how many may search the rows; queries: encoded along with the canary texts, by the same worker."""
     from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
 
     counts = candidate.manifest.counts
@@ -60,13 +69,15 @@ def run_gates(
         read=counts["total"], vectors=candidate.manifest.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
         duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)), covered=Covered.of(counts),
     )
-    vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), CANARIES, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
+    one_worker = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
+    vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), (*CANARIES, *queries), one_worker)
+    vectors, asked = vectors[: len(CANARIES)], vectors[len(CANARIES) :]
     canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
     if canary is None and before is not None and before.space_id == candidate.manifest.space_id:
         then = canary_of(before, store)
         canary = None if then is None else lowest_cosine(then, vectors)
     gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
-    return gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors)
+    return Judged(gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors), asked)
 
 
 def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from pipeline.flows.candidate import Candidate
 from pipeline.flows.encoders import encoder_place
 from pipeline.flows.night import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
 from pipeline.flows.outside import outside_texts
-from pipeline.flows.overview import keep_summary, refresh
+from pipeline.flows.overview import keep_summary, load_summary, refresh
 from pipeline.flows.probe import EncodeTexts
 from pipeline.flows.process import OneProcess, arithmetic, standing_by
 from pipeline.log import Stages, say
@@ -27,6 +27,7 @@ from pipeline.store.units import Corpus
 from pipeline.text.coverage import token_facts, token_warnings
 
 if TYPE_CHECKING:
+    from pipeline.flows.summary import Compared
     from pipeline.report.night import Status as PageStatus
 
 Status = Literal["published", "unchanged", "overtaken", "held"]
@@ -92,9 +93,9 @@ def _nothing(release: ReleaseManifest, root: str, why: str) -> Outcome:
     return _outcome("unchanged", release, root)
 
 
-def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outcome:
+def _published(candidate: Candidate, compared: "Compared", releases: Releases, stages: Stages) -> Outcome:
     store = releases.store
-    page = _page(candidate, store.uri, stages)
+    page = _page(candidate, compared, releases, stages)
     if refusals := tuple(gate.sentence for gate in candidate.manifest.gates.values() if not gate.passed):
         folder = _keep(candidate, store, page(None, "refused"))
         gates = {name: gate.model_dump(mode="json") for name, gate in candidate.manifest.gates.items()}
@@ -108,9 +109,13 @@ def _published(candidate: Candidate, releases: Releases, stages: Stages) -> Outc
     except PublishConflict as conflict:
         say(str(conflict))
         return _outcome("overtaken", releases.get(conflict.number), store.uri)
-    keep_summary(store, published, candidate.built.measured, sum(stage.seconds for stage in stages.finished))
+    keep_summary(store, published, candidate.built.measured, sum(stage.seconds for stage in stages.finished), compared.answers)
     metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
-    return _outcome("published", published, store.uri)
+    outcome = _outcome("published", published, store.uri)
+    queries = {"asked": len(compared.both), "changed": sum(each.differ for each in compared.both)}
+    if queries["asked"]:
+        say(f"{queries['changed']} of {queries['asked']} fixed queries have other answers than in release {candidate.manifest.parent}")
+    return replace(outcome, facts=outcome.facts | {"queries": queries})
 
 
 def _keep(candidate: Candidate, store: Store, page: str) -> str:
@@ -129,28 +134,35 @@ def _held(outcome: Outcome, held: RootHeld, folder: str) -> Outcome:
 
 def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool, process: OneProcess | None) -> Outcome:
     """Built, judged and published while Ray is connected, since the agent takes metrics only until then."""
+    from pipeline.flows.asked import ask, fixed_queries
     from pipeline.flows.cluster import connect
     from pipeline.flows.gates import run_gates
+    from pipeline.flows.summary import Compared
 
     with connect(job.cluster, stages, verbose=verbose, process=process) as cluster, metrics.failures_counted():
         candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
+            last = load_summary(releases.store, before.release.release) if before.release else None
+            queries = fixed_queries(releases.store, candidate, last.answers if last else ())
             workers = cluster.index_workers(job.cluster, len(candidate.manifest.units))
-            gates, canary = run_gates(job, releases.store, before.release, candidate, workers)
+            judged = run_gates(job, releases.store, before.release, candidate, workers, queries)
+            answers = ask(releases.store, candidate, queries, judged.asked)
         metrics.count_quarantined(candidate.manifest.counts)
-        metrics.record_gates(gates)
-        outcome = _published(replace(candidate, manifest=candidate.manifest.model_copy(update={"gates": gates, "canary": canary})), releases, stages)
+        metrics.record_gates(judged.gates)
+        manifest = candidate.manifest.model_copy(update={"gates": judged.gates, "canary": judged.canary})
+        outcome = _published(replace(candidate, manifest=manifest), Compared(before.release, last, answers), releases, stages)
         metrics.count_night(outcome.status)
         return outcome
 
 
-def _page(candidate: Candidate, root: str, stages: Stages) -> Callable[[int | None, "PageStatus"], str]:
+def _page(candidate: Candidate, compared: "Compared", releases: Releases, stages: Stages) -> Callable[[int | None, "PageStatus"], str]:
     """The report's HTML for a release number, None for a candidate that is not published, and what became of it."""
     from pipeline.flows.summary import summarize
     from pipeline.report.night import render
 
-    summary = summarize(candidate, root, stages, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
-    return lambda number, status: render(replace(summary, number=number, status=status))
+    created = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    report = summarize(candidate, compared, releases.store, stages, created, candidate.manifest.settings["release"]["commits_root"])
+    return lambda number, status: render(replace(report, number=number, status=status))
 
 
 def _outcome(status: Status, release: ReleaseManifest, root: str) -> Outcome:

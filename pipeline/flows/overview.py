@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import digest_of
 from pipeline.errors import DataError, PipelineError
 from pipeline.log import say
+from pipeline.store.answers import Answers
 from pipeline.store.commits import Commit
 from pipeline.store.release import Gate, ReleaseManifest, Releases
 from pipeline.store.store import Store
@@ -29,10 +30,13 @@ class Summary(Stored):
     rows: int
     counts: dict[str, int] = {}
     recall_at_10: float | None = None
+    p50_ms: float | None = None
     p99_ms: float | None = None
     index_kind: str
     index_bytes: int
     seconds: float | None = None
+    answers: tuple[Answers, ...] = ()
+    """to the fixed queries: the next night's report compares its own with them"""
 
     @classmethod
     def of(cls, manifest: ReleaseManifest) -> "Summary":
@@ -58,7 +62,11 @@ def summary_path(number: int) -> str:
 
 
 def keep_summary(
-    store: Store, manifest: ReleaseManifest, measured: Mapping[str, Any], seconds: float
+    store: Store,
+    manifest: ReleaseManifest,
+    measured: Mapping[str, Any],
+    seconds: float,
+    answers: tuple[Answers, ...] = (),
 ) -> None:
     """Record what the manifest of a new release does not hold: what no gate asked for, and how long the night took.
 
@@ -66,13 +74,24 @@ def keep_summary(
     """
     night = {
         "recall_at_10": measured["recall"]["10"]["value"],
+        "p50_ms": round(measured["latency"]["p50_ms"], 3),
         "p99_ms": round(measured["latency"]["p99_ms"], 3),
         "seconds": round(seconds, 3),
+        "answers": answers,
     }
     try:
         store.write(summary_path(manifest.release), Summary.of(manifest).model_copy(update=night).to_json())
     except (PipelineError, OSError) as error:
         say(f"the summary of release {manifest.release} is not kept: {error}")
+
+
+def load_summary(store: Store, number: int) -> Summary | None:
+    """The summary of release `number`; None where it has none, or a damaged one, which is said."""
+    try:
+        return Summary.load(store, summary_path(number))
+    except DataError as error:
+        say(f"the report compares less with release {number}: {error}")
+        return None
 
 
 def refresh(releases: Releases) -> None:

@@ -96,7 +96,8 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
         if (near := measured.get("recall_near_dead")) is not None:
             numbers["recall_near_dead"] = near["value"]
             faults += then.holes(near["value"], near["high"])
-    sentence = f"trained and built anew: {'; '.join(faults)}" if faults else then.fits(numbers)
+    trains = re.search("IVF|PQ|SQ", index.factory) is not None
+    sentence = f"{'trained and ' * trains}built anew: {'; '.join(faults)}" if faults else then.fits(numbers, trains)
     return Choice(what="index training", chosen=ANEW if faults else KEPT, sentence=sentence, numbers=numbers)
 
 
@@ -152,7 +153,10 @@ class _After:
         bound = f"by more than {MOST_RECALL_LOST_NEAR_DEAD:g} with its whole interval"
         return [f"recall@10 near dead rows is {recall:.4f}, below the {self.recall:.4f} after training {bound}"] if lost else []
 
-    def fits(self, numbers: dict[str, float | int | None]) -> str:
+    def fits(self, numbers: dict[str, float | int | None], trains: bool) -> str:
+        """Why the index is kept. trains: whether its kind has anything that was trained."""
+        if not trains and "recall_at_10" in numbers:
+            return f"Recall@10 of the extended index is {numbers['recall_at_10']:.4f}; it was {self.recall:.4f} when it was built."
         if "imbalance" not in numbers:
             return f"{numbers['rows']:,} rows, {self.rows:,} at the training"
         found = f"imbalance {numbers['imbalance']:.3f} ({self.imbalance:.3f} after training), recall@10 {numbers['recall_at_10']:.4f} ({self.recall:.4f})"

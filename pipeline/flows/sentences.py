@@ -142,8 +142,8 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
     return SpaceVectors(store, contender.space_id, contender.dim, tuple(record for record, there in zip(records, whole, strict=True) if there))
 
 
-def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages) -> SpaceVectors:
-    """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first."""
+def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages) -> tuple[SpaceVectors, float]:
+    """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. With them, sentences per second of one worker at work."""
     store, settings = held.store, _settings(job)
     pool = cluster.pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
@@ -155,11 +155,13 @@ def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, j
             records.append(record)
             spent.append(seconds)
         bar.reach(len(new))
-    for sentence in reduce(lambda left, right: left.merge(right), spent).said:
+    together = reduce(lambda left, right: left.merge(right), spent)
+    for sentence in together.said:
         say(sentence)
     if not any(record.rows for record in records):
         raise ModelError(contender.encoder.path, "finite, non-zero vectors", f"none for {len(new):,} sentences", "check the encoder's weights and dtype")
-    return SpaceVectors(store, held.space_id, held.dim, tuple(records))
+    busy_s = sum(together.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
+    return SpaceVectors(store, held.space_id, held.dim, tuple(records)), len(new) / max(busy_s, 1e-9)
 
 
 def _settings(job: Job) -> EncodeSettings:

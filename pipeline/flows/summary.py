@@ -1,35 +1,60 @@
 """What a night did, as the value that the report shows."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.config import to_yaml
+from pipeline.flows.asked import texts_at
 from pipeline.flows.candidate import Candidate
+from pipeline.flows.overview import Summary
+from pipeline.flows.set_aside import quarantined_rows
 from pipeline.flows.unit import LENGTH_BIN, Spent
 from pipeline.log import Stages
 from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
-from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput
+from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous
+from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Latency, Point, Report, Stage, Throughput
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
-from pipeline.store.release import Choice
-from pipeline.store.store import Store, open_store
+from pipeline.store.answers import Answers, Hit
+from pipeline.store.release import Choice, ReleaseManifest
+from pipeline.store.store import Store
+from pipeline.store.units import ChangedRows
 from pipeline.text.coverage import Covered, token_warnings
 
 
-def summarize(candidate: Candidate, root: str, stages: Stages, created: str) -> Report:
+@dataclass(frozen=True)
+class Compared:
+    """What a candidate is compared with: the previous release, its summary, and the answers of the candidate to the fixed queries."""
+
+    before: ReleaseManifest | None
+    last: Summary | None
+    answers: tuple[Answers, ...]
+
+    @property
+    def both(self) -> tuple[ChangedAnswers, ...]:
+        """Answers of both releases to the queries that both were asked."""
+        if self.before is None or self.last is None:
+            return ()
+        then = {each.query: each.hits for each in self.last.answers}
+        common = [each for each in self.answers if each.query in then]
+        return tuple(ChangedAnswers(each.query, _neighbours(then[each.query]), _neighbours(each.hits)) for each in common)
+
+
+def summarize(
+    candidate: Candidate, compared: Compared, store: Store, stages: Stages, created: str, commits_root: str | None = None
+) -> Report:
     """The report of a candidate; its release number and status are filled in when they are known."""
     manifest, decision = candidate.manifest, candidate.decision
-    store = open_store(root)
     return Report(
-        root=root, status="published", number=None, candidate=manifest.id, parent=manifest.parent, created=created,
+        root=store.uri, commits_root=commits_root, status="published", number=None, candidate=manifest.id, parent=manifest.parent, created=created,
         encoder=str(manifest.settings["encoder"]["path"]), dim=candidate.folder.dim, space_id=manifest.space_id, transform_id=manifest.transform_id,
         transform=_words(decision.transform) if decision.transform else None,
         index=_index(candidate), counts=_counts(candidate), decisions=_decisions(candidate),
@@ -39,7 +64,40 @@ def summarize(candidate: Candidate, root: str, stages: Stages, created: str) -> 
         gates=tuple(Gate(name, gate.value, gate.threshold, gate.passed, gate.relation) for name, gate in manifest.gates.items()),
         covered=Covered.of(manifest.counts), warnings=tuple(token_warnings(manifest.counts)),
         settings=to_yaml(Job.model_validate(manifest.settings)), packages=manifest.packages,
+        previous=_previous(compared), changed_rows=tuple(_changed_rows(store, candidate, compared.before)),
+        quarantined=quarantined_rows(store, candidate), answers=compared.both,
     )
+
+
+def _previous(compared: Compared) -> Previous | None:
+    """Figures of the previous release; those that its manifest does not have come from its summary."""
+    before, last = compared.before, compared.last
+    if before is None:
+        return None
+    found = Previous(before.release, before.rows, sum(ref.bytes for ref in before.index.files))
+    if last is None:
+        gate = before.gates.get("recall_at_10")
+        return replace(found, recall_at_10=gate.value if gate else None)
+    return replace(found, recall_at_10=last.recall_at_10, p50_ms=last.p50_ms, p99_ms=last.p99_ms, seconds=last.seconds)
+
+
+def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[ChangedRow]:
+    """Examples of new, changed and deleted rows with their texts; none on the first night, when all rows are new."""
+    if before is None:
+        return
+    drawn = ChangedRows.left(store, ChangedRows.path(candidate.corpus.id))
+    rows = drawn.rows if drawn else ()
+    then = texts_at(store, before.units, [row.before for row in rows if row.before is not None])
+    now = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
+    for row in rows:
+        was, text = (place.get(address) if address is not None else None for place, address in ((then, row.before), (now, row.now)))
+        if was or text:
+            name = (text or was or ("", ""))[0]
+            yield ChangedRow(name, was[1] if was else None, text[1] if text else None)
+
+
+def _neighbours(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:
+    return tuple(Neighbour(hit.id, hit.score, hit.text) for hit in hits)
 
 
 def _index(candidate: Candidate) -> Index:
@@ -48,7 +106,9 @@ def _index(candidate: Candidate) -> Index:
     return Index(
         kind=built.kind, factory=built.factory, bytes=sum(ref.bytes for ref in built.files),
         files=tuple(ref.path for ref in built.files), ids=tuple(ref.path for ref in built.ids), nprobe=measured["effort"], effort=measured["effort_name"] or "nprobe",
-        curve=tuple((point["effort"], point["recall_at_10"]) for point in measured["curve"]), target=candidate.manifest.settings["gates"]["recall_at_10"],
+        latency=Latency(measured["latency"]["p50_ms"], measured["latency"]["p99_ms"]),
+        curve=tuple(Point(point["effort"], point["recall_at_10"], point["query_ms"]) for point in measured["curve"]),
+        target=candidate.manifest.settings["gates"]["recall_at_10"],
         recall_at_10=Interval(at_10["value"], at_10["low"], at_10["high"]),
         recall={f"recall@{k}": value["value"] for k, value in measured["recall"].items() if k != "10"},
     )
@@ -147,19 +207,8 @@ def _examples(store: Store, candidate: Candidate) -> list[Example]:
     """Queries with their neighbours, as texts."""
     found = candidate.built.examples
     wanted = {address for example in found for address in (example.query, *(address for address, _ in example.neighbours))}
-    rows = _rows_at(store, candidate, sorted(wanted))
+    rows = texts_at(store, candidate.manifest.units, sorted(wanted))
     return [
         Example(rows[example.query][1], tuple(Neighbour(rows[address][0], score, rows[address][1]) for address, score in example.neighbours)) for example in found
     ]
 
-
-def _rows_at(store: Store, candidate: Candidate, addresses: list[int]) -> dict[int, tuple[str, str]]:
-    """(id, text) of the rows at those addresses."""
-    found: dict[int, tuple[str, str]] = {}
-    for unit in candidate.manifest.units:
-        rows = [address for address in addresses if address >> 32 == unit.ordinal]
-        if rows:
-            places = pa.array([address & 0xFFFFFFFF for address in rows])
-            table = pq.read_table(store.open(unit.corpus.path, unit.corpus.sha256), columns=["id", "text"]).take(places)
-            found |= dict(zip(rows, zip(map(str, table["id"].to_pylist()), table["text"].to_pylist(), strict=True), strict=True))
-    return found

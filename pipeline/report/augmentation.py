@@ -4,6 +4,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -55,7 +56,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Example:
-    """A text with what was made of it: (label, the variant or None where it is not kept, why it is not), in the order of the columns."""
+    """A text with what was made of it, in the order of the columns: (label, the variant or None where there is none, why it is rejected or None where it is kept)."""
 
     text: str
     variants: tuple[tuple[str, str | None, str | None], ...]
@@ -222,9 +223,19 @@ def charts(report: Report) -> list[Chart]:
 
 
 def marked(variant: str, text: str) -> Markup:
-    """The variant, its words that the text does not have marked; case and punctuation make no difference."""
-    known = {_bare(word) for word in text.split()}
-    words = (escape(word) if _bare(word) in known else Markup("<mark>{}</mark>").format(word) for word in _shortened(variant).split(" "))
+    """The variant with the words marked that were added, and between them, struck through, the words of the text that were removed.
+
+    Case and punctuation make no difference. Of long texts only the beginnings are compared.
+    """
+    old, new = _shortened(text).split(), _shortened(variant).split()
+    matcher = SequenceMatcher(None, [_bare(word) for word in old], [_bare(word) for word in new], autojunk=False)
+    words: list[Markup] = []
+    for kind, start, stop, first, last in matcher.get_opcodes():
+        if kind == "equal":
+            words += map(escape, new[first:last])
+            continue
+        words += [Markup("<del>{}</del>").format(" ".join(old[start:stop]))] * (stop > start)
+        words += [Markup("<mark>{}</mark>").format(" ".join(new[first:last]))] * (last > first)
     return Markup(" ").join(words)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline.charts.evaluation import COLOURS, difference_chart
+from pipeline.report.disagreements import Disagreement
 from pipeline.report.page import fill
 
 _MEANINGS = {
@@ -35,7 +36,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was evaluated. transform: in words; numerics: sentence vectors by the arithmetic that made them."""
+    """What was evaluated. transform: in words; numerics: sentence vectors by the arithmetic that made them.
+
+    bytes: of the encoder's files; width: of the vectors that are compared; sentences_per_s: of one worker, None where nothing was encoded in this run.
+    """
 
     name: str
     encoder: str
@@ -44,11 +48,17 @@ class Candidate:
     transform: str | None = None
     transform_id: str | None = None
     numerics: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    width: int = 0
+    sentences_per_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """A task. figures: one per candidate; differences with the first candidate: None for that one; parts: further figures by name, one value per candidate."""
+    """A task. figures: one per candidate; differences with the first candidate: None for that one; parts: further figures by name, one value per candidate.
+
+    facts: what holds for all candidates; own: what each candidate has for itself, such as its thresholds, one text per candidate.
+    """
 
     task: str
     kind: str
@@ -58,6 +68,7 @@ class Row:
     differences: tuple[Figure | None, ...]
     parts: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
+    own: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ class Report:
     """(task, why)"""
     warnings: tuple[str, ...] = ()
     resamples: int = 0
+    disagreements: tuple[Disagreement, ...] = ()
     sections: tuple[Section, ...] = ()
     settings: str = ""
     """YAML"""
@@ -199,9 +211,16 @@ def _signed_interval(figure: Figure) -> str:
     return "" if figure.low is None or figure.high is None else f"{_signed(figure.low)} to {_signed(figure.high)}"
 
 
-def facts_in_words(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What a task says beside its figures, one line each; counts by name in one line."""
-    return tuple((name.replace("_", " "), _in_words(value)) for name, value in facts.items() if value not in (None, "", [], {}))
+def facts_in_words(facts: Sequence[Mapping[str, Any]]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, tuple[str, ...]], ...]]:
+    """What a task says of each candidate beside its figures: facts that all of them share, and those that differ, with a text for each."""
+    common, own = [], []
+    for name in dict.fromkeys(name for each in facts for name in each):
+        texts = tuple("" if (value := each.get(name)) in (None, "", [], {}) else _in_words(value) for each in facts)
+        if len(set(texts)) > 1:
+            own.append((name.replace("_", " "), texts))
+        elif texts[0]:
+            common.append((name.replace("_", " "), texts[0]))
+    return tuple(common), tuple(own)
 
 
 def _in_words(value: Any) -> str:

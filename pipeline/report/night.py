@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any, Literal
 
 from pipeline.charts import frame, night
+from pipeline.charts.night import Point
 from pipeline.post.choose import Curve
+from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous, QuarantinedRow, delta, kinds
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.release import OUTSIDE_RECALL
@@ -26,6 +28,14 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one query searched by itself on one thread."""
+
+    p50_ms: float
+    p99_ms: float
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Index:
-    """The published index. files and ids: paths relative to the root. curve: (nprobe, recall@10), nprobe rising; empty for indexes without lists."""
+    """The published index. files and ids: paths relative to the root. curve: search effort rising; empty for exhaustive search."""
 
     kind: str
     factory: str
@@ -77,11 +87,12 @@ class Index:
     """the search effort stored in the file"""
     effort: str = "nprobe"
     """or efSearch"""
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: tuple[Point, ...] = ()
     target: float | None = None
     recall_at_10: Interval | None = None
     recall: Mapping[str, float] = field(default_factory=dict)
     """further figures: {"recall@1": 0.99, "recall@100": 0.97}"""
+    latency: Latency | None = None
 
 
 @dataclass(frozen=True)
@@ -96,13 +107,6 @@ class Geometry:
     """sentences below the charts: rank, condition, sample sizes"""
     moved: str = "whitened"
     """what the latter are called, by the kind of transform"""
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    id: str
-    score: float
-    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ class Report:
     """What the report shows; whatever is None or empty is left out of the page."""
 
     root: str
+    commits_root: str | None = None
+    """where the commits lie, if not below root"""
     status: Status
     number: int | None
     """of the release; None for a refused candidate"""
@@ -160,6 +166,13 @@ class Report:
     """tokens by script"""
     warnings: tuple[str, ...] = ()
     """in sentences"""
+    previous: Previous | None = None
+    changed_rows: tuple[ChangedRow, ...] = ()
+    """a few of the new, changed and deleted rows"""
+    quarantined: tuple[QuarantinedRow, ...] = ()
+    """a few of the rows that were set aside"""
+    answers: tuple[ChangedAnswers, ...] = ()
+    """to the fixed queries"""
     settings: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -179,7 +192,25 @@ def render(report: Report) -> str:
         "plain": _plain, "excerpt": _excerpt, "cosine": _cosine, "interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr,
         "script": named,
     }
-    return fill("night.html.j2", filters, report=report, charts=_charts(report), flow=_flow(report.counts), asked=_asked(report))
+    values = {"charts": _charts(report), "flow": _flow(report.counts), "deltas": _deltas(report), "kinds": list(kinds(report.changed_rows))}
+    values["asked"] = _asked(report)
+    return fill("night.html.j2", filters, report=report, **values)
+
+
+def _deltas(report: Report) -> dict[str, str]:
+    """How each tile differs from the previous release, in words; empty where that is unknown."""
+    before, index = report.previous, report.index
+    if before is None:
+        return dict.fromkeys(("rows", "recall", "latency", "index", "time"), "")
+    recall, latency, number = index.recall_at_10, index.latency, before.number
+    points = None if before.recall_at_10 is None else 100 * before.recall_at_10
+    return {
+        "rows": delta(report.counts.live, before.rows, number, 1),
+        "recall": delta(100 * recall.value, points, number, 0.1, " points") if recall else "",
+        "latency": delta(latency.p50_ms, before.p50_ms, number, 0.01, " ms") if latency else "",
+        "index": delta(100 * index.bytes / before.bytes, 100, number, 0.1, " %") if before.bytes else "",
+        "time": delta(report.seconds, before.seconds, number, 1, " s"),
+    }
 
 
 def _asked(report: Report) -> str:
@@ -207,7 +238,7 @@ def _flow(counts: Counts) -> list[tuple[str, str, int]]:
     """(css class, words, rows): where the rows that were read went; parts without rows are left out."""
     parts = [
         ("encoded", "encoded", counts.encoded),
-        ("reused", "vector taken over", counts.reused),
+        ("reused", "reused", counts.reused),
         ("bad", "quarantined", sum(counts.quarantined.values())),
         ("skipped", "skipped", counts.skipped),
     ]
@@ -229,8 +260,21 @@ def _cosine(value: float) -> str:
     return f"{round(value, 3) + 0.0:.3f}".replace("-", "\u2212")
 
 
+_GATES = {
+    "row_conservation": "rows indexed, quarantined or skipped",
+    "indexed_rows": "rows in the index",
+    "finite_vectors": "non-finite vectors",
+    "unique_ids": "repeated ids",
+    "size_gib": "index files, GiB",
+    "p99_ms": "latency (p99), ms",
+    "canary_cosine": "cosine of unchanged texts with the previous release",
+}
+
+
 def _gate_name(name: str) -> str:
-    """recall_at_10 -> recall@10, index_size_gib -> index size, GiB."""
+    """What the gate counts: finite_vectors -> non-finite vectors, recall_at_10 -> recall@10."""
+    if name in _GATES:
+        return _GATES[name]
     for key, words in {"recall_at_": "recall@", "_gib": ", GiB", "_ms": ", ms", "_": " "}.items():
         name = name.replace(key, words)
     return name

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.charts.frame import percent
+from pipeline.report.course import risen
 from pipeline.settings.training import TrainSettings
 from pipeline.train.figures import Figures, totals
 
@@ -20,7 +21,7 @@ _TAIL = 0.2             # of the lines: what a training came to is their mean, s
 
 def warnings(report: "Report") -> list[str]:
     """What a person should know before the encoder is used, in sentences; the objective's own doubts first."""
-    return [*report.doubts, *_of_dev(report), *_of_collapse(report), *_of_rows(report), *_of_speed(report)]
+    return [*report.doubts, *_of_dev(report), *_of_loss(report), *_of_collapse(report), *_of_rows(report), *_of_speed(report)]
 
 
 def _of_dev(report: "Report") -> Iterator[str]:
@@ -31,6 +32,12 @@ def _of_dev(report: "Report") -> Iterator[str]:
         yield "No measurement on dev was better than the one before the first step. Try a lower learning rate, other data, or another objective."
     if report.ended:
         yield f"It ended before its last step: {report.ended}."
+
+
+def _of_loss(report: "Report") -> Iterator[str]:
+    if found := risen(report.lines):
+        start, end = found
+        yield f"The loss rises: {start:.3g} on average over the first third of the steps, {end:.3g} over the last. Try a lower learning rate or a longer warm-up."
 
 
 def _of_collapse(report: "Report") -> Iterator[str]:

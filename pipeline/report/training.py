@@ -1,10 +1,13 @@
 """The page of a training: what was trained on what, how it went, and what came of it; one HTML file, no network, no script."""
 
 import inspect
+import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import yaml
 from markupsafe import Markup
 
 from pipeline.charts import frame
@@ -12,11 +15,14 @@ from pipeline.charts.geometry import colour
 from pipeline.charts.training import POINTS, Points, Steps, curves_chart, dev_chart, rate, way_chart
 from pipeline.models.folder import MASKED, EncoderFolder
 from pipeline.models.modules import SENTENCE_TRANSFORMERS_MODES, Denoise, Dense
+from pipeline.report.course import ends
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
 from pipeline.report.signs import warnings
 from pipeline.settings.training import ObjectiveSettings, TrainSettings
 from pipeline.train.figures import Figures
+
+_ANY = 1_000_000_000        # scores of any scale: ranks alone count
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,23 @@ class Report:
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
-    filters: dict[str, Callable[..., Any]] = {"figure": two_digits, "signed": _signed, "rate": rate, "plain": _plain, "options": options}
-    return fill("training.html.j2", filters, report=report, sections=sections(report), verdict=verdict(report), warnings=warnings(report))
+    filters: dict[str, Callable[..., Any]] = {
+        "figure": two_digits, "signed": _signed, "rate": rate, "plain": _plain, "options": options, "literal": repr, "three": _three_digits,
+    }
+    values = {"sections": sections(report), "verdict": verdict(report), "warnings": warnings(report), "ends": ends(report.lines)}
+    return fill("training.html.j2", filters, report=report, comparison=comparison(report), **values)
+
+
+def comparison(report: Report) -> str:
+    """The command that compares the encoder with what it started from, ready for a shell; empty where no pairs with scores are known."""
+    dev = report.settings.dev
+    if dev.uri is None or dev.measure != "spearman":
+        return ""
+    start = [] if report.settings.recurrent.cell else [report.encoder]
+    task = {"kind": "sts", "uri": dev.uri, **({"columns": dev.columns} if dev.columns else {}), "options": {"low": -_ANY, "high": _ANY}}
+    given = {"evaluate.candidates": [*start, f"{report.uri}/encoder"], "evaluate.own": [task]}
+    arguments = (f"{name}={yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()}" for name, value in given.items())
+    return shlex.join(["manta", "evaluate", *arguments])
 
 
 def verdict(report: Report) -> str:
@@ -230,6 +251,10 @@ def _key(names: Sequence[str]) -> Markup:
 def two_digits(value: float | None) -> str:
     """As correlations x100 are given; a true minus sign."""
     return "" if value is None else f"{value:.2f}".replace("-", "\u2212")
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}".replace("-", "\u2212")
 
 
 def _plain(value: float) -> str:

@@ -152,6 +152,24 @@ class Changes(Settings):
         )
 
 
+class ChangedRow(Settings):
+    """One of the changes, as an example: addresses of the row in the previous corpus and in this one; null where its id was not live."""
+
+    before: int | None = None
+    now: int | None = None
+
+
+class ChangedRows(Stored):
+    """A few new, changed and deleted rows of a corpus, drawn by the hash of their texts. For the report alone: prune takes the file like any other scratch."""
+
+    rows: tuple[ChangedRow, ...] = ()
+
+    @staticmethod
+    def path(corpus_id: str) -> str:
+        """Where those of the corpus of that id lie."""
+        return f"candidates/changes/{corpus_id}.json"
+
+
 class Corpus(Stored):
     """A corpus as units of good rows, with the tables of all rows and the rows that were set aside. One that grew out of another needs no record of that."""
 

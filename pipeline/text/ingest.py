@@ -3,7 +3,7 @@
 Memory is that of one bucket of ids, one unit, and eight bytes for every dead row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from pipeline.errors import DataError, Defect, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.dead import Dead
 from pipeline.store.store import Store
-from pipeline.store.units import Changes, Corpus, CorpusUnit, FileRef, InputFile, total
+from pipeline.store.units import ChangedRow, ChangedRows, Changes, Corpus, CorpusUnit, FileRef, InputFile, total
 from pipeline.text.columns import Columns
 from pipeline.text.keys import bucket_count, by_id, read_part
 from pipeline.text.normalize import NORMALIZER_VERSION
@@ -26,7 +26,7 @@ from pipeline.text.quarantine import QuarantineFile
 from pipeline.text.reader import survey
 from pipeline.text.reading import CHANGED, Progress, Reading
 from pipeline.text.rolling import Rolling
-from pipeline.text.settle import NOWHERE, line_schema, losers, set_aside, settle
+from pipeline.text.settle import NOWHERE, Drawn, line_schema, losers, set_aside, settle
 from pipeline.text.sources import SourceFile, list_files, unchanged
 from pipeline.text.spill import spilled
 from pipeline.text.tables import Tables
@@ -132,6 +132,7 @@ class _Night:
     anew: str = field(init=False)
     kept: dict[str, InputFile] = field(init=False)
     changes: Changes = field(default_factory=Changes)
+    examples: list[Drawn] = field(default_factory=list)
     dead: list[np.ndarray] = field(default_factory=list)
     revived: list[pa.Table] = field(default_factory=list)
     lost: list[pa.Table] = field(default_factory=list)
@@ -218,8 +219,21 @@ class _Night:
             self.dead.append(settled.dead)
             self.lost.append(losers(settled))
             self.changes += settled.changes
+            self._draw(settled.examples, held)
             places.append(spilled(lines, self.scratch / f"bucket-{part}.arrow"))
         return places, wanted
+
+    def _draw(self, examples: Sequence[Drawn], positions: np.ndarray) -> None:
+        """Take a bucket's examples in, by the positions of their rows instead of their lines."""
+        moved = [each.moved(positions) for each in examples]
+        self.examples = [old + new for old, new in zip(self.examples, moved, strict=True)] if self.examples else moved
+
+    def _changed_rows(self, rolling: Rolling) -> Iterator[ChangedRow]:
+        """The examples with the addresses that their rows got."""
+        for drawn in self.examples:
+            for before, position in zip(drawn.before.tolist(), drawn.now.tolist(), strict=True):
+                now = None if position == NOWHERE else int(rolling.addresses(np.array([position]))[0])
+                yield ChangedRow(before=None if before == NOWHERE else before, now=now)
 
     def _before(self, keys: tuple[FileRef, ...], part: int, parts: int, schema: pa.Schema) -> pa.Table:
         """Last night's lines of a bucket, with the place of each file in tonight's listing where it need not be read."""
@@ -288,6 +302,7 @@ class _Night:
             read_files=len(reading.inputs), changes=self.changes, counts=counts, id_type=str(reading.schema.field("id").type),
         )
         _accepted(made, self.corpus, self.store)
+        self.store.write(ChangedRows.path(self.corpus_id), ChangedRows(rows=tuple(self._changed_rows(rolling))).to_json())
         path = record_path(self.corpus_id)
         if not self.store.create(path, made.to_json()) and known_corpus(self.store, self.corpus_id) is None:
             self.store.write(path, made.to_json())

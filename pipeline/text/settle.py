@@ -8,9 +8,11 @@ import pyarrow.compute as pc
 
 from pipeline.store.schema import KEY, QUARANTINE
 from pipeline.store.units import Changes
+from pipeline.text.keys import by_text
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
 NOWHERE = -1
+EXAMPLES = 5            # rows of each kind of change that are drawn
 
 
 def line_schema(id_type: pa.DataType) -> pa.Schema:
@@ -22,10 +24,41 @@ def line_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 @dataclass(frozen=True, eq=False)
+class Drawn:
+    """Examples of one kind of change, with the smallest text keys of all that are of the kind.
+
+    keys (n,) uint64: ascending; before (n,) int64: addresses in the previous corpus, NOWHERE for new rows; now (n,) int64: indices into
+    `Settled.lines`, later positions of rows, NOWHERE for deleted rows.
+    """
+
+    keys: np.ndarray
+    before: np.ndarray
+    now: np.ndarray
+
+    @classmethod
+    def of(cls, keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> "Drawn":
+        """The `EXAMPLES` rows with the smallest keys; `before` and `now` run parallel to `keys`."""
+        chosen = np.argsort(keys, kind="stable")[:EXAMPLES]
+        return cls(keys[chosen], before[chosen], now[chosen])
+
+    def moved(self, positions: np.ndarray) -> "Drawn":
+        """The same with positions[now] in place of now."""
+        now = self.now.copy()
+        now[now != NOWHERE] = positions[now[now != NOWHERE]]
+        return Drawn(self.keys, self.before, now)
+
+    def __add__(self, other: "Drawn") -> "Drawn":
+        pairs = ((self.keys, other.keys), (self.before, other.before), (self.now, other.now))
+        keys, before, now = (np.concatenate(pair) for pair in pairs)
+        return Drawn.of(keys, before, now)
+
+
+@dataclass(frozen=True, eq=False)
 class Settled:
     """One bucket. lines: tonight's, sorted by (id, file, row), `lost` marking losers of their id, `address` final where it is not null.
 
     wanted: places in `lines` of live rows that need a row in a unit; dead: addresses that are live no more; winners: for each line the place of its id's first.
+    examples: of new, changed and deleted rows, in this order.
     """
 
     lines: pa.Table
@@ -33,6 +66,7 @@ class Settled:
     dead: np.ndarray
     winners: np.ndarray
     changes: Changes
+    examples: tuple[Drawn, Drawn, Drawn]
 
 
 def settle(before: pa.Table, now: pa.Table, *, reuse: bool) -> Settled:
@@ -61,7 +95,23 @@ def settle(before: pa.Table, now: pa.Table, *, reuse: bool) -> Settled:
         new=int((~known).sum()), changed=int((known & ~same).sum()), unchanged=int(same.sum()), deleted=live.num_rows - int(known.sum()),
     )
     of_each = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)) if len(first) else np.zeros(0, dtype=np.int64)
-    return Settled(lines, np.flatnonzero(first)[~keeps], held[gone] if reuse else held[:0], of_each, changes)
+    examples = _drawn(winners, live, place, np.flatnonzero(first), known, same)
+    return Settled(lines, np.flatnonzero(first)[~keeps], held[gone] if reuse else held[:0], of_each, changes, examples)
+
+
+def _drawn(
+    winners: pa.Table, live: pa.Table, place: np.ndarray, lines: np.ndarray, known: np.ndarray, same: np.ndarray
+) -> tuple[Drawn, Drawn, Drawn]:
+    """Examples of new, changed and deleted rows. lines: index of each winner among the lines."""
+    keys, held = by_text(winners), live["address"].to_numpy()
+    fresh, changed = np.flatnonzero(~known), np.flatnonzero(known & ~same)
+    gone = np.ones(len(held), dtype=bool)
+    gone[place[known]] = False
+    return (
+        Drawn.of(keys[fresh], np.full(len(fresh), NOWHERE), lines[fresh]),
+        Drawn.of(keys[changed], held[place[changed]], lines[changed]),
+        Drawn.of(by_text(live)[gone], held[gone], np.full(int(gone.sum()), NOWHERE)),
+    )
 
 
 def firsts(ids: pa.Array) -> np.ndarray:

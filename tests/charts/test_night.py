@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, percent, ticks
-from pipeline.charts.night import choice_chart, cosine_chart, length_chart, recall_chart, spectrum_chart
+from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, log_ticks, percent, tick_labels, ticks
+from pipeline.charts.night import Point, choice_chart, cosine_chart, length_chart, recall_chart, spectrum_chart
 from pipeline.stats.sample import Histogram, cosine_histogram, length_histogram
 
 
@@ -53,13 +53,14 @@ def test_spectra_of_any_length_fit(values: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     ("points", "chosen", "target"),
     [
-        (((1, 0.5), (2, 0.8), (4, 0.96)), 4, 0.95),
-        (((1, 1.0),), 1, 0.95),
-        (((1, 0.0), (1024, 0.01)), 1024, 1.0),
-        (tuple((1 << place, 1 - 0.5**place) for place in range(14)), None, None),
+        ((Point(1, 0.5, 0.1), Point(2, 0.8, 0.12), Point(4, 0.96, 0.2)), 4, 0.95),
+        ((Point(1, 1.0, 0.003),), 1, 0.95),
+        ((Point(1, 0.0, 0.01), Point(1024, 0.01, 900.0)), 1024, 1.0),
+        ((Point(16, 0.9, 0.2), Point(24, 0.95, 0.2), Point(32, 0.97, 0.1)), 24, 0.95),
+        (tuple(Point(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)), None, None),
     ],
 )
-def test_recall_marks_the_chosen_point_and_the_target(points: tuple[tuple[int, float], ...], chosen: int | None, target: float | None) -> None:
+def test_recall_marks_the_chosen_point_and_the_target(points: tuple[Point, ...], chosen: int | None, target: float | None) -> None:
     chart = inside(recall_chart(points, chosen, target))
     assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == (chosen is not None)
     assert any("target" in (text.text or "") for text in chart.iter("text")) == (target is not None)
@@ -107,3 +108,25 @@ def test_numbers_on_axes_are_short() -> None:
 
 def test_an_empty_histogram_is_no_division_by_zero() -> None:
     inside(cosine_chart(Histogram((-1.0, 0.0, 1.0), (0, 3), 0.5), None))
+
+
+@pytest.mark.parametrize(("at", "label", "names"), [
+    ([0.18, 0.185, 0.19], compact, ["0.180", "0.185", "0.190"]),
+    ([-1, -0.5, 0], compact, ["\u22121.0", "\u22120.5", "0.0"]),
+    ([0, 0.0005, 0.001], percent, ["0.00 %", "0.05 %", "0.10 %"]),
+    ([0.95, 0.975], percent, ["95.0 %", "97.5 %"]),
+    ([0, 10, 20], compact, ["0", "10", "20"]),
+    ([0, 500, 1_000], compact, ["0", "500", "1k"]),
+    ([12_340, 12_344], compact, ["12340", "12344"]),
+    ([], compact, []),
+])  # fmt: skip
+def test_labels_of_an_axis_are_alike_and_tell_neighbours_apart(at, label, names):
+    assert tick_labels(at, label) == names
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1.05, 1e4))
+def test_logarithmic_ticks_lie_inside_and_ascend(low: float, factor: float):
+    found = log_ticks(low, low * factor)
+    assert found == sorted(set(found))
+    assert all(low - 1e-9 <= tick <= low * factor * (1 + 1e-9) for tick in found)
+    assert len(found) >= 2

@@ -68,7 +68,8 @@ def test_examples_are_rows_and_repeat(make_job: MakeJob, tmp_path: Path):
     assert len({example.text for example in sample.examples}) == 20
     for example in sample.examples:
         row = rows[example.text]
-        assert example.variants == tuple((label, row[f"variant_{label}"], row[f"reason_{label}"]) for label in made.manifest.labels)
+        shown = {label: row[f"variant_{label}"] if row[f"reason_{label}"] is None else row[f"rejected_{label}"] for label in made.manifest.labels}
+        assert example.variants == tuple((label, text, row[f"reason_{label}"]) for label, text in shown.items())
     for reason, rejected in sample.rejected.items():
         assert len(rejected) == 5
         assert all(rows[each.text][f"reason_{each.label}"] == reason and rows[each.text][f"rejected_{each.label}"] == each.variant for each in rejected)

@@ -44,6 +44,16 @@ def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(d
     assert choice.numbers == {"delta_share": delta / 1_000, "delta_bound": 0.1, "tombstone_share": tombstones / 1_000, "tombstone_bound": 0.05}
 
 
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32", "L2norm,Flat"])
+def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
+    index = INDEX.model_copy(update={"factory": factory, "settings": {}})
+    kept = rules.training(index, 1_000, measured())
+    assert kept.sentence == "Recall@10 of the extended index is 0.9600; it was 0.9600 when it was built."
+    lost = rules.training(index, 1_000, measured(recall=0.9))
+    assert lost.chosen == rules.ANEW
+    assert lost.sentence.startswith("built anew: recall@10 fell")
+
+
 @pytest.mark.parametrize(("imbalance", "recall", "chosen", "words"), [
     (1.2 * 1.25, 0.96 - 0.01, KEPT, "kept"), (1.501, 0.96, ANEW, "from 1.200 to 1.501"), (1.2, 0.9499, ANEW, "from 0.9600 to 0.9499"), (0.5, 1.0, KEPT, "kept"),
 ])

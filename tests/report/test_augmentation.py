@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.augment import Effort
 from pipeline.augment.keep import REASONS
@@ -24,7 +26,11 @@ FULL = Report(
     counts={"de": {"kept": 840, "unlike": 100, "alike": 60}, "cut_1": {"kept": 1_000}, "cut_2": {"kept": 990, "duplicate": 10}},
     methods=(Method("de", "back_translation", ("de",), STRICT, RATIOS, COSINES), Method("cut", "crop", ("cut_1", "cut_2"), LOOSE, RATIOS)),
     sample=Sample(
-        1_000, (1_000, 995, 830), (Example("a <b>man</b> reads", (("de", "a man is reading", None), ("cut_1", "a man", None), ("cut_2", None, "duplicate"))),),
+        1_000, (1_000, 995, 830),
+        (
+            Example("a <b>man</b> reads", (("de", "a man is reading", None), ("cut_1", "a man", None), ("cut_2", "a <b>man</b>", "duplicate"))),
+            Example("long", (("de", None, "too_long_for_model"),)),
+        ),
         {"unlike": (Rejected("de", "a dog runs", "a cat sleeps"),), "alike": (Rejected("de", "a man runs", None), Rejected("de", "a man", ""))},
     ),
     quarantined=7, changes={"new": 5, "changed": 2, "deleted": 1}, encoder="some/encoder", seed=11, seconds=184.0, created="2026-01-02 03:04 UTC",
@@ -58,7 +64,8 @@ def test_what_came_of_it_is_there():
     expected = ["2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most often as unlike (100), alike (60), duplicate (10)."]
     expected += ["s3://a/augmented/main/00000003.json", "s3://texts/*.parquet", "in 4 units; 7 quarantined", "99.5 % with two or more", "3 min 4 s", "some/encoder"]
     expected += ["Since number 2", "5 new, 2 changed, 1 deleted rows", "unlike 10 %, alike 6 %", "cosine with its text below 0.6", "a<b", "six", "back translation"]
-    expected += ["5002530035025 %20 s", "nothing new", "a <b>man</b> reads", "rejected: duplicate", "a cat sleeps", "none was made", "an empty text", "Of all rows"]
+    expected += ["5002530035025 %20 s", "nothing new", "a <b>man</b> reads", "rejected: duplicate", "dog runs cat sleeps", "none was made"]
+    expected += ["an empty text", "Of all rows"]
     assert [each for each in expected if each not in shown.replace("\u00a0", " ")] == []
     assert [chart.heading for chart in charts(FULL)] == ["de: cosine with the text", "de: length", "cut: length"]
 
@@ -121,9 +128,20 @@ def test_a_warning_of_several_variants_is_said_once():
     assert said.startswith("cut_1, cut_2: 10\u00a0% of the texts are longer")
 
 
-def test_words_that_the_text_does_not_have_are_marked_and_none_is_lost():
-    text, variant = "Two Men, <one> dog.", "two dogs & <one> man! men"
-    assert marked(variant, text) == "two <mark>dogs</mark> <mark>&amp;</mark> &lt;one&gt; <mark>man!</mark> men"
+def test_added_words_are_marked_and_removed_ones_struck_through():
+    text, variant = "Two men and <one> dog.", "two, men & <one> cat!"
+    assert marked(variant, text) == "two, men <del>and</del> <mark>&amp;</mark> &lt;one&gt; <del>dog.</del> <mark>cat!</mark>"
+    assert marked("a b", "a b") == "a b"
+    assert marked("", "<a> b") == "<del>&lt;a&gt; b</del>"
+
+
+@given(*2 * [st.lists(st.sampled_from(["a", "B", "c.", "d"]), max_size=8).map(" ".join)])
+def test_the_marked_variant_holds_all_words_of_both(text: str, variant: str):
+    found = str(marked(variant, text))
+    kept = re.sub(r"<del>.*?</del>", " ", found)
+    assert re.sub(r"</?mark>", "", kept).split() == variant.split()
+    removed = re.sub(r"<mark>.*?</mark>", " ", found)
+    assert [word.casefold() for word in re.sub(r"</?del>", "", removed).split()] == [word.casefold() for word in text.split()]
 
 
 @pytest.mark.parametrize(("value", "said"), [(0.0, "0 %"), (1e-5, "< 0.1 %"), (0.125, "12.5 %"), (0.99999, "> 99.9 %"), (1.0, "100 %")])

@@ -7,14 +7,16 @@ import pytest
 from markupsafe import Markup
 
 from pipeline.charts.evaluation import difference_chart
+from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.report.evaluation import Average, Candidate, Chart, Figure, Report, Row, Section, facts_in_words, groups, render
 from tests.report.test_night import Page
 
-NOW = Candidate("release 41", "out/releases/encoders/e", 384, "5face" * 8, "whitening to 381 components", "7a57e" * 8, {"c0ffee" * 6: 15_192})
+NOW = Candidate("release 41", "out/releases/encoders/e", 384, "5face" * 8, "whitening to 381 components", "7a57e" * 8, {"c0ffee" * 6: 15_192}, 90_870_000, 381, 312.4)
 NEW = Candidate("models/new", "models/new", 384, "0dd" * 12)
 ROW = Row(
     "STS12", "sts", "Spearman x100, cosine, all", 3108, (Figure(72.37, 70.12, 74.4), Figure(75.06, 73.3, 76.6)), (None, Figure(2.69, 1.64, 3.65)),
     (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))), (("similarity", "cosine"),),
+    (("threshold accuracy", ("0.7312", "")),),
 )  # fmt: skip
 EVEN = replace(ROW, task="STS13", differences=(None, Figure(-0.4, -1.0, 0.2)))
 PLAIN = replace(ROW, task="search", kind="retrieval", metric="nDCG@10 x100", figures=(Figure(40.0), Figure(None)), differences=(None, Figure(None)), parts=(), facts=())
@@ -23,6 +25,7 @@ FULL = Report(
     root="/srv/evaluations", id="ab" * 12, created="2026-01-02 03:04 UTC", candidates=(NOW, NEW), rows=(ROW, EVEN, PLAIN), resamples=1000,
     averages=(Average("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences),),
     missing=(("STS14", "no file sts/STS14.parquet"),), warnings=("STS13: every pair of FNWN has the same similarity",),
+    disagreements=(Disagreement("STS12", "release 41", "models/new", (DifferingPair("a dog runs", "a cat <b>", "4.2", (0.91, -0.2), (0.99, 0.125)),)),),
     sections=(Section("Geometry", (Chart("Spectrum", Markup("<svg></svg>"), "flat"),), (("", "now"), ("anisotropy", "0.1")), ("2,000 sentences",)),),
     settings="evaluate:\n  tasks: a<b\n", packages={"torch": "2.13.0"},
 )  # fmt: skip
@@ -48,6 +51,8 @@ def test_figures_intervals_and_what_is_missing_are_there():
     expected += ["not defined", "STS14: no file", "every pair of FNWN", "average of the 2 measured: STS12, STS13", "Spearman of MSRpar", "58.00", "nDCG@10"]
     expected += ["anisotropy", "2,000 sentences", "Compared with release 41, models/new is better on 1, not told apart on 1, without an interval on 1."]
     expected += ["people's scores", "near the top"]
+    expected += ["threshold accuracy", "0.7312", "90.9 MB of files; 1.52 kB for a vector in float32", "312 sentences/s on one worker", "not measured: an earlier run"]
+    expected += ["Pairs on which candidates differ most", "a dog runs", "a cat <b>", "4.2", "0.91", "rank 99 %", "−0.20", "rank 12.5 %"]
     expected += ["whitening to 381 components", "15,192 sentences", "2.13.0"]
     assert [figure for figure in expected if figure not in shown] == []
 
@@ -103,4 +108,7 @@ def test_text_from_outside_cannot_become_markup():
 
 def test_facts_are_said_in_words():
     facts = {"solver": "lbfgs", "subsets": {"MSRpar": 750, "MSRvid": 1750}, "strengths": [0.25, 2.0], "without_gold": 0, "nothing": None, "none": {}}
-    assert facts_in_words(facts) == (("solver", "lbfgs"), ("subsets", "MSRpar 750, MSRvid 1,750"), ("strengths", "0.25, 2"), ("without gold", "0"))
+    said = ("solver", "lbfgs"), ("subsets", "MSRpar 750, MSRvid 1,750"), ("strengths", "0.25, 2"), ("without gold", "0")
+    assert facts_in_words([facts]) == (said, ())
+    other = facts | {"threshold_f1": 0.5}
+    assert facts_in_words([facts, other, facts | {"threshold_f1": 0.25}]) == (said, (("threshold f1", ("", "0.5", "0.25")),))

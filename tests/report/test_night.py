@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.post.choose import Curve
-from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Neighbour, Report, Stage, Throughput, render
+from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous, QuarantinedRow
+from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Latency, Point, Report, Stage, Throughput, render
 from pipeline.stats.sample import cosine_histogram, length_histogram
 from pipeline.text.coverage import Covered
 
@@ -40,10 +41,25 @@ FULL = replace(
     transform_id="7a57e" * 8,
     transform="whitening to 15 components",
     index=replace(
-        SMALLEST.index, kind="ivf_flat", factory="IVF64,Flat", ids=("ids/a.arrow",), nprobe=4, curve=((1, 0.6), (2, 0.8), (4, 0.96)), target=0.95,
+        SMALLEST.index, kind="ivf_flat", factory="IVF64,Flat", ids=("ids/a.arrow",), nprobe=4,
+        curve=(Point(1, 0.6, 0.05), Point(2, 0.8, 0.08), Point(4, 0.96, 0.15)), target=0.95,
         recall_at_10=Interval(0.957, 0.951, 0.962), recall={"recall@1": 0.99},
+        latency=Latency(0.1834, 0.92),
     ),
-    counts=Counts(read=20_000, live=19_048, encoded=1_204, reused=17_844, quarantined={"empty": 820, "duplicate_id": 7}, skipped=125, truncated=212),
+    counts=Counts(
+        read=20_000, live=19_048, encoded=1_204, reused=17_844, quarantined={"empty": 820, "duplicate_id": 7}, skipped=125,
+        new=900, changed=304, deleted=55, truncated=212,
+    ),
+    previous=Previous(41, 18_203, 32_000_000, 0.9542, 0.171, 0.8, 171.0),
+    changed_rows=(ChangedRow("n1", None, "a new text"), ChangedRow("c1", "the text before", "the text after"), ChangedRow("d1", "a deleted text", None)),
+    quarantined=(QuarantinedRow("empty", "part-0.parquet", 17, "e1"), QuarantinedRow("duplicate_id", "b.parquet", 3, "x", "a.parquet row 1 has it first", "twice")),
+    answers=(
+        ChangedAnswers("same question", (Neighbour("1", 0.9, "one"),), (Neighbour("1", 0.9, "one"),)),
+        ChangedAnswers(
+            "other question", (Neighbour("1", 0.9, "one"), Neighbour("2", 0.8, "gone answer")),
+            (Neighbour("3", 0.95, "fresh answer"), Neighbour("1", 0.9, "one")),
+        ),
+    ),
     decisions=("Whitening is used: MRR 0.6124 raw, 0.6371 whitened.",),
     stages=(Stage("ingest", 2.1), Stage("encode", 181.0, 1_204), Stage("publish", 0.0)),
     throughput=Throughput(512.3, 9_120.8, {"tokenizer": 0.012, "store": 0.034}),
@@ -94,6 +110,15 @@ def words(report: Report) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
+def apart(report: Report) -> str:
+    """Words of the page, those of different elements with a space between them."""
+    return apart_in(re.sub(r"<style>.*?</style>", "", render(report), flags=re.DOTALL))
+
+
+def apart_in(page: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
 @pytest.mark.parametrize("report", [SMALLEST, FULL, REFUSED], ids=["smallest", "full", "refused"])
 def test_one_page_needs_nothing_else(report: Report) -> None:
     page = render(report)
@@ -105,12 +130,12 @@ def test_one_page_needs_nothing_else(report: Report) -> None:
     assert page == render(report)
 
 
-@pytest.mark.parametrize("name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length"])
+@pytest.mark.parametrize("name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous"])
 def test_it_does_without_what_is_none(name: str) -> None:
     Page(render(replace(FULL, **{name: None})))
 
 
-@pytest.mark.parametrize("name", ["decisions", "stages", "examples", "gates"])
+@pytest.mark.parametrize("name", ["decisions", "stages", "examples", "gates", "changed_rows", "quarantined", "answers"])
 def test_it_does_without_what_is_empty(name: str) -> None:
     Page(render(replace(FULL, **{name: ()})))
 
@@ -123,7 +148,7 @@ def test_it_does_without_one_half_of_the_geometry(name: str) -> None:
 def test_the_figures_are_there() -> None:
     shown = words(FULL)
     expected = ["Release 42", "19,048", "95.7 %", "95.1 to 96.2 %", "32.5 MB", "nprobe 4", "3 min 3 s", "MRR 0.6124 raw", "17,844", "duplicate id", "512 rows/s"]
-    expected += ["0.9999998", "at least 0.9999", "recall@10", "p99, ms", "not measured", "0.812", "−0.100", "posixpath.join", "after release 41", "tokens"]
+    expected += ["0.9999998", "at least 0.9999", "recall@10", "latency (p99), ms", "not measured", "0.812", "−0.100", "posixpath.join", "after release 41", "tokens"]
     assert [figure for figure in expected if figure not in shown] == []
     assert render(FULL).count("<svg") == 1 + 4
 
@@ -135,11 +160,53 @@ def test_tokens_are_shown_by_script_and_warnings_before_them() -> None:
     assert "Tokens" not in words(replace(FULL, covered=None, warnings=()))
 
 
+def test_every_tile_says_how_it_differs_from_the_previous_release() -> None:
+    tiles = [apart_in(tile) for tile in re.findall(r"<div>(<dt>.*?)</div>", render(FULL), re.DOTALL)]
+    assert [tile.split(" ")[0] for tile in tiles] == ["Rows", "Recall@10", "Latency", "Index", "Time"]
+    differences = ["+845 since", "+0.3 points since", "+0.01 ms since", "+1.6 % since", "+12 s since"]
+    assert [tile for tile, each in zip(tiles, differences, strict=True) if f"{each} release 41" not in tile] == []
+    assert "as in release 41" in apart(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
+    assert "since release" not in apart(replace(FULL, previous=None))
+    assert "since release 41" in apart(replace(FULL, previous=Previous(41, 18_203, 32_000_000)))          # one that left no summary
+
+
+def test_exhaustive_search_has_a_latency_and_no_curve() -> None:
+    flat = replace(FULL, index=replace(SMALLEST.index, latency=Latency(0.5, 0.9), recall_at_10=Interval(1.0, 0.999, 1.0)))
+    shown = apart(flat)
+    assert "Latency 0.5 ms" in shown
+    assert "against the time of a query" not in shown
+    assert "nprobe" not in shown
+
+
+def test_gates_say_what_they_count() -> None:
+    counted = tuple(Gate(name, 0, 0, True, "exactly") for name in ("finite_vectors", "unique_ids"))
+    shown = apart(replace(FULL, gates=counted))
+    assert "non-finite vectors 0 exactly 0 passed repeated ids 0 exactly 0 passed" in shown
+    assert "finite vectors is 3; exactly 0" in apart(replace(FULL, gates=(Gate("finite_vectors", 3, 0, False, "exactly"),)))
+
+
+def test_new_changed_deleted_and_quarantined_rows_are_shown() -> None:
+    shown = apart(FULL)
+    expected = ["New rows · 1 of 900 n1 a new text", "Changed rows · 1 of 304 c1 the text before the text after", "Deleted rows · 1 of 55 d1 a deleted text"]
+    expected += ["Quarantined rows · 2 of 827 empty e1, part-0.parquet, row 17", "duplicate id twice a.parquet row 1 has it first; x, b.parquet, row 3"]
+    assert [each for each in expected if each not in shown] == []
+
+
+def test_answers_that_changed_are_shown_side_by_side() -> None:
+    shown = apart(FULL)
+    assert "The same 2 queries are asked of every release. 1 of them has other answers than in release 41." in shown
+    assert "same question" not in shown
+    assert "release 41 0.900 one 1 0.800 gone answer 2 release 42 0.950 fresh answer 3 0.900 one 1" in shown
+    page = render(FULL)
+    assert page.count('<li class="gone">') == page.count('<li class="fresh">') == 1
+    assert "All have the answers of release 41." in apart(replace(FULL, answers=FULL.answers[:1]))
+
+
 def test_a_refused_candidate_says_so_first() -> None:
     shown = words(REFUSED)
     assert "refused, not published" in shown
     assert "recall@10 is 0.91; at least 0.95 is asked for" in shown
-    assert "canary cosine not measured; at least 0.9999 is asked for" in shown
+    assert "cosine of unchanged texts with the previous release not measured; at least 0.9999 is asked for" in shown
     assert "Release 41 still serves" in shown
     assert "manta search" not in shown
 
@@ -162,6 +229,11 @@ def test_a_transform_is_called_by_its_name_and_its_curves_are_drawn() -> None:
 def test_text_from_outside_cannot_become_markup() -> None:
     evil = "<script>alert('x')</script>\x00\u202e\ud800 & \"q\" $(rm -rf ~)"
     hits = (Example(evil, (Neighbour(evil, 0.5, evil),)),)
+    rows, away = (ChangedRow(evil, evil, evil),), (QuarantinedRow(evil, evil, 1, evil, evil, evil),)
+    answers = (ChangedAnswers(evil, hits[0].neighbours, ()),)
+    report = replace(FULL, changed_rows=rows, quarantined=away, answers=answers)
+    assert "script" not in Page(render(report)).names
+    assert not re.search("[\u202e\x00]", render(report))
     report = replace(FULL, root=f"/srv/{evil}", encoder=evil, decisions=(evil,), examples=hits, settings=evil, packages={evil: evil})
     page = render(report)
     assert "script" not in Page(page).names
@@ -191,8 +263,10 @@ def test_the_lines_for_plain_faiss_run(tmp_path: Path) -> None:
         file.write_table(table, max_chunksize=50)
     stored = replace(FULL, root=str(tmp_path), index=replace(FULL.index, files=("a.faiss",), ids=("a.arrow",)))
     code = html.unescape(re.findall(r"<pre>(import faiss.*?)</pre>", render(stored), re.DOTALL)[0])
+    exec(code, {})                                      # as printed
+    own = re.sub(r"^vectors = .*$", "", code, flags=re.MULTILINE)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {"vectors": vectors[17:18]})
+        exec(own, {"vectors": vectors[17:18]})
     assert '"text 17"' in printed.getvalue().split("id:")[-1].split(",")[0]
 
 

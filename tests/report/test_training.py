@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.report.card import card
+from pipeline.report.course import ends, risen
 from pipeline.report.signs import warnings
 from pipeline.report.training import Report, Source, render, sections, verdict
 from pipeline.train.figures import Figures
@@ -89,6 +90,7 @@ def test_a_good_training_has_no_warning_and_doubts_of_the_objective_come_first()
     (replace(FULL, lines=LINES[1:20]), "Nothing was measured on dev"),
     (replace(FULL, lines=(LINES[0], line(10, dev=70.0))), "No measurement on dev was better than the one before the first step"),
     (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
+    (replace(FULL, lines=tuple(line(step, loss=0.5 + step / 100, dev=80.0) for step in range(10, 100, 10))), "The loss rises: 0.7 on average"),
     (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
     (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
     (replace(with_settings(matryoshka=(8, 16, 32)), lines=at_chance(64**3)), "The loss stays at ln 64"),
@@ -102,6 +104,21 @@ def test_a_good_training_has_no_warning_and_doubts_of_the_objective_come_first()
 def test_what_a_person_should_know_is_said(report: Report, said: str):
     assert any(warning.startswith(said) for warning in warnings(report)), warnings(report)
     assert said in words(report)
+
+
+@pytest.mark.parametrize("losses", [[0.5, 0.9] * 5, [0.5] * 10, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5], [0.5, 0.6]], ids=["swings", "flat", "falls", "short"])
+def test_a_loss_that_only_swings_or_falls_does_not_rise(losses: list[float]):
+    assert risen([line(step, loss=loss) for step, loss in enumerate(losses, 1)]) is None
+
+
+def test_start_and_end_are_compared_without_any_file_of_pairs():
+    lines = tuple(line(step, loss=2.0 - step / 100, positive_cosine=0.9 - step / 1000) for step in range(1, 101))
+    report = with_settings(dev={})
+    shown = {each.words.split(":")[0]: (each.start, each.end, each.better) for each in ends(lines)}
+    assert shown["loss"] == pytest.approx((2 - 0.055, 2 - 0.955, True))
+    assert shown["cosine of positives"] == pytest.approx((0.9 - 0.0055, 0.9 - 0.0955, False))
+    assert "Start and end" in words(replace(report, lines=lines))
+    assert "Start and end" not in words(replace(report, lines=lines[:1]))
 
 
 @pytest.mark.parametrize(("setting", "said"), [("mask", "were no negatives"), ("drop", "too few others")])

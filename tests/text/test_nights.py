@@ -15,7 +15,7 @@ from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.dead import Dead
 from pipeline.store.store import Store, open_store
-from pipeline.store.units import Changes, Corpus
+from pipeline.store.units import ChangedRows, Changes, Corpus
 from pipeline.text import ingest as module
 from pipeline.text import keys
 from pipeline.text.ingest import Parent, ingest
@@ -105,7 +105,29 @@ def check(nights: Nights, made: Corpus, before: dict[int, tuple[str, str, str | 
         same = len(set(before.values()) & set(live.values()))
         both = len(ids_then & ids_now)
         assert made.changes == Changes(new=len(ids_now - ids_then), changed=both - same, deleted=len(ids_then - ids_now), unchanged=same)
+        check_examples(nights.store, made, before, live)
     return live
+
+
+def check_examples(store: Store, made: Corpus, before: dict[int, tuple[str, str, str | None]], live: dict[int, tuple[str, str, str | None]]) -> None:
+    """At most five rows stand for each kind of change, and each of them is of that kind."""
+    ids_then, ids_now = ({row[0] for row in rows.values()} for rows in (before, live))
+    drawn = ChangedRows.load(store, ChangedRows.path(made.id))
+    assert drawn is not None
+    assert len({(row.before, row.now) for row in drawn.rows}) == len(drawn.rows)
+    found = {"new": 0, "changed": 0, "deleted": 0}
+    for row in drawn.rows:
+        if row.before is None:
+            assert live[row.now][0] not in ids_then
+            found["new"] += 1
+        elif row.now is None:
+            assert before[row.before][0] not in ids_now
+            found["deleted"] += 1
+        else:
+            assert before[row.before][0] == live[row.now][0]
+            assert before[row.before] != live[row.now]
+            found["changed"] += 1
+    assert found == {kind: min(5, getattr(made.changes, kind)) for kind in found}
 
 
 ids = st.sampled_from(["a", "b", "c", "d", "e", "f", "é", None])

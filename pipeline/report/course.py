@@ -1,0 +1,66 @@
+"""How a training's figures at its end differ from those at its start."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.train.figures import Figures
+
+_PART = 0.1             # of the records at each end: their mean, since single steps vary
+_LEAST = 6              # records, to say that a loss rises
+_SURE = 3.0             # standard errors by which it has to
+
+_MEASURES = {
+    "loss": ("loss", "lower"),
+    "positive_cosine": ("cosine of positives: two views of one text, or a pair", "higher"),
+    "negative_cosine": ("cosine of negatives: views of different texts", "lower"),
+    "alignment": ("alignment: squared distance of positives", "lower"),
+    "uniformity": ("uniformity: how evenly all texts are spread", "lower"),
+}
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A measure at the start and at the end of a training. good: which of lower and higher is good."""
+
+    words: str
+    start: float
+    end: float
+    good: str
+
+    @property
+    def better(self) -> bool:
+        """Whether the end is better than the start."""
+        return self.end < self.start if self.good == "lower" else self.end > self.start
+
+
+def ends(lines: Sequence[Figures]) -> list[Ends]:
+    """Means over the first and the last tenth of the records, for each measure that at least two records have."""
+    found = []
+    for name, (words, good) in _MEASURES.items():
+        values = _values(lines, name)
+        if len(values) > 1:
+            start, end = _both(values, _PART)
+            found.append(Ends(words, statistics.fmean(start), statistics.fmean(end), good))
+    return found
+
+
+def risen(lines: Sequence[Figures]) -> tuple[float, float] | None:
+    """(start, end) of a loss that rises by more than its records vary, as means over the first and last third of them; None for any other."""
+    values = _values(lines, "loss")
+    if len(values) < _LEAST:
+        return None
+    start, end = _both(values, 1 / 3)
+    error = math.sqrt(statistics.variance(start) / len(start) + statistics.variance(end) / len(end))
+    first, last = statistics.fmean(start), statistics.fmean(end)
+    return (first, last) if last - first > max(_SURE * error, 0.01 * abs(first)) else None
+
+
+def _both(values: Sequence[float], part: float) -> tuple[Sequence[float], Sequence[float]]:
+    size = max(1, round(part * len(values)))
+    return values[:size], values[-size:]
+
+
+def _values(lines: Sequence[Figures], name: str) -> list[float]:
+    return [value for line in lines if (value := getattr(line, name)) is not None]
