@@ -9,7 +9,7 @@ lock() {        # FILE REQUIREMENTS... [OPTIONS...]
     shift
     echo "# Written by infra/lock.sh." > "$file"
     uv pip compile "$@" --constraint infra/constraints.txt --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-        --no-header --no-annotate --quiet --default-index https://pypi.org/simple >> "$file"
+        --no-header --no-annotate --quiet >> "$file"
 }
 
 mkdir -p infra/locked
