@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,11 @@ _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds node
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the connected cluster has. grows: whether an autoscaler can add nodes."""
+    """What the connected cluster has. grows: whether an autoscaler can add nodes; idle: whether no CPU was taken when it was connected."""
 
     nodes: tuple[Node, ...]
     grows: bool = False
+    idle: bool = False
     board: Any = field(default=None, repr=False, compare=False)
     """held, so that it lives as long as the connection"""
 
@@ -72,6 +73,19 @@ class Cluster:
             wanted, least = min(wanted, fit), min(least, fit)
         most = max(1, min(wanted, work))
         return Pool(most, needs.cpus, needs.gpus, least=min(least, most), now=max(1, min(fit, most)))
+
+    def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
+        """Like `pool`, with more CPUs for each worker where there is less work than room, so that a small corpus uses all cores.
+
+        Workers stay as they are on GPUs, below a set maximum, and on a cluster that can grow or that others use.
+        """
+        pool = self.pool(settings, work)
+        if settings.gpus_per_worker or settings.workers.max is not None or self.grows or not self.idle:
+            return pool
+        times = 1
+        while Needs(pool.cpus * (times + 1), 0).fit(self.nodes) >= pool.size:
+            times += 1
+        return replace(pool, cpus=pool.cpus * times)
 
     def workers(self, settings: ClusterSettings, work: int) -> int:
         """The most encode workers for `work` units."""
@@ -104,7 +118,9 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
     try:
         with _guarded() if mine else contextlib.nullcontext():
             expect(settings.patience_s, settings.wait_s)
-            yield Cluster(tuple(node for _, node in nodes_alive().values()), grows(), open_board())
+            nodes = tuple(node for _, node in nodes_alive().values())
+            idle = ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes)
+            yield Cluster(nodes, grows(), idle, open_board())
     finally:
         if mine:
             ray.shutdown()

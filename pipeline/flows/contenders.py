@@ -28,8 +28,6 @@ class Contender:
     space_id: str
     dim: int
     """of the raw vectors"""
-    bytes: int = 0
-    """of the encoder's files"""
     transform: FileRef | None = None
     """a copy of it, in the store of the evaluations"""
     transform_id: str | None = None
@@ -39,6 +37,8 @@ class Contender:
     """width of what the transform gives"""
     release: int | None = None
     root: str | None = None
+    bytes: int = 0
+    """of the encoder's files"""
 
     @property
     def id(self) -> tuple[str, str | None]:
@@ -73,7 +73,7 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     encoder = given.encoder or job.encoder
     folder = open_folder(encoder)
-    plain = Contender(given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim, _bytes(folder))
+    plain = Contender(given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim, bytes=_bytes(folder))
     if given.transform is None:
         return plain
     home, path = store_of(given.transform)
@@ -102,7 +102,7 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
         where, remedy = releases.store.uri_of(manifest.encoder.path), "the encoder folder is not that of the release: restore it"
         raise SpaceMismatch(where, f"space {manifest.space_id} of release {manifest.release}", f"space {folder.space_id}", remedy)
     name = given.name or f"release {manifest.release}"
-    plain = Contender(name, encoder, folder.space_id, folder.dim, _bytes(folder), release=manifest.release, root=releases.store.uri)
+    plain = Contender(name, encoder, folder.space_id, folder.dim, bytes=_bytes(folder), release=manifest.release, root=releases.store.uri)
     if manifest.transform is None:
         return plain
     content = releases.store.read_checked(manifest.transform.path, manifest.transform.sha256)

@@ -12,7 +12,7 @@ from pipeline.flows.cluster import Cluster
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.placed import placed_in
-from pipeline.flows.process import arithmetic
+from pipeline.flows.process import arithmetic, with_threads_of
 from pipeline.flows.unit import EncodeUnit, Spent, load_record, record_path
 from pipeline.flows.units import map_units
 from pipeline.log import Stages, say
@@ -80,8 +80,9 @@ def encode(
         if todo:
             sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
             run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
-            task = EncodeUnit(store, for_workers(job.encoder, store), arithmetic(job.encode), folder.space_id, job.corpus.id, run, sources, patience_s)
-            pool = cluster.pool(job.cluster, len(todo))
+            pool = cluster.wide_pool(job.cluster, len(todo))
+            how = arithmetic(with_threads_of(job.encode, pool.cpus, job.cluster))
+            task = EncodeUnit(store, for_workers(job.encoder, store), how, folder.space_id, job.corpus.id, run, sources, patience_s)
             for number, (record, seconds) in map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record
                 spent = spent.merge(seconds)

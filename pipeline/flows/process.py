@@ -138,6 +138,11 @@ def arithmetic(encode: EncodeSettings, *, alone: bool | None = None) -> EncodeSe
     return encode.model_copy(update={"threads": max(encode.threads, min(cores, int(bound)) if bound.isdigit() and int(bound) else cores)})
 
 
+def with_threads_of(encode: EncodeSettings, cpus: float, settings: ClusterSettings) -> EncodeSettings:
+    """Settings of a worker's encoder that was given `cpus`: its threads grow as its CPUs do beyond cluster.cpus_per_worker."""
+    return encode.model_copy(update={"threads": max(encode.threads, int(encode.threads * cpus / settings.cpus_per_worker))})
+
+
 @contextlib.contextmanager
 def working_with(process: OneProcess) -> Iterator[None]:
     """Let `process` do all work for the duration of the block."""

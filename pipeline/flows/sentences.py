@@ -18,7 +18,7 @@ from pipeline.flows.cluster import Cluster
 from pipeline.flows.contenders import Contender
 from pipeline.flows.encoders import for_workers
 from pipeline.flows.placed import vectors_at
-from pipeline.flows.process import arithmetic
+from pipeline.flows.process import arithmetic, with_threads_of
 from pipeline.flows.unit import EncodeUnit, load_record
 from pipeline.flows.units import map_units
 from pipeline.log import Stages, say
@@ -145,10 +145,11 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
 def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages) -> tuple[SpaceVectors, float]:
     """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. With them, sentences per second of one worker at work."""
     store, settings = held.store, _settings(job)
-    pool = cluster.pool(job.cluster, max(1, len(new) // _FEWEST))
+    pool = cluster.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
     run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
-    task = EncodeUnit(store, for_workers(contender.encoder, store), arithmetic(settings), held.space_id, "id", run, patience_s=patience_s)
+    how = arithmetic(with_threads_of(settings, pool.cpus, job.cluster))
+    task = EncodeUnit(store, for_workers(contender.encoder, store), how, held.space_id, "id", run, patience_s=patience_s)
     records, spent = list(held.units), []
     with stages(f"encode {contender.name}", len(new), "sentences") as bar:
         for _, (record, seconds) in map_units(task, units, pool, bar):

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import ModelError, TransientError
 from pipeline.log import say
@@ -64,14 +64,14 @@ def _packaged() -> Path | None:
 
 
 def _from_uri(uri: str) -> Path:
-    store = open_store(uri)
     if urlsplit(uri).scheme == "file":
-        folder = Path(store.uri)
+        folder = Path(unquote(urlsplit(uri).path))
         if folder.is_file():
-            return _from_words(folder)
+            return _from_words(folder.resolve())
         if not folder.is_dir():
             raise ModelError(uri, "an encoder folder", "no such folder", "check encoder.path")
-        return folder
+        return folder.resolve()
+    store = open_store(uri)
     entries = _wanted(store)
     if not entries and (words := _words_at(uri)):
         return words

@@ -13,6 +13,7 @@ NEEDS = {
     "pytest": "is how this is run",
     "python -m tests.chaos": "minutes: tests/chaos plays a short one",
     "python -m tests.benchmarks.": "evaluation data and an idle machine; that the module is there is tested",
+    "ray get-auth-token": "would write a token into the home directory: tests/jobs/test_submit.py makes one in its own",
     "ray start": "machines: tests/jobs/test_submit.py starts a head",
     "ray job": "a head: tests/jobs/test_submit.py submits to one",
     "ray up": "a cloud", "ray down": "a cloud", "ray dashboard": "a cloud",

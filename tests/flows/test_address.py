@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.cluster import Cluster, _within, address_of, connect
+from pipeline.flows.process import with_threads_of
 from pipeline.flows.room import Node
 from pipeline.log import Stages, ends_by
-from pipeline.settings import ClusterSettings, Job
+from pipeline.settings import ClusterSettings, EncodeSettings, Job
 
 
 @pytest.mark.parametrize(("setting", "variable", "expected"), [
@@ -121,6 +123,26 @@ def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(cluster: Clust
     pool = cluster.pool(settings(**values), work)
     assert pool.of_items(work) == expected
     assert cluster.workers(settings(**values), work) == expected[1]
+
+
+IDLE = Cluster((Node(cpus=16), Node(cpus=6)), idle=True)
+
+
+@pytest.mark.parametrize(("cluster", "values", "work", "workers", "cpus"), [
+    (IDLE, {}, 100, 22, 1),
+    (IDLE, {}, 5, 5, 4),                                        # four on the first node, one on the second
+    (IDLE, {}, 2, 2, 8),                                        # with 9, the first node would hold one, and the second none
+    (IDLE, {}, 1, 1, 16),
+    (IDLE, {"cpus_per_worker": 2}, 3, 3, 6),                    # in multiples of what was asked for
+    (IDLE, {"workers": {"max": 2}}, 1, 1, 1),
+    (replace(IDLE, idle=False), {}, 1, 1, 1),
+    (replace(IDLE, grows=True), {}, 1, 1, 1),
+    (Cluster((Node(cpus=16, gpus=2),), idle=True), {"gpus_per_worker": 1}, 1, 1, 1),
+])
+def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(cluster: Cluster, values: dict[str, Any], work: int, workers: int, cpus: float):
+    pool = cluster.wide_pool(settings(**values), work)
+    assert (pool.size, pool.cpus) == (workers, cpus)
+    assert with_threads_of(EncodeSettings(threads=2), pool.cpus, settings(**values)).threads == 2 * cpus / settings(**values).cpus_per_worker
 
 
 @pytest.mark.parametrize(("cluster", "values", "words"), [

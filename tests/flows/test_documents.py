@@ -18,7 +18,7 @@ from tests.flows.evaluating import write_pairs
 
 Manta = Callable[..., Ended]
 BARE = ("manta train", "manta augment", "manta encode", "manta index", "manta whiten", "manta evaluate", "manta nightly", "manta plan", "manta preflight",
-        "manta releases prune", "manta search", "manta augment --config", "manta train --config")
+        "manta releases prune", "manta nightly --verify", "manta search", "manta augment --config", "manta train --config")
 """names of commands as a sentence has them: without what they need, their --help is run"""
 SMALL = ("corpus.max_rows=80", "gates.recall_at_10=0.1", "index.queries=20", "whiten.dev_texts=20", "evaluate.bootstrap=20")
 JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly")
@@ -69,7 +69,7 @@ def place(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_runs_as_it_is_printed(command: str, place: Path, encoder: Path, cluster: Cluster, manta: Manta, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(place)
     words = shlex.split(command.replace("s3://bucket", f"{place}/bucket"))
-    given = {"ROOT": f"{place}/bucket/index", "N": "1", "FILE": "night.yaml", "CORPUS": "docs"}
+    given = {"ROOT": f"{place}/bucket/index", "N": "1", "A": "1", "B": "1", "FILE": "night.yaml", "CORPUS": "docs"}
     words = [given.get(word, word) for word in words]
     if command in BARE or command.startswith("python -m"):
         words = [*words[:-1], "--help"] if words[-1] == "--config" else [*words, "--help"]
@@ -77,6 +77,8 @@ def test_it_runs_as_it_is_printed(command: str, place: Path, encoder: Path, clus
         words += [*SMALL, f"encoder.path={encoder}"]
     elif words[1] == "init":
         (place / "night.yaml").unlink(missing_ok=True)
+    elif words[1:3] == ["releases", "rollback"]:
+        manta("releases", "release", given["ROOT"])         # a line before it holds a release
     ended = manta(*(words[1:] if words[0] == "manta" else ["nightly", "--help"]))
     assert ended.code == 0, ended.err
 

@@ -72,7 +72,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, encoder: Path)
 
 def test_a_file_where_trainings_are_to_be_is_named(tmp_path: Path, encoder: Path):
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(ConfigError, match="file/run: expected a folder that may be written to"):
+    with pytest.raises(ConfigError, match=r"file.*: expected a directory, found a file"):
         run_of(tmp_path, encoder, f"train.root={tmp_path / 'file'}").check()
 
 

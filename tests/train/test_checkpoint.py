@@ -97,9 +97,9 @@ def test_another_way_to_a_step_takes_the_place_of_the_first(tmp_path: Path):
 
 
 def test_what_the_writer_meets_is_raised_by_the_next_save_or_at_the_end(tmp_path: Path):
-    (tmp_path / "file").write_text("no folder")
     for then in ("save", "close"):
-        checkpoints = Checkpoints(open_store(tmp_path / "file"), TOP, CheckpointSettings())
+        checkpoints = Checkpoints(open_store(tmp_path / then), TOP, CheckpointSettings())
+        (tmp_path / then).write_text("no folder")
         checkpoints.save(1, state(1))
         with pytest.raises((ConfigError, OSError)):
             checkpoints.save(2, state(2)) if then == "save" else checkpoints.close()

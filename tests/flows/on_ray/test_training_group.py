@@ -16,6 +16,7 @@ from pipeline.flows.room import Node
 from pipeline.flows.training_group import Group, LostPeer, judged
 from pipeline.log import Stages, listening, say
 from pipeline.text.batches import Share
+from tests.flows.tasks import Double
 
 GROUP = Group(2, cpus=0.5, failures=1)
 
@@ -95,7 +96,16 @@ def test_a_cluster_without_room_is_refused_unless_it_grows():
     Group(4, cpus=0.5).check(Cluster(small, grows=True))
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_workers_that_nobody_has_room_for_are_waited_for_and_then_given_up(tmp_path: Path):
-    with pytest.raises(TransientError, match=r"room for 1 workers of 500 CPUs and 0 GPUs within 3 s"):
-        Group(1, cpus=500, patience_s=3).run(Sum(tmp_path))
+def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Cluster, tmp_path: Path):
+    with pytest.raises(ConfigError, match="500 CPUs and 0 GPUs for one worker, found one node of"):
+        Group(1, cpus=500).run(Sum(tmp_path))
+
+
+def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(ray_cluster: Cluster, tmp_path: Path):
+    import ray
+
+    occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
+    ray.get(occupied.start.remote())
+    with pytest.raises(TransientError, match=r"room for 1 workers of 1 CPUs and 0 GPUs within 3 s"):
+        Group(1, cpus=1, patience_s=3).run(Sum(tmp_path))
+    ray.kill(occupied)
