@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,6 +93,18 @@ def test_two_gzip_members_and_a_byte_order_mark_are_read_through(tmp_path):
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'\xef\xbb\xbf{"id":1,"text":"a"}\n') + gzip.compress(b'{"id":2,"text":"b"}'))
     good, bad, _ = rows_of(tmp_path / "a.json.gz")
     assert ([row["id"] for row in good], bad) == ([1, 2], [])
+
+
+def test_a_gzip_file_that_unfolds_without_end_is_refused_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.text.jsonl._LONGEST_LINE", 4 << 20)
+    bomb = tmp_path / "a.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b" " * (64 << 20)))          # 64 KB
+    tracemalloc.start()
+    with pytest.raises(DataError, match="lines of at most 4 MiB"):
+        rows_of(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
 
 
 def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
