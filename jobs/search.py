@@ -30,13 +30,15 @@ File = Annotated[str | None, typer.Option("--queries", metavar="FILE", help="Que
 Column = Annotated[str | None, typer.Option("--column", metavar="NAME", help="Of a Parquet file of queries; without it the only column of strings, query, or text.")]
 K = Annotated[int, typer.Option("-k", min=1, help="Answers per query.")]
 Number = Annotated[int | None, typer.Option("--release", metavar="N", help="An older release; without it the current one.")]
-ShowTexts = Annotated[bool, typer.Option("--texts/--no-texts", help="Show the text of each answer, read from the release's corpus units.")]
+ShowTexts = Annotated[bool | None, typer.Option(
+    "--texts/--no-texts", help="Show the text of each answer, read from the release's corpus units. Without either: for queries on the command line only.",
+)]
 CommitsRoot = Annotated[str | None, typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for each answer, on a line of its own, on standard output and nothing else.")]
 
 
 def search(
-    root: Root, query: Texts = None, queries: File = None, column: Column = None, k: K = 10, release: Number = None, texts: ShowTexts = True,
+    root: Root, query: Texts = None, queries: File = None, column: Column = None, k: K = 10, release: Number = None, texts: ShowTexts = None,
     commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
 ) -> None:
     """Find the texts nearest to a query in a published release.
@@ -50,7 +52,8 @@ def search(
         asked = Queries.of(query or (), queries, column)
         if asked.of_words:
             log.say(_understood(root, asked))
-        answers = _Answers(_opened(root, release, commits_root), k, texts)
+        shown = asked.file is None if texts is None else texts       # the answers to a file of queries lie in so many units that a remote corpus would be copied as a whole
+        answers = _Answers(_opened(root, release, commits_root), k, shown)
         for batch in asked.batches():
             found = answers.of(batch)
             for each, lines in zip(batch, found, strict=True):

@@ -201,7 +201,7 @@ class GateSettings(Settings):
     """share of the exact ten nearest found; refused when even the upper end of its 95 % Wilson interval stays below"""
     queries: str | None = None
     """a file of texts that people ask, one on each line, or Parquet with a column query or text; a path or a URI. Their recall@10 is measured and reported
-    beside that of rows of the corpus, which recall_at_10 asks for; null: rows only"""
+    beside that of rows of the corpus, which recall_at_10 asks for, at the cost of one exact search of all rows each night; null: rows only"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None
     """size of the index files"""
     p99_ms: Annotated[float, Field(gt=0)] | None = None

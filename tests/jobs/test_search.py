@@ -100,8 +100,8 @@ def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(r
     assert [line["query"] for line in map(json.loads, asked.splitlines())] == [text for text in texts for _ in range(2)]
     for name in ("queries.txt", "queries.parquet", f"file://{tmp_path}/queries.parquet"):
         place = name if "://" in name else str(tmp_path / name)
-        assert manta("search", root, "-k", "2", "--json", "--queries", place).out == asked
-    program = [sys.executable, "-m", "jobs.cli", "search", root, "-", "-k", "2", "--json"]
+        assert manta("search", root, "-k", "2", "--json", "--texts", "--queries", place).out == asked
+    program = [sys.executable, "-m", "jobs.cli", "search", root, "-", "-k", "2", "--json", "--texts"]
     ended = subprocess.run(program, input="\n".join(texts), text=True, capture_output=True, cwd=ROOT, check=True, timeout=120)
     assert ended.stdout == asked
 
@@ -109,6 +109,7 @@ def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(r
 def test_blank_lines_are_left_out_counted_and_keep_their_numbers(root: str, manta: Manta, tmp_path: Path):
     (tmp_path / "q.txt").write_text("\ntwo dogs run\n   \na girl reads\n")
     ended = manta("search", root, "--queries", str(tmp_path / "q.txt"), "-k", "1", "--json")
+    assert "text" not in json.loads(ended.out.splitlines()[0])
     assert [(line["number"], line["query"]) for line in map(json.loads, ended.out.splitlines())] == [(2, "two dogs run"), (4, "a girl reads")]
     assert "blank queries left out: 2" in ended.err
 
