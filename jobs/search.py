@@ -52,7 +52,7 @@ def search(
         asked = Queries.of(query or (), queries, column)
         if asked.of_words:
             log.say(_understood(root, asked))
-        shown = asked.file is None if texts is None else texts       # the answers to a file of queries lie in so many units that a remote corpus would be copied as a whole
+        shown = asked.file is None if texts is None else texts       # answers to a file of queries lie in so many units that a remote corpus would be copied
         answers = _Answers(_opened(root, release, commits_root), k, shown)
         for batch in asked.batches():
             found = answers.of(batch)

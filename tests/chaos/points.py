@@ -42,6 +42,9 @@ POINTS: dict[str, str] = {
     "manifest": r"releases/[0-9]+/manifest\.json",
     "report": r"releases/[0-9]+/report\.html",
     "commit": r"commits/[0-9]+\.json",
+    "changed rows": r"candidates/changes/.*\.json",
+    "summary": r"releases/[0-9]+/summary\.json",
+    "overview": r"index\.html",
 }
 # files that may be found cut short after a crash and whose loss the same night mends; a commit or a manifest is cut only where the store has no links
 TORN = (
