@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from pipeline.models.arithmetic import Arithmetic, arithmetic_of
 from pipeline.models.bag import BagModel
 from pipeline.models.filters import load_filter
 from pipeline.models.folder import EncoderFolder, open_folder
-from pipeline.models.inside import Inside
 from pipeline.models.packed import PackedModel
 from pipeline.models.padded import PaddedModel
 from pipeline.models.pooling import Segments, layers_of, pool
@@ -29,6 +28,9 @@ from pipeline.models.weights import open_checkpoint
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.budget import distinct
 from pipeline.text.tokens import TokenCounts, Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from pipeline.models.inside import Inside
 
 _FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
 _SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
@@ -159,8 +161,10 @@ class Encoder:
         """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
         return self._tokenizer(texts).lengths
 
-    def inside(self) -> Inside:
+    def inside(self) -> "Inside":
         """Its hidden states, layer by layer, and its tokens. ModelError where it is several encoders."""
+        from pipeline.models.inside import Inside  # which imports scipy: a quarter of a second that no search needs
+
         if self._parts:
             remedy = f"name one of its parts: {self.folder.parts[0].path}"
             raise ModelError(str(self.folder.path), "one encoder, to look into its layers", f"{len(self._parts)} side by side", remedy)
