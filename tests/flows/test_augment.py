@@ -154,7 +154,7 @@ def test_similarity_is_the_cosine_of_the_jobs_encoder(make_job: MakeJob, tmp_pat
 def test_a_driver_that_is_killed_loses_no_finished_unit(tmp_path: Path, encoder: Path):
     write_corpus(tmp_path / "corpus", count=1200)
     arguments = [*job_arguments(tmp_path, encoder), ON_RAY, LENIENT, "augment.unit_rows=20", shuffles(tmp_path)]
-    program = "import tests.flows.augmenting, jobs.cli; jobs.cli.run()"
+    program = "import tests.flows.augmenting, jobs.cli; jobs.cli.app()"
     command = [sys.executable, "-c", program, "augment", "--json", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
