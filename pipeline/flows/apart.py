@@ -49,7 +49,7 @@ class Apart:
     rejected: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None] = lambda rows: None) -> "Iterator[Encoded]":
-        """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called every half second with the rows that are done."""
+        """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called with the rows that are done, whenever the child gets on."""
         taken = [batch.to_pylist() for batch in batches]
         texts = [text for batch in taken for text in batch]
         (self.scratch / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
@@ -99,16 +99,21 @@ class Apart:
     def _follow(self, process: "subprocess.Popen[bytes]", tell: Callable[[int], None]) -> bool:
         """Wait for the child to end, and tell of its rows; kill one that hangs. Whether it did."""
         standstill, meter, looked = Standstill(), Meter(process.pid), time.monotonic()
+        known = (_ready(self.scratch).exists(), _told(self.scratch))
+        tell(self._rows_done())
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_S)
                 return False
-            tell(self._rows_done())
             before, looked = looked, time.monotonic()
             standstill.look(looked - before)
-            standstill.tell(_told(self.scratch), counted=_ready(self.scratch).exists())
+            if (found := (_ready(self.scratch).exists(), _told(self.scratch))) != known:
+                known = found
+                standstill.tell(known[1], counted=known[0])
             if meter.busy():
                 standstill.compute()
+            if not standstill.seconds:
+                tell(self._rows_done())
             if standstill.seconds > self.patience_s:
                 process.kill()
                 return True

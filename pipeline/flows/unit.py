@@ -31,6 +31,7 @@ from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record,
 from pipeline.text.coverage import Tally
 
 LENGTH_BIN = 8          # tokens per bar of the length histogram
+_SOONER = 0.8           # of the patience: a process that hangs is ended before the worker that waits for it counts as hanging
 _READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
 _UNUSABLE = ("unusable_vector", "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors")
@@ -113,7 +114,7 @@ class EncodeUnit:
 
     def _apart(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent) -> "_Result":
         with self.store.scratch() as scratch:
-            child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch, self.patience_s)
+            child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch, _SOONER * self.patience_s)
             return self._written(child, encoder.dim, unit, file, spent, child.rejected, partial(progress, last=True))     # it judges by itself whether its process hangs
 
     def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent, known: Known) -> "_Result":

@@ -1,4 +1,4 @@
-"""An encoder on which two texts do harm, for tests of what comes of it. It is put in place by `install`, in the process that is to suffer."""
+"""An encoder on which some texts do harm, or that hangs while it is loaded where HANGS_LOADING is in the environment, for tests of what comes of it. It is put in place by `install`, in the process that is to suffer."""
 
 import os
 import signal
@@ -9,10 +9,13 @@ from typing import Any
 from pipeline.models import encoder as module
 
 KILLS, RAISES, HANGS = "this text kills", "this text raises", "this text hangs"
+HANGS_LOADING = "TEST_HANGS_LOADING"
 
 
 def install() -> None:
     """From now on, in this process, an encoder that meets the one text dies and that meets the other raises."""
+    if HANGS_LOADING in os.environ:
+        time.sleep(3600)
     original = module.Encoder.encode_stream
 
     def encode_stream(self: Any, batches: Iterable[Any], *tell: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
-from tests.flows.poisoned import HANGS, KILLS, RAISES
+from tests.flows.poisoned import HANGS, HANGS_LOADING, KILLS, RAISES
 
 # what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their children too
 _POISON = "import importlib.abc, importlib.machinery, sys\n" + '''
@@ -85,6 +86,19 @@ def test_a_text_at_which_the_child_hangs_is_set_aside(encoder: Path, tmp_path: P
     (encoded,) = child.encode_stream([pa.array([HANGS])])
     assert encoded.bad.tolist() == [True]
     assert child.rejected == {0: ("kills_worker", "alone in a process, 1 times: ended by signal 9 after no progress for 5 s")}
+
+
+def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_progress(
+    encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
+    monkeypatch.setenv(HANGS_LOADING, "1")
+    child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=3.0)
+    told: list[float] = []
+    with pytest.raises(ModelError, match="a process that can load the encoder, found no progress for 3 s"):
+        list(child.encode_stream([pa.array(["one", "two"])], lambda rows: told.append(time.monotonic())))
+    assert child.rejected == {}
+    assert time.monotonic() - told[-1] > 3.0, "whoever waits for it was told of nothing since"
 
 
 @pytest.mark.slow
