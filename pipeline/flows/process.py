@@ -86,11 +86,11 @@ class OneProcess:
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 future.exception(timeout=_LOOK_S)
-            known, (times, rows, counted) = times, self._told[:]
+            known, (times, rows, counted) = times, _reported(self._told)
             if at_work.bar is not None:
                 at_work.bar.reach(at_work.finished + rows)
             if times > known:
-                standstill.tell(rows, bool(counted))
+                standstill.tell(rows, counted)
             if time.monotonic() - looked < _MEASURE_S:
                 continue
             before, looked = looked, time.monotonic()
@@ -171,7 +171,14 @@ def standing_by(wanted: bool, patience_s: float = ClusterSettings().patience_s) 
 def report(rows: int, counted: bool) -> None:
     """In the child: so many rows of the item at work are done. counted: whether more will be told."""
     if _told is not None:
-        _told[:] = [_told[0] + 1, rows, counted]
+        _told[1], _told[2] = rows, counted
+        _told[0] += 1                                   # last: a reader of the new number reads nothing older behind it
+
+
+def _reported(told: Any) -> tuple[int, int, bool]:
+    """How often anything was told, and what. Without a lock: the number first, so that a report that comes meanwhile counts at the next look."""
+    times = int(told[0])
+    return times, int(told[1]), bool(told[2])
 
 
 def _begin(told: Any) -> None:

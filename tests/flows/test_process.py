@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -107,6 +109,45 @@ def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: f
     settings = ClusterSettings(cpus_per_worker=cpus)
     with connect(settings, Stages(), process=OneProcess()) as cluster:
         assert cluster.pool(settings, 10).size == 1
+
+
+class Raced(list[int]):
+    """What parent and child share. At read or write number `at` of an element the other side makes its move, in between."""
+
+    def __init__(self, at: int, move: Callable[[], object]) -> None:
+        super().__init__([0, 0, 0])
+        self._left, self._move = at, move
+
+    def _turn(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._move()
+
+    def __getitem__(self, place: Any) -> Any:
+        self._turn()
+        return super().__getitem__(place)
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        for number, each in zip(range(3)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]:
+            self._turn()
+            super().__setitem__(number, each)       # one after the other, as in shared memory
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(at: int, monkeypatch: pytest.MonkeyPatch):
+    looks: list[tuple[int, int, bool]] = []
+    told = Raced(at, lambda: looks.append(module._reported(list(told))))
+    monkeypatch.setattr(module, "_told", told)
+    module.report(7, counted=False)
+    assert all(look in ((1, 7, False), (0, look[1], look[2])) for look in looks)
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(at: int, monkeypatch: pytest.MonkeyPatch):
+    told = Raced(at, lambda: module.report(7, counted=False))
+    monkeypatch.setattr(module, "_told", told)
+    look = module._reported(told)
+    assert look[0] == 0 or look == (1, 7, False)
 
 
 def run_in(process: OneProcess) -> int:
