@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.flows.standstill import Meter, Standstill
+from pipeline.headway import at_headway
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.text.tokens import TokenCounts
 
@@ -161,7 +162,7 @@ def _ready(scratch: Path) -> Path:
 
 
 def _told(scratch: Path) -> int:
-    """Another number after each buffer that the child has computed."""
+    """Another number after each buffer that the child has computed, and each sign of headway."""
     mark = scratch / "told"
     return mark.stat().st_mtime_ns if mark.exists() else 0
 
@@ -223,4 +224,6 @@ def _store(fields: dict[str, np.ndarray], to: Path) -> None:
 
 
 if __name__ == "__main__":
-    child(Path(sys.argv[1]))
+    place = Path(sys.argv[1])
+    with at_headway((place / "told").touch):
+        child(place)

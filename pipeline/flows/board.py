@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from pipeline.flows.standstill import Meter, Standstill, Worker
+from pipeline.headway import at_headway
 
 PATIENCE_S = 900.0      # cloud nodes with a GPU take up to ten minutes to come
 _SIGN_S = 2.0           # between two signs of life of one worker
@@ -38,13 +39,15 @@ class Board:
     def close(self, call: str) -> None:
         self._calls.pop(call, None)
 
-    def sign(self, call: str, item: int | None, worker: Worker, busy: bool) -> None:
-        """A worker lives. item: what it is at; busy: whether it computes."""
+    def sign(self, call: str, item: int | None, worker: Worker, busy: bool, moving: bool = False) -> None:
+        """A worker lives. item: what it is at; busy: whether it computes; moving: whether bytes come or go."""
         state = self._of(call)
         state.heard = self._clock()
         if item is not None:
             at_work = state.at_work.setdefault(item, _Item(worker, state.heard))       # unknown to a board that was restarted
             at_work.silence.compute()
+            if moving:
+                at_work.standstill.move()
             if busy:
                 at_work.standstill.compute()
 
@@ -236,18 +239,21 @@ class Call:
         """Signs of life from now on, until the event that comes back is set or the process ends."""
         import ray
 
-        over, meter = threading.Event(), Meter(os.getpid())
+        over, moved, meter = threading.Event(), threading.Event(), Meter(os.getpid())
 
         def tell() -> None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                self._sign(meter)
-                while not over.wait(_SIGN_S):
-                    self._sign(meter)
+            with at_headway(moved.set):
+                while True:
+                    with contextlib.suppress(ray.exceptions.RayError):      # a sign that is lost is no reason to give no more
+                        self._sign(meter, moved)
+                    if over.wait(_SIGN_S):
+                        return
 
         threading.Thread(target=tell, daemon=True).start()
         return over
 
-    def _sign(self, meter: Meter) -> None:
-        busy = meter.busy()
+    def _sign(self, meter: Meter, moved: threading.Event) -> None:
+        busy, moving = meter.busy(), moved.is_set()
+        moved.clear()
         with self._lock:                                # behind `end` no sign of the ended item
-            self.board.sign.remote(self.name, self._item, self._worker, busy)
+            self.board.sign.remote(self.name, self._item, self._worker, busy, moving)

@@ -19,6 +19,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.standstill import Meter, Standstill, hanging, longest_s
+from pipeline.headway import at_headway
 from pipeline.log import Running, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
@@ -26,7 +27,7 @@ MOST_STARTS = 20        # of one item: nothing dies so often by chance
 _LOOK_S = 0.2
 _MEASURE_S = 1.0        # between two looks at the child's CPU time, which is counted in hundredths of a second
 
-_told: Any = None       # in the child: of the item at work: how often anything was told, rows done, whether more are counted
+_told: Any = None       # in the child: of the item at work: how often anything was told, rows done, whether more are counted; signs of headway
 _started: tuple[bytes, Any] = (b"", None)       # in the child: the task at hand, and what its start returned
 
 
@@ -36,7 +37,7 @@ class OneProcess:
     def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
         self.patience_s = patience_s
         self._context = multiprocessing.get_context("spawn")
-        self._told = self._context.Array("q", 3, lock=False)         # a child that is stopped or killed would keep a lock for ever
+        self._told = self._context.Array("q", 4, lock=False)         # a child that is stopped or killed would keep a lock for ever
         self._pool: ProcessPoolExecutor | None = None
         self._warmed: Future[bytes] | None = None
 
@@ -66,7 +67,7 @@ class OneProcess:
 
     def _made(self, task: bytes, item: bytes, at_work: "_AtWork") -> bytes:
         for _ in range(MOST_STARTS):
-            self._told[:] = [0, 0, False]
+            self._told[:] = [0, 0, False, 0]
             try:
                 future = self._executor().submit(_work, task, item)
                 self._follow(future, at_work)
@@ -82,7 +83,7 @@ class OneProcess:
         if not children:                                # it died at once: the future says so
             return
         child = children[0]
-        standstill, meter, looked, times = Standstill(), Meter(child.pid or 0), time.monotonic(), 0
+        standstill, meter, looked, times, moves = Standstill(), Meter(child.pid or 0), time.monotonic(), 0, 0
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 future.exception(timeout=_LOOK_S)
@@ -95,6 +96,9 @@ class OneProcess:
                 continue
             before, looked = looked, time.monotonic()
             standstill.look(looked - before)
+            if self._told[3] != moves:
+                moves = self._told[3]
+                standstill.move()
             if meter.busy():
                 standstill.compute()
             if standstill.seconds > at_work.longest_s:
@@ -189,11 +193,16 @@ def _begin(told: Any) -> None:
 
 
 def _follow() -> None:
-    """End with the driver, however it ended."""
+    """End with the driver, however it ended, and pass on signs of headway until then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()
+        with at_headway(_move):
+            parent.join()
         os._exit(1)
+
+
+def _move() -> None:
+    _told[3] += 1                                       # of several threads at once one may be lost; another number is what counts
 
 
 def _warm(task: bytes) -> bytes:

@@ -31,8 +31,8 @@ class Worker:
 class Standstill:
     """How long an item has shown no progress, by the looks at it.
 
-    Progress is another number of rows. Where no rows are counted, as while a model is loaded, a quantizer is trained or a file is written, it is CPU time, or
-    whatever is told.
+    Progress is another number of rows, or a transfer under way. Where no rows are counted, as while a model is loaded, a quantizer is trained or a file is written,
+    it is CPU time, or whatever is told.
     """
 
     seconds: float = 0.0
@@ -49,6 +49,10 @@ class Standstill:
         """The item's process was busy since it was last asked."""
         if not self._counted:
             self.seconds = 0.0
+
+    def move(self) -> None:
+        """The item's process gave a sign of headway since it was last asked, whatever it counts: transfers end by themselves."""
+        self.seconds = 0.0
 
     def look(self, elapsed_s: float) -> float:
         """Seconds without progress, `elapsed_s` after the look before."""
@@ -81,13 +85,15 @@ def hanging(item: str, still_s: float) -> str:
     return f"{item} has shown no progress for {duration(still_s)}: its process is ended, and the item begins again"
 
 
-def end_process(pid: int, born: int) -> None:
-    """Kill the process, if it is still the one that was meant."""
+def end_process(pid: int, born: int) -> bool:
+    """Kill the process, if it is still the one that was meant. Whether it was."""
     try:
         if _stat(pid)[19] == born:
             os.kill(pid, signal.SIGKILL)
+            return True
     except OSError:                     # it has ended meanwhile
-        return
+        pass
+    return False
 
 
 def cpu_s(pid: int) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import ModelError
+from pipeline.headway import headway
 from pipeline.log import say
 from pipeline.models.vectorfile import Words, read_vectors
 from pipeline.text.tokens import LEFT_OUT, Side, Tokenizer
@@ -57,6 +58,7 @@ class _Vocabulary:
     def fresh(self, batches: Iterable[Words]) -> Iterable[np.ndarray]:
         """Vectors of the words that were not there before."""
         for words, vectors in batches:
+            headway()                                   # other processes may wait for the folder
             places = []
             for place, word in enumerate(words):
                 if word not in self.words:

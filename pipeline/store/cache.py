@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import ConfigError
+from pipeline.headway import at_headway, headway
 from pipeline.log import say
 from pipeline.store.owned import make_owned, may_hold, problem_with
 from pipeline.store.retry import seconds
@@ -35,6 +36,7 @@ _GIB = 50.0
 _IN_USE_S = 3_600.0         # between being handed out and being opened lies far less
 _ABANDONED_S = 24 * 3_600.0
 _LOCKS = "locks"
+_SHORT_S, _LONG_S = 0.01, 0.5       # between two looks at a lock that another process holds, at first and at most
 _NAME = re.compile(rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?")      # of what the cache makes; anything else is not its own to remove
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -200,15 +202,35 @@ def _alone(place: Path, *, wait: bool = True) -> Iterator[bool]:
     make_owned(directory)
     stripe = f"{place.parent.name[:8]}-{hashlib.sha256(place.name.encode()).hexdigest()[:2]}"
     with _lock_file(directory / stripe) as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        yield True
+        locked = _lock(stream)
+        if not locked and wait:
+            _wait_for(stream)
+            locked = True
+        with at_headway(lambda: os.utime(stream.fileno())) if locked else contextlib.nullcontext():
+            yield locked
+
+
+def _lock(stream: BinaryIO) -> bool:
+    """Whether the file is locked now; where files have no locks it counts as locked."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def _wait_for(stream: BinaryIO) -> None:
+    """Lock the file once its holder lets go of it. Headway of the holder, who marks the file with it, is headway of this process: neither hangs."""
+    pause_s, known = _SHORT_S, os.fstat(stream.fileno()).st_mtime_ns
+    while not _lock(stream):
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONG_S)
+        if (marked := os.fstat(stream.fileno()).st_mtime_ns) != known:
+            known = marked
+            headway()
 
 
 def _lock_file(place: Path) -> BinaryIO:

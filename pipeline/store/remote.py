@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.headway import headway
 from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.retry import retrying
 from pipeline.store.store import Entry, Store, checked, verified
@@ -65,7 +66,7 @@ class ObjectStore(Store):
         return created or (attempts > 1 and self.read(path) == data)
 
     def put(self, local: Path, path: str) -> None:
-        retrying(lambda: self._fs.put_file(str(local), self._key(path)), self.uri_of(path))
+        retrying(lambda: self._fs.put_file(str(local), self._key(path), callback=_headway()), self.uri_of(path))
         local.unlink()
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
@@ -119,7 +120,7 @@ class ObjectStore(Store):
             retrying(lambda: self._fs.rm_file(self._key(path)), self.uri_of(path))
 
     def _download(self, path: str, status: dict[str, Any], place: Path) -> None:
-        retrying(lambda: self._fs.get_file(self._key(path), str(place)), self.uri_of(path))
+        retrying(lambda: self._fs.get_file(self._key(path), str(place), callback=_headway()), self.uri_of(path))
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
         return pa.PythonFile(retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r")
@@ -130,6 +131,13 @@ class ObjectStore(Store):
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{checked(path)}"
+
+
+def _headway() -> Any:
+    """For fsspec to call at every piece of a file that has come or gone."""
+    from fsspec.callbacks import Callback
+
+    return Callback(hooks={"headway": lambda size, value: headway()})
 
 
 def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pipeline.errors import ConfigError, TransientError
+from pipeline.headway import headway
 
 T = TypeVar("T")
 
@@ -78,7 +79,9 @@ def retrying(call: Callable[[], T], where: str, *, deadline_s: float | None = No
     limit = seconds("MANTA_STORE_DEADLINE_S", _DEADLINE_S) if deadline_s is None else deadline_s
     while True:
         try:
-            return call()
+            answer = call()
+            headway()
+            return answer
         except Exception as error:
             if not is_transient(error):
                 if refusal := _refusal(error, where):
@@ -88,6 +91,7 @@ def retrying(call: Callable[[], T], where: str, *, deadline_s: float | None = No
             if time.monotonic() + pause - start > limit:
                 found, remedy = f"{type(error).__name__}: {error}", "check the store and run again: finished work is kept"
                 raise TransientError(where, f"an answer within {limit:g} s", found, remedy) from error
+            headway()                                   # the deadline bounds how often
             time.sleep(pause)
             ceiling = min(2 * ceiling, _LONGEST_PAUSE_S)
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
+from pipeline.headway import headway
 from pipeline.store.remote import ObjectStore, entries_of
 from pipeline.store.retry import answer_of, retrying, seconds
 from pipeline.store.store import Entry, checked
@@ -33,6 +34,8 @@ _MOST_PARTS = 10_000            # S3's limit
 _ONE_CALL = 2 * _PART           # bytes: up to here an object goes and comes in one call
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _SLOWEST = 256 << 10            # bytes/s: a body that moves more slowly counts as stuck
+_PIECE = 1 << 20                # bytes of a body that are taken at once
+_SIGN_S = 1.0                   # between two signs that a call is under way
 _MARK = "manta-writer"          # metadata of an object: which call wrote it
 _BUCKET = re.compile(r"(arn:[^/]*/[^/]+|[^/]+)/?(.*)")
 
@@ -265,14 +268,21 @@ async def _called(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """
     limit = seconds("MANTA_STORE_TIMEOUT_S", _ANSWER_S) + len(arguments.get("Body", b"")) / _SLOWEST
     rest = {name: value for name, value in arguments.items() if name != "verb"}
-    return dict(await asyncio.wait_for(files._call_s3(arguments["verb"], **rest), limit))
+    call = asyncio.ensure_future(asyncio.wait_for(files._call_s3(arguments["verb"], **rest), limit))
+    while not (await asyncio.wait([call], timeout=_SIGN_S))[0]:
+        headway()                                       # how much of a body has gone up is not told, but it goes at least as fast as the limit wants
+    return dict(call.result())
 
 
 async def _body(files: Any, arguments: dict[str, Any]) -> bytes:
     """An object's bytes, all that its answer announced; for as long as they come, there is no limit."""
     answer = await _called(files, {"verb": "get_object", **arguments})
+    pieces = []
     async with answer["Body"] as stream:
-        content = bytes(await stream.read())
+        while piece := await stream.read(_PIECE):
+            pieces.append(piece)
+            headway()
+    content = b"".join(pieces)
     if len(content) != answer["ContentLength"]:
         raise ConnectionResetError(f"{len(content)} of {answer['ContentLength']} bytes came")
     return content

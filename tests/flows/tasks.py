@@ -12,6 +12,8 @@ from pipeline.errors import DataError
 from pipeline.flows.board import expect
 from pipeline.flows.loaded import gpu_assigned
 from pipeline.flows.units import progress
+from pipeline.store.cache import kept
+from pipeline.store.store import open_store
 
 
 @dataclass(frozen=True)
@@ -173,3 +175,31 @@ class Count:
             time.sleep(0.1)
             progress(rows)
         return 10
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The item, once this machine's cache holds `place`, which another process may be about to make."""
+
+    place: str
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        kept(Path(self.place), lambda copy: copy.touch(), Path.is_file)
+        return item
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Bytes of a file that is read out of a store."""
+
+    uri: str
+    path: str
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        return len(open_store(self.uri).read(self.path))

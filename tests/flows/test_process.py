@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,14 @@ from pipeline.flows import process as module
 from pipeline.flows.cluster import connect
 from pipeline.flows.process import OneProcess, standing_by, working_with
 from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.headway import headway
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
+from pipeline.store.cache import kept
+from pipeline.store.store import open_store
+from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Compute, Count, DieOnce, Double, HangOnce
+from tests.flows.tasks import Compute, Count, DieOnce, Double, Fetch, HangOnce, Kept
 
 
 def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised():
@@ -71,6 +77,40 @@ def test_a_child_that_computes_without_a_word_is_left_alone(capfd: pytest.Captur
     assert "no progress" not in capfd.readouterr().err
 
 
+def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_that_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
+    place, begun, over = tmp_path / "ab" / f"{7:064x}", threading.Event(), threading.Event()
+
+    def download(copy: Path) -> None:
+        begun.set()
+        while not over.wait(0.2):
+            headway()
+        copy.touch()
+
+    with standing_by(True, patience_s=4.0) as process, ThreadPoolExecutor(1) as other:
+        assert process is not None
+        copied = other.submit(kept, place, download, Path.is_file)
+        begun.wait()
+        threading.Timer(7.0, over.set).start()
+        with working_with(process):
+            assert run_task(Kept(str(place)), 7, Pool(1)) == 7
+        copied.result()
+    assert "no progress" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own_limits(s3: str, faulty: FaultyProxy, capfd: pytest.CaptureFixture[str]):
+    open_store(s3).write("slow", b"slow")
+    faulty.faults = Faults(delayed=1.0, delay_s=6.0)
+    with standing_by(True, patience_s=4.0) as process:
+        assert process is not None
+        with working_with(process):
+            assert run_task(Fetch(s3, "slow"), 0, Pool(1)) == 4
+    assert "no progress" not in capfd.readouterr().err
+
+
 def test_the_bar_follows_the_item_at_work():
     stages = Stages()
     with standing_by(True) as process:
@@ -115,7 +155,7 @@ class Raced(list[int]):
     """What parent and child share. At read or write number `at` of an element the other side makes its move, in between."""
 
     def __init__(self, at: int, move: Callable[[], object]) -> None:
-        super().__init__([0, 0, 0])
+        super().__init__([0, 0, 0, 0])
         self._left, self._move = at, move
 
     def _turn(self) -> None:
@@ -128,12 +168,12 @@ class Raced(list[int]):
         return super().__getitem__(place)
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        for number, each in zip(range(3)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]:
+        for number, each in zip(range(4)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]:
             self._turn()
             super().__setitem__(number, each)       # one after the other, as in shared memory
 
 
-@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("at", range(1, 5))
 def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(at: int, monkeypatch: pytest.MonkeyPatch):
     looks: list[tuple[int, int, bool]] = []
     told = Raced(at, lambda: looks.append(module._reported(list(told))))

@@ -65,6 +65,14 @@ def test_before_the_first_row_and_after_the_last_one_a_worker_that_computes_gets
     assert still_s(board, clock, 2) == 2, "a file is written"
 
 
+def test_a_transfer_under_way_is_progress_whether_rows_are_counted_or_not(board: Board, clock: Clock):
+    for counted in (False, True):
+        board.put("call", 3, 10, counted=counted)
+        still_s(board, clock, 50)
+        board.sign("call", 3, WORKER, busy=False, moving=True)
+        assert still_s(board, clock, 7) == 7
+
+
 def test_a_worker_without_signs_of_life_is_known_whatever_the_slowest_item_took(board: Board, clock: Clock):
     board.end("call", 3)
     board.begin("call", 4, WORKER)

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, TransientError
+from pipeline.headway import at_headway
 from pipeline.models.locate import locate
 from pipeline.store.cache import cache_directory, kept, shrink
 from pipeline.store.store import PARTIAL, Store, open_store
@@ -73,6 +75,46 @@ def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(store:
     assert faulty.calls["GET"] == 1 + 3 + 2 + 3
     folder = locate(f"{store.uri}/encoder")
     assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == set(ENCODER) - {"onnx/model.onnx"}
+
+
+def test_headway_of_the_process_that_copies_is_headway_of_those_that_wait(cache: Path, tmp_path: Path):
+    place, moves, ends = cache / "ab" / f"{6:064x}", tmp_path / "moves", tmp_path / "ends"
+    moves.touch()
+    program = (
+        "import time; from pathlib import Path; from pipeline.headway import headway; from pipeline.store.cache import kept\n"
+        "def build(copy):\n"
+        "    copy.write_bytes(b'whole'); print(flush=True)\n"
+        f"    while not Path('{ends}').exists():\n"
+        f"        time.sleep(0.02); Path('{moves}').exists() and headway()\n"
+        f"kept(Path('{place}'), build, lambda copy: copy.stat().st_size > 0)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    other.stdout.readline()
+    signs: list[float] = []
+    with at_headway(lambda: signs.append(time.monotonic())), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(kept, place, lambda copy: copy.touch(), lambda copy: copy.stat().st_size > 0)
+        while len(signs) < 2:
+            time.sleep(0.02)
+        moves.unlink()
+        stopped = time.monotonic()
+        time.sleep(1.5)
+        assert not waiting.done()
+        assert signs[-1] < stopped + 1.0, "a holder that hangs is no progress of anybody"
+        ends.touch()
+        assert waiting.result(timeout=30).read_bytes() == b"whole"
+    assert other.wait(timeout=30) == 0
+
+
+def test_every_piece_of_a_file_is_a_sign_of_headway(store: Store, cache: Path, tmp_path: Path):
+    signs: list[str] = []
+    with at_headway(lambda: signs.append("piece")):
+        store.local("index.faiss", SHA256)
+        fetched = len(signs)
+        (tmp_path / "file").write_bytes(CONTENT)
+        store.put(tmp_path / "file", "copy")
+    assert fetched >= 3, "three MiB"
+    assert len(signs) > fetched
 
 
 def test_a_copy_that_was_changed_is_noticed_and_fetched_again(store: Store, faulty: FaultyProxy, cache: Path):
