@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TransientError
 
+_seen: dict[str, set["Node"]] = {}      # kinds of nodes, by the connection (a job of Ray's) that has seen them
 _SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
 
 
@@ -40,6 +41,12 @@ class Needs:
         expected = f"{self} for one worker" + (f", within {waited_s:g} s (cluster.wait_s)" if waited_s is not None else "")
         return ConfigError("cluster", expected, described(tuple(nodes)), remedy)
 
+    def lost(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
+        """The error for a worker that fits none of the nodes that are left, and did fit one before."""
+        found = f"{described(tuple(nodes))}, and none since one that holds it was lost"
+        remedy = "start the lost node or one like it, then run again: finished units are kept"
+        return TransientError("cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy)
+
 
 def described(nodes: tuple[Node, ...]) -> str:
     """The nodes in words: how many, and what kinds there are."""
@@ -52,7 +59,20 @@ def nodes_alive() -> dict[str, tuple[str, Node]]:
     import ray
 
     alive = (node for node in ray.nodes() if node["Alive"])
-    return {node["NodeID"]: (node["NodeManagerAddress"], Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))) for node in alive}
+    found = {node["NodeID"]: (node["NodeManagerAddress"], Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))) for node in alive}
+    _seen.setdefault(_connection(), set()).update(node for _, node in found.values())
+    return found
+
+
+def nodes_seen() -> frozenset[Node]:
+    """Every kind of node that `nodes_alive` has found since this process was connected, also of nodes that are lost since."""
+    return frozenset(_seen.get(_connection(), ()))
+
+
+def _connection() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id())
 
 
 def grows() -> bool:

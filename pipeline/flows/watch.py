@@ -5,16 +5,18 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.board import Call, Look, Patience, open_board, patience
-from pipeline.flows.room import Needs, grows, nodes_alive
+from pipeline.flows.room import Needs, grows, nodes_alive, nodes_seen
 from pipeline.flows.standstill import Worker, end_process, hanging, longest_s
 from pipeline.log import Running, say
 
 _LOOK_S = 1.0
 _NODES_S = 5.0          # between two looks at the cluster's nodes
 _ANSWER_S = 10.0        # for the board to answer
+_END_S = 30.0           # for a node to say whether a process that it was to end was there
 
 
 class Abandoned(Exception):
@@ -35,13 +37,16 @@ class Watch:
         self._nodes = nodes_alive()
         self._looked = self._heard = self._had_room = time.monotonic()
         self._ended: set[Worker] = set()
+        self._ending: dict[Any, float] = {}             # what the nodes of ended workers will answer, and until when that is waited for
+        self._waits = False                             # whether a worker on a living node has an item in hand and is not ended
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     def check(self, late_s: float = 0.0) -> None:
         """TransientError when no worker has been heard of for longer than cluster.patience_s, or one process after another died at an item.
 
-        ConfigError when no node that holds a worker has come within cluster.wait_s. late_s: how much later than that it is raised.
+        When there was no node that holds a worker for longer than cluster.wait_s, it is a TransientError too where this run has seen such a node, else a ConfigError.
+        late_s: how much later than that it is raised.
         """
         if self._failure is not None and time.monotonic() - self._failed >= late_s:
             raise self._failure
@@ -57,16 +62,19 @@ class Watch:
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):          # a cluster's head that is lost for a moment stops no night
-            allowed = patience()
+            allowed, self._waits = patience(), False
             with contextlib.suppress(ray.exceptions.RayError):      # nor does a board: it comes back
                 self._tell(ray.get(self._call.board.look.remote(self._call.name), timeout=_ANSWER_S), allowed.patience_s)
             self._judge(allowed)
 
     def _follow(self) -> None:
+        import ray
+
         while self._failure is None and not self._over.wait(_LOOK_S):
             self.look()
             if time.monotonic() - self._looked >= _NODES_S:
-                self._tell_lost_nodes()
+                with contextlib.suppress(ray.exceptions.RayError):          # they are looked at again
+                    self._tell_lost_nodes()
 
     def _tell(self, look: Look, allowed_s: float) -> None:
         for sentence in look.said:
@@ -78,21 +86,36 @@ class Watch:
         for item, worker, still_s, silent_s in look.at_work:
             if worker.node not in self._nodes or worker in self._ended:
                 continue
-            self._heard = time.monotonic()                      # a worker that is neither lost nor ended is waited for as follows
             if still_s > longest_s(look.slowest_s, allowed_s) or silent_s > allowed_s:
                 say(hanging(f"item {item} of {self._task}", still_s))
                 self._ended.add(worker)
-                _end(worker)
+                self._ending[_end(worker)] = time.monotonic() + _END_S
+            else:
+                self._waits = True
+        self._hear_of_ended()
+
+    def _hear_of_ended(self) -> None:
+        """Give the worker that follows a stopped one the whole patience to start. One that was dead already has been waited for: Ray replaces it at once, if it can."""
+        import ray
+
+        for answer, until in list(self._ending.items()):
+            there = ray.wait([answer], timeout=0)[0]
+            if there or time.monotonic() > until:
+                del self._ending[answer]
+            with contextlib.suppress(ray.exceptions.RayError):              # its node is lost
+                if there and ray.get(answer):
+                    self._heard = time.monotonic()
 
     def _judge(self, allowed: Patience) -> None:
         now, nodes = time.monotonic(), [node for _, node in self._nodes.values()]
         if self._needs.fit(nodes):
             self._had_room = now
         elif now - self._had_room > allowed.wait_s:
-            self._fail(self._needs.too_large(nodes, allowed.wait_s))
+            seen = self._needs.fit(nodes_seen())
+            self._fail(self._needs.lost(nodes, allowed.wait_s) if seen else self._needs.too_large(nodes, allowed.wait_s))
         else:
             self._heard = now                                   # once a node is there, its workers have the whole patience to start
-        if now - self._heard > allowed.patience_s:
+        if now - self._heard > allowed.patience_s and not (self._waits or self._ending):
             self._fail(_nobody(self._needs, allowed.patience_s))
         for item, count in self._call.begun().items():
             if count > self._deaths:                            # Ray itself would start it again without end
@@ -109,13 +132,13 @@ class Watch:
         self._nodes = there
 
 
-def _end(worker: Worker) -> None:
-    """Kill the process, from its own node; one that is stopped hears no word of Ray's. Waits for nobody."""
+def _end(worker: Worker) -> Any:
+    """Kill the process, from its own node; one that is stopped hears no word of Ray's. Waits for nobody; the node will answer whether it was there."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there = NodeAffinitySchedulingStrategy(node_id=worker.node, soft=False)
-    ray.remote(end_process).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(worker.pid, worker.born)
+    return ray.remote(end_process).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(worker.pid, worker.born)
 
 
 def _dying(item: str, deaths: int) -> TransientError:
@@ -139,10 +162,10 @@ def _nobody(needs: Needs, allowed_s: float) -> TransientError:
 def watched(task: str, needs: Needs, deaths: int, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
     """A call on the board and the watch over it, for as long as the block runs. task, needs: what is done and what one worker of it takes.
 
-    ConfigError at once where no node of a cluster that cannot grow holds a worker.
+    ConfigError at once where no node of a cluster that cannot grow holds a worker, nor one that it had earlier in this run.
     """
     nodes = [node for _, node in nodes_alive().values()]
-    if not needs.fit(nodes) and not grows():
+    if not needs.fit(nodes_seen()) and not grows():
         raise needs.too_large(nodes)
     call = Call(open_board(), uuid.uuid4().hex)
     watch = Watch(call, task, needs, deaths, bar)

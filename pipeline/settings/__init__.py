@@ -252,10 +252,11 @@ class ClusterSettings(Settings):
     """rows to encode up to which a night on this machine does without Ray: one process is done before Ray has started; 0 always starts Ray"""
     patience_s: Annotated[float, Field(ge=10)] = 900.0
     """seconds that a stage waits while none of its workers runs, for instance while others occupy the cluster; then it ends with exit code 75. A worker whose item
-    shows no progress for so long, and for ten times the slowest item so far, is killed, and the item begins again"""
+    shows no progress for so long (no rows, CPU time or transfer), and for ten times the slowest item so far, is killed, and the item begins again"""
     wait_s: Annotated[float, Field(ge=10)] | None = None
     """seconds that a stage waits for a node that holds one of its workers, where the cluster's autoscaler can add nodes; then it ends with exit code 2, as it does
-    at once where the cluster cannot grow; null: as long as patience_s"""
+    at once where the cluster cannot grow. Where such a node was there earlier in the run and is lost, any cluster is given as long, and then it is exit code 75; null:
+    as long as patience_s"""
 
     @field_validator("workers", mode="before")
     @classmethod

@@ -1,0 +1,151 @@
+"""The driver's watch over the workers of a call: it gives up when it has to, not later, and goes on when Ray fails for a moment."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PipelineError, TransientError
+from pipeline.flows import board as boards
+from pipeline.flows import room, watch
+from pipeline.flows.board import PATIENCE_S, Call, expect, open_board
+from pipeline.flows.cluster import Cluster
+from pipeline.flows.room import Needs, nodes_alive
+from pipeline.flows.standstill import Worker
+from pipeline.flows.units import Pool, run_task
+from pipeline.flows.watch import Watch
+from tests.flows.tasks import Double
+
+MakeWatch = Callable[[Call], Watch]
+
+
+@pytest.fixture
+def call(ray_cluster: Cluster) -> Iterator[Call]:
+    call = Call(open_board(), uuid.uuid4().hex)
+    yield call
+    call.close()
+    expect(PATIENCE_S)
+
+
+@pytest.fixture
+def watching(call: Call) -> Iterator[MakeWatch]:
+    """Watches over workers of one CPU each, stopped when the test ends."""
+    made: list[Watch] = []
+
+    def make(over: Call) -> Watch:
+        made.append(Watch(over, "Double", Needs(1.0, 0.0), 3, None))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def given_up(watch: Watch, within_s: float) -> PipelineError:
+    """The error with which the watch gives up."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            watch.check()
+        except PipelineError as error:
+            return error
+        time.sleep(0.05)
+    raise AssertionError(f"no error within {within_s:g} s")
+
+
+def here() -> Worker:
+    """This process, as a worker."""
+    import ray
+
+    return Worker.here(ray.get_runtime_context().get_node_id())
+
+
+def test_the_item_of_a_dead_worker_is_waited_for_once(call: Call, watching: MakeWatch):
+    import ray
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    expect(6.0)
+    watch = watching(call)
+    ray.get(call.board.begin.remote(call.name, 0, replace(here(), pid=ended.pid)))
+    start = time.monotonic()
+    error = given_up(watch, within_s=30.0)
+    assert isinstance(error, TransientError)
+    assert "a running worker (1 CPUs and 0 GPUs) within 6 s (cluster.patience_s)" in str(error)
+    assert 5.0 < time.monotonic() - start < 11.5, "one patience, and a node's answer, not two"
+
+
+def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(call: Call, watching: MakeWatch, monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    failed: list[float] = []
+    answers = ray.nodes
+
+    def nodes() -> Any:
+        if len(failed) < 2:
+            failed.append(time.monotonic())
+            raise ray.exceptions.RaySystemError("the head is away")
+        return answers()
+
+    expect(2.0)
+    watch_over = watching(call)
+    monkeypatch.setattr(watch, "_NODES_S", 0.1)
+    monkeypatch.setattr(ray, "nodes", nodes)
+    assert isinstance(given_up(watch_over, within_s=20.0), TransientError)
+    assert len(failed) == 2
+
+
+class Lossy:
+    """A board that loses the first signs."""
+
+    def __init__(self) -> None:
+        self.signs = 0
+        self.heard = threading.Event()
+        self.sign = self
+
+    def remote(self, *told: Any) -> None:
+        import ray
+
+        self.signs += 1
+        if self.signs < 3:
+            raise ray.exceptions.RaySystemError("the board is away")
+        self.heard.set()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_signs_of_life_go_on_after_one_that_was_lost(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(boards, "_SIGN_S", 0.05)
+    board = Lossy()
+    with Call(board, "call").alive():
+        assert board.heard.wait(10.0)
+
+
+@pytest.fixture
+def lost_gpu(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with a GPU that this run has seen, and that is gone."""
+    import ray
+
+    monkeypatch.setattr(room, "_seen", {})
+    gone = {"Alive": True, "NodeID": os.urandom(28).hex(), "NodeManagerAddress": "10.0.0.9", "Resources": {"CPU": 8.0, "GPU": 1.0}}
+    with pytest.MonkeyPatch.context() as earlier:
+        nodes = ray.nodes()
+        earlier.setattr(ray, "nodes", lambda: [*nodes, gone])
+        nodes_alive()
+
+
+@pytest.mark.usefixtures("lost_gpu", "call")
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_lost_node_is_waited_for_and_running_again_may_help(grows: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watch, "grows", lambda: grows)
+    expect(60.0, wait_s=2.0)
+    words = r"cluster: expected 1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .* lost; start the lost node or one like it"
+    with pytest.raises(TransientError, match=words) as caught:
+        run_task(Double(), 1, Pool(1, gpus=1))
+    assert caught.value.exit_code == 75
