@@ -137,7 +137,7 @@ def _headway() -> Any:
     """For fsspec to call at every piece of a file that has come or gone."""
     from fsspec.callbacks import Callback
 
-    return Callback(hooks={"headway": lambda size, value: headway()})
+    return Callback(hooks={"headway": lambda size, value, **_: headway()})
 
 
 def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:

@@ -103,8 +103,8 @@ def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_
 @pytest.mark.usefixtures("faulty")
 def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own_limits(s3: str, faulty: FaultyProxy, capfd: pytest.CaptureFixture[str]):
     open_store(s3).write("slow", b"slow")
-    faulty.faults = Faults(delayed=1.0, delay_s=6.0)
-    with standing_by(True, patience_s=4.0) as process:
+    faulty.faults = Faults(delayed=1.0, delay_s=4.5)
+    with standing_by(True, patience_s=3.0) as process:
         assert process is not None
         with working_with(process):
             assert run_task(Fetch(s3, "slow"), 0, Pool(1)) == 4
