@@ -70,10 +70,10 @@ def test_a_child_that_hangs_is_killed_and_its_item_begins_again(tmp_path: Path, 
 
 
 def test_a_child_that_computes_without_a_word_is_left_alone(capfd: pytest.CaptureFixture[str]):
-    with standing_by(True, patience_s=2.5) as process:
+    with standing_by(True, patience_s=4.0) as process:
         assert process is not None
         with working_with(process):
-            assert run_task(Compute(5.0), 7, Pool(1)) == 7
+            assert run_task(Compute(6.0), 7, Pool(1)) == 7
     assert "no progress" not in capfd.readouterr().err
 
 

@@ -67,6 +67,7 @@ def here() -> Worker:
     return Worker.here(ray.get_runtime_context().get_node_id())
 
 
+@pytest.mark.slow
 def test_the_item_of_a_dead_worker_is_waited_for_once(call: Call, watching: MakeWatch):
     import ray
 
