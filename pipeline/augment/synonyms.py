@@ -12,11 +12,12 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from pipeline.augment import WordAugmenter
 from pipeline.augment.nearest import Nearest, check_vectors
 from pipeline.augment.thesaurus import read_thesaurus
-from pipeline.augment.words import STOP_WORDS, in_full, parted
+from pipeline.augment.words import in_full, parted
 from pipeline.config import Settings
 from pipeline.errors import ConfigError
 from pipeline.store.cache import digest_of_file
 from pipeline.store.store import store_of
+from pipeline.text.stop_words import STOP_WORDS
 
 Lookup = Callable[[str], tuple[str, ...]]
 _DISTINCT = 1 << 16             # spellings whose synonyms a worker remembers: the commonest make up nearly all of a corpus

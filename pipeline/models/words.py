@@ -16,6 +16,7 @@ from pipeline.errors import ModelError
 from pipeline.headway import headway
 from pipeline.log import say
 from pipeline.models.vectorfile import Words, read_vectors
+from pipeline.text.stop_words import STOP_WORDS
 from pipeline.text.tokens import LEFT_OUT, Side, Tokenizer
 
 WORDS = "manta-words"           # the model_type of such a folder
@@ -86,8 +87,8 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
     """The tokenizer of such a folder.
 
     A token is a run of letters, digits and marks, with single signs between them where the vocabulary has the whole (well-known, 3.14, don't), else its parts:
-    words, numbers and signs apart, contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are left out. Texts without spaces between words have
-    to be segmented before.
+    words, numbers and signs apart, contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are left out, and counted if files of word vectors
+    usually hold such tokens (`_is_usual`). Texts without spaces between words have to be segmented before.
     """
     vocabulary = _vocabulary(folder)
     source = _Source(vocabulary, lower, LEFT_OUT)
@@ -138,14 +139,35 @@ class _Source:
         return [self._numbers(text) for text in texts]
 
     def _numbers(self, text: str) -> list[int]:
-        numbers: list[int | None] = []
+        numbers: list[int] = []
         for token in self._whole.findall(_read(text, lower=self._lower)):
-            number = self._known(token)
-            if number is not None or token.isalnum():
-                numbers.append(number)
-            else:
-                numbers += map(self._known, self._parts.findall(token))
-        return [self._unknown if each is None else each for each in numbers]
+            if (whole := self._known(token)) is not None:
+                numbers.append(whole)
+                continue
+            for part in (token,) if token.isalnum() else self._parts.findall(token):
+                number = self._known(part, self._unknown)
+                if number != LEFT_OUT or _is_usual(part):
+                    numbers.append(number)
+        return numbers
+
+
+def _is_usual(token: str) -> bool:
+    """Whether files of word vectors usually hold tokens of this kind, so that one without it does not know the text.
+
+    Many are trained without punctuation, numbers, single letters and stop words, which say little of a text's
+    content. A single letter of a script without case may be a word: Chinese ones are.
+    """
+    letters = sum(map(str.isalpha, token))
+    if letters < 2 and (not letters or token.lower() != token.upper()):
+        return False
+    return token.lower() not in _stop_tokens()
+
+
+@functools.cache
+def _stop_tokens() -> frozenset[str]:
+    """English stop words, and what the parts of contracted ones are: n't, 're."""
+    _, parts = _patterns()
+    return STOP_WORDS.union(*(parts.findall(word) for word in STOP_WORDS))
 
 
 @functools.cache

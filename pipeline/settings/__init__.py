@@ -209,7 +209,8 @@ class GateSettings(Settings):
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
     """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in float32, 0.999 in half precision"""
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
-    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release"""
+    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release.
+    Of what word vectors lack, punctuation, numbers, single letters and English stop words do not count: many files leave them out on purpose"""
 
 
 class ReleaseSettings(Settings):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pipeline.augment.synonyms import SynonymSettings
-from pipeline.augment.words import STOP_WORDS
 from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.store.store import open_store
+from pipeline.text.stop_words import STOP_WORDS
 from tests.augment.edits import method, write_thesaurus
 from tests.models.wordfiles import write_words
 

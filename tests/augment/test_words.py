@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from pipeline.augment.words import STOP_WORDS, amount, cased_like, parted, places
+from pipeline.augment.words import amount, cased_like, parted, places
+from pipeline.text.stop_words import STOP_WORDS
 
 
 @pytest.mark.parametrize(("word", "expected"), [

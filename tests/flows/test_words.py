@@ -20,6 +20,7 @@ from pipeline.models.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
+from pipeline.text.stop_words import STOP_WORDS
 from tests.conftest import Ended
 from tests.flows.conftest import WORDS, job_arguments, sentences, write_corpus
 from tests.models.wordfiles import write_counts, write_words
@@ -92,3 +93,30 @@ def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_
     loaded = load_encoder(there, EncodeSettings())
     assert (loaded.space_id, loaded.folder.files) == (expected.space_id, expected.folder.files)
     np.testing.assert_array_equal(loaded.encode(sentences(50)), expected.encode(sentences(50)))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_vectors_that_lack_stop_words_and_punctuation_publish_english_and_refuse_chinese(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    words = tuple(word for word in WORDS if word not in STOP_WORDS)
+    vectors = np.random.default_rng(0).normal(size=(len(words), 24)).astype(np.float32)
+    write_words(tmp_path / "words.txt.gz", words, vectors, "word2vec")
+    punctuated = [f"{text.replace(' ', ', ')}, and so it isn't." for text in sentences(100)]
+    pq.write_table(
+        pa.table({"id": [f"p{row}" for row in range(100)], "text": punctuated, "lang": ["en"] * 100}),
+        tmp_path / "corpus" / "punctuated.parquet",
+    )
+    english = manta("nightly", "--json", *arguments)
+    assert english.code == 0, english.err[-3000:]
+    assert json.loads(english.out)["gates"]["unknown_tokens"]["value"] < 0.05
+    assert json.loads(english.out)["warnings"] == []
+    segmented = ["\u6211\u4eec \u5728 \u5b66\u6821 \u5b66\u4e60 dog"] * 400
+    pq.write_table(
+        pa.table({"id": [f"c{row}" for row in range(400)], "text": segmented, "lang": ["zh"] * 400}),
+        tmp_path / "corpus" / "chinese.parquet",
+    )
+    refused = manta("nightly", *arguments)
+    assert refused.code == 5
+    assert "unknown to the encoder's tokenizer" in refused.err
+    assert "Chinese texts" in refused.err

@@ -86,6 +86,18 @@ def test_words_that_word_vectors_leave_out_are_unknown(tmp_path: Path):
     assert counts.lost.tolist() == [0, 0, 0, 0, 5]
 
 
+def test_word_vectors_without_punctuation_numbers_and_stop_words_know_plain_english(tmp_path: Path):
+    """As those that are trained on running text without them."""
+    (tmp_path / "vocab.txt").write_text("dogs\nrun\ngrass\nbank\nDon\nxylophone")
+    tokenizer = load_words(tmp_path, 64, prompt="", lower=False, cuts="end")
+    english = "The dogs, and 12 of 3.5 -- don't (they've) run to a bank; 'grass' isn't 1990s x2 (Don's)!"
+    others = ["Die Hunde laufen, im Gras!", "\u6211 \u5728 \u5b66\u6821", "\u041e\u043d \u0438 \u044f", "well-known xylophone"]
+    counts = tokenizer.counts(tokenizer([english, *others]))
+    assert counts.lengths.tolist() == [5, 0, 0, 0, 1]
+    assert counts.unknown.tolist() == [0, 5, 3, 1, 2]
+    assert counts.content.tolist() == [5, 5, 3, 1, 3]
+
+
 @pytest.mark.parametrize("cuts", ["end", "start"])
 def test_lost_tokens_are_those_beyond_the_limit(cuts: str, tmp_path: Path):
     """Exactly where a text is read whole; from its beginning a long one is known to a few percent."""
