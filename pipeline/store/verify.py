@@ -45,7 +45,8 @@ class Fault(NamedTuple):
 def files_of(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ...]:
     """Every file that the release needs, each once, except its own manifest.
 
-    Files that only its corpus record names are left out where that is missing. DataError where it was changed.
+    Files that only its corpus record names are left out where that is missing. DataError where it was changed or
+    is of another version.
     """
     needed = {file.path: file for file in manifest.files()}
     try:
@@ -56,12 +57,20 @@ def files_of(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ...]:
     return tuple((needed | {file.path: file for file in corpus.references()}).values())
 
 
+def _known_files(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ...]:
+    """As `files_of`; without the files that only the corpus record names where that cannot be read."""
+    try:
+        return files_of(store, manifest)
+    except DataError:
+        return tuple({file.path: file for file in manifest.files()}.values())
+
+
 def size_faults(store: Store, manifest: "ReleaseManifest") -> list[Fault]:
     """Files of the release that are missing or of another size, in path order.
 
     One listing per folder: a large corpus has tens of thousands of files.
     """
-    needed = files_of(store, manifest)
+    needed = _known_files(store, manifest)
     folders = sorted({str(PurePosixPath(file.path).parent) for file in needed} - {"."})
     with ThreadPoolExecutor(_THREADS) as pool:
         sizes = {entry.path: entry.size for entries in pool.map(store.list, folders) for entry in entries}
@@ -99,12 +108,8 @@ def content_faults(
             else None
         )
 
-    try:
-        needed = files_of(store, manifest)
-    except DataError:  # the corpus record itself: what else it names is unknown
-        needed = tuple({file.path: file for file in manifest.files()}.values())
     with ThreadPoolExecutor(_READERS) as pool:
-        return sorted(fault for fault in pool.map(look, needed) if fault)
+        return sorted(fault for fault in pool.map(look, _known_files(store, manifest)) if fault)
 
 
 def _size_fault(file: FileRef, size: int | None) -> Fault | None:

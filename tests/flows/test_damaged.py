@@ -1,7 +1,9 @@
 """A file of the live release that is lost is found by the next night, though nothing changed, and made again."""
 
+import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -153,6 +155,31 @@ def test_a_file_cut_short_is_made_again(night: Callable[..., Outcome], tmp_path:
     ]
     assert night().status == "published"
     assert content_faults(open_store(root), manifest_of(root)) == []
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_corpus_record_of_another_version_is_made_again(
+    night: Callable[..., Outcome], tmp_path: Path, verify: bool
+):
+    """The manifest vouches for the record, which has a key that this version does not know."""
+    root, releases = tmp_path / "releases", Releases(open_store(tmp_path / "releases"))
+    record = json.loads(file_of(root, "corpus record").read_bytes())
+    record.pop("seal")
+    content = json.dumps(record | {"of_later": 1}).encode() + b"\n"
+    manifest = manifest_of(root)
+    file_of(root, "corpus record").write_bytes(content)
+    reference = manifest.corpus.model_copy(
+        update={"sha256": sha256(content).hexdigest(), "bytes": len(content)}
+    )
+    releases.publish(
+        manifest.model_copy(update={"corpus": reference, "parent": 1, "release": 0}), lambda number: ""
+    )
+    with listening() as said:
+        assert night(verify=verify).status == "published"
+    assert any("was written by another version" in sentence for sentence in said)
+    assert manifest_of(root).release == 3
+    assert content_faults(open_store(root), manifest_of(root)) == []
+    assert night().status == "unchanged"
 
 
 @pytest.mark.parametrize("kind", ["index", "vectors", "transform"])
