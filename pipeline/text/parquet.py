@@ -55,10 +55,11 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
     """All rows in the file's order."""
     with explained(file.uri), open_file(file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
+        beside = pq.ParquetFile(stream, metadata=opened.metadata, buffer_size=_BUFFER, pre_buffer=False)
         there = set(opened.schema_arrow.names)
         wanted = [name for name in dict.fromkeys((corpus.id, corpus.text, *corpus.keep)) if name in there]
         total, start = opened.metadata.num_rows, 0
-        for table in _tables(opened, wanted):
+        for table in _tables(opened, beside, wanted):
             yield RawBatch(
                 _raw(table, start, file, corpus, columns), file.size * (start + len(table)) // max(total, 1)
             )
@@ -81,11 +82,11 @@ def _raw(table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, 
     return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": pa.array(np.arange(start, start + count, dtype=np.int64))})
 
 
-def _tables(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.Table]:
+def _tables(opened: pq.ParquetFile, beside: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.Table]:
     """All rows in order, in tables of up to _MOST_ROWS rows and about _MOST_BYTES bytes."""
     waiting: list[pa.RecordBatch] = []
     rows = weight = 0
-    for step in _steps(opened, wanted):
+    for step in _steps(opened, beside, wanted):
         for batch, added in _weighed(step):
             if waiting and (rows + len(batch) > _MOST_ROWS or weight + added > _MOST_BYTES):
                 yield pa.Table.from_batches(waiting)
@@ -100,29 +101,37 @@ def _weighed(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The rows in parts of about _MOST_BYTES, each with its bytes once every row has its own copy of a value
     that a dictionary holds.
     """
-    coded = [
-        column
-        for column in batch.columns
-        if pa.types.is_dictionary(column.type) and _has_length(column.type.value_type)
-    ]
+    coded = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
     if not coded:
         yield batch, batch.nbytes
         return
-    lengths = [
-        pc.fill_null(pc.binary_length(column.dictionary).take(column.indices), 0).to_numpy(
-            zero_copy_only=False
-        )
-        for column in coded
-    ]
-    ends = np.cumsum(np.sum(lengths, axis=0, dtype=np.int64)) + batch.nbytes // len(batch) * np.arange(
-        1, len(batch) + 1
-    )
+    fixed = sum(column.indices.nbytes for column in coded)
+    fixed += sum(column.nbytes for column in batch.columns if not pa.types.is_dictionary(column.type))
+    each = np.full(len(batch), fixed // len(batch), np.int64)
+    for column in coded:
+        each += _value_lengths(column)
+    ends = np.cumsum(each)
     start = 0
     while start < len(batch):
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + _MOST_BYTES, side="right")))
         yield batch.slice(start, stop - start), int(ends[stop - 1]) - before
         start = stop
+
+
+def _value_lengths(column: pa.DictionaryArray) -> np.ndarray:
+    """(n,) int64 bytes of each row's value, 0 for null and for values of fixed width.
+
+    The time depends on the rows, not on the size of the dictionary.
+    """
+    values, indices = column.dictionary, column.indices
+    if not len(values) or not _has_length(values.type):
+        return np.zeros(len(column), np.int64)
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset :]
+    places = pc.fill_null(indices.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    lengths = offsets[places + 1].astype(np.int64) - offsets[places]
+    return np.where(indices.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
 
 
 def _has_length(kind: pa.DataType) -> bool:
@@ -137,15 +146,50 @@ def _has_length(kind: pa.DataType) -> bool:
     )
 
 
-def _steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+def _steps(opened: pq.ParquetFile, beside: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    """All rows in order, as many at once as should fit.
+
+    A column that Arrow keeps as a dictionary never holds a value twice, but every batch has a copy of the whole
+    dictionary: such columns are read `beside` the others, in batches that are large whatever the others weigh.
+    """
+    types = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
+    coded = [name for name in wanted if pa.types.is_dictionary(types[name])]
+    plain = [name for name in wanted if name not in coded]
+    if coded and plain:
+        yield from _joined(_plain_steps(opened, plain), _coded_steps(beside, coded))
+    else:
+        yield from _plain_steps(opened, plain) if plain else _coded_steps(beside, coded)
+
+
+def _joined(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Columns of both side by side, up to the last row that both have; a batch ends where one of either does."""
+    one, other = next(left, None), next(right, None)
+    while one is not None and other is not None:
+        rows = min(len(one), len(other))
+        columns = [*one.slice(0, rows).columns, *other.slice(0, rows).columns]
+        yield pa.RecordBatch.from_arrays(columns, names=[*one.schema.names, *other.schema.names])
+        one = one.slice(rows) if rows < len(one) else next(left, None)
+        other = other.slice(rows) if rows < len(other) else next(right, None)
+
+
+def _coded_steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    places = _leaves(opened.metadata, wanted)
+    for group in range(opened.num_row_groups):
+        size = _batch_rows(opened.metadata.row_group(group), places)
+        batches = opened.iter_batches(batch_size=size, row_groups=[group], columns=wanted)
+        yield from (batch for batch in batches if len(batch))
+
+
+def _plain_steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     """All rows in order: a few first, then as many at once as should fit by their weight and by the footer, and fewer again where rows become heavy.
 
-    Arrow reads a row group in batches of one size: for another one it starts again, and what was handed on is passed over. Sizes only fall after the first
-    step, and each time by half or more, so that happens a dozen times at most.
+    Arrow reads a row group in batches of one size: for another one it starts again, and what was handed on is passed over. After the first step sizes only fall
+    within a row group, each time by half or more, so that happens a dozen times at most; the next row group begins with as many rows as the last batch lets fit.
     """
-    most = min(_STEP_ROWS, _batch_rows(opened, wanted))
-    size, first = min(_FIRST_ROWS, most), True
+    fitting, first, places = _FIRST_ROWS, True, _leaves(opened.metadata, wanted)
     for group in range(opened.num_row_groups):
+        most = min(_STEP_ROWS, _batch_rows(opened.metadata.row_group(group), places))
+        size = min(fitting, most)
         done, left = 0, opened.metadata.row_group(group).num_rows
         while left:
             skip = done
@@ -156,25 +200,18 @@ def _steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch
                     continue
                 yield rest
                 done, left = done + len(rest), left - len(rest)
-                fitting = max(1, min(most, _MOST_BYTES * len(batch) // max(batch.nbytes, 1)))
+                fitting = max(1, min(_STEP_ROWS, _MOST_BYTES * len(batch) // max(batch.nbytes, 1)))
                 if first or (fitting < size and batch.nbytes > _TOO_HEAVY * _MOST_BYTES):
-                    size, first = fitting, False
+                    size, first = min(fitting, most), False
                     break
             else:
                 break
 
 
-def _batch_rows(opened: pq.ParquetFile, wanted: list[str]) -> int:
-    """Rows that make _MOST_BYTES: by the most bytes that a row of any row group takes on average, as the
-    footer has it.
-    """
-    metadata, places = opened.metadata, _leaves(opened.metadata, wanted)
-    widest = 1
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        taken = sum(group.column(place).total_uncompressed_size for place in places)
-        widest = max(widest, taken // max(group.num_rows, 1))
-    return max(1, min(_MOST_ROWS, _MOST_BYTES // widest))
+def _batch_rows(group: pq.RowGroupMetaData, places: list[int]) -> int:
+    """Rows that make _MOST_BYTES by what a row of the group takes on average, as the footer has it."""
+    taken = sum(group.column(place).total_uncompressed_size for place in places)
+    return max(1, min(_MOST_ROWS, _MOST_BYTES * max(group.num_rows, 1) // max(taken, 1)))
 
 
 def _leaves(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
