@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,15 +107,23 @@ class S3Store(ObjectStore):
         local.unlink()
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
+        found = [(name, status) for name, status in self._listed(prefix) if name.endswith(suffix)]
+        return entries_of(found)
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """Names of the files in the directory `prefix` itself, in order; what lies in directories below it is not listed."""
+        found = entries_of([*self._listed(prefix, Delimiter="/")])
+        return tuple(entry.path.rpartition("/")[2] for entry in found)
+
+    def _listed(self, prefix: str, **options: str) -> Iterator[tuple[str, dict[str, Any]]]:
         top = f"{self._key(prefix)}/" if prefix else self._below
-        found: list[tuple[str, dict[str, Any]]] = []
         following: dict[str, str] = {}
         while True:
-            page = self._call("list_objects_v2", f"{self.uri}/{prefix}", Prefix=top, **following)
-            named = ((each["Key"].removeprefix(self._below), {**each, "size": each["Size"]}) for each in page.get("Contents", ()))
-            found += [(name, status) for name, status in named if name.endswith(suffix)]
+            page = self._call("list_objects_v2", f"{self.uri}/{prefix}", Prefix=top, **options, **following)
+            for each in page.get("Contents", ()):
+                yield each["Key"].removeprefix(self._below), {**each, "size": each["Size"]}
             if not page.get("IsTruncated"):
-                return entries_of(found)
+                return
             following = {"ContinuationToken": page["NextContinuationToken"]}
 
     def delete(self, path: str) -> None:

@@ -272,8 +272,33 @@ def _refuse_tables(uri: str, listing: _Listing, names: Iterable[str], taken: lis
         top = base if local else f"{scheme}{sign}{base}"
         for folder in FOLDERS:
             with explained(top):
-                found = (_list_local if local else _list_remote)(f"{top}/{folder}").found
-            refuse_tables(top, (f"{folder}/{one.path.rpartition('/')[2]}" for one in found), taken)
+                inside = _local_names(f"{top}/{folder}") if local else _remote_names(top, folder)
+            refuse_tables(top, (f"{folder}/{name}" for name in inside), taken)
+
+
+def _local_names(directory: str) -> list[str]:
+    """Names of the files in it, not of those further below; none where there is no such directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _remote_names(top: str, folder: str) -> Iterable[str]:
+    if top.startswith(("s3://", "s3a://")):
+        from pipeline.store.s3 import S3Store
+
+        return S3Store(top).names(folder)
+    system, path = _filesystem(f"{top}/{folder}")
+
+    def listed() -> list[dict[str, Any]]:
+        try:
+            return list(system.ls(path, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    return [each["name"].rpartition("/")[2] for each in retrying(listed, top) if each.get("type") != "directory"]
 
 
 def _nothing(corpus: CorpusSettings, names: list[str]) -> DataError:

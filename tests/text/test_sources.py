@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.s3 import S3Store
 from pipeline.store.store import open_store
 from pipeline.text.reader import read_batches
 from pipeline.text.sources import list_files, open_file, unchanged
@@ -171,12 +172,16 @@ DELTA, ICEBERG = "_delta_log/00000000000000000000.json", "metadata/v1.metadata.j
     (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data/*/*.parquet", "Iceberg"), (("t/data/a.parquet", f"t/{ICEBERG}"), "t/data/a.parquet", "Iceberg"),
     (("other/a.parquet", "t/b.txt", f"t/{DELTA}"), "", None), (("t/a.jsonl", f"t/{DELTA}"), "t", None), (("t/a.parquet", "t/metadata/about.json"), "t", None),
     (("t/a.parquet", "t/_delta_log/notes.txt"), "t", None),
+    (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t/a.parquet", None), (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t/*.parquet", None),
+    (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t", None), (("t/a.parquet", "t/metadata"), "t/a.parquet", None),
 ])  # fmt: skip
-@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("where", ["disk", "s3", "memory"])
 def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s3, where, files, uri, table):
-    root = tmp_path if where == "disk" else f"{s3}/{uuid.uuid4().hex}"
+    root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[where]
     if where == "disk":
         place(tmp_path, *files)
+    elif where == "memory":
+        fsspec.filesystem("memory").pipe({f"{root}/{name}": b"content" for name in files})
     else:
         store = open_store(root)
         for name in files:
@@ -187,3 +192,12 @@ def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s
         return
     with pytest.raises(DataError, match=rf"{root}.*a table of {table} .*write its current rows to Parquet files first"):
         list_files(corpus)
+
+
+def test_only_the_names_in_a_log_folder_itself_are_listed(s3: str):
+    """Below a neighbour called metadata there may be millions of other objects."""
+    store = S3Store(f"{s3}/{uuid.uuid4().hex}")
+    for name in ("metadata/1.json", "metadata/2.json", "metadata/deep/3.json", "metadata-of/4.json", "5.json"):
+        store.write(name, b"content")
+    assert store.names("metadata") == ("1.json", "2.json")
+    assert store.names("nothing") == ()
