@@ -113,12 +113,22 @@ def _set_aside(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, p
     where = store.uri_of(manifest.corpus.path)
     corpus = Corpus.from_json(store.read_checked(manifest.corpus.path, manifest.corpus.sha256), where)
     if corpus.quarantine is not None:
+        yield from ((store.uri_of(corpus.quarantine.path), rows) for rows in corpus_rows(store, corpus))
+    yield from unit_rows(store, manifest)
+
+
+def corpus_rows(store: Store, corpus: Corpus) -> Iterator[pa.Table]:
+    """Rows that were set aside before any text was encoded, in tables of bounded length."""
+    if corpus.quarantine is not None:
         reader = pq.ParquetFile(store.open(corpus.quarantine.path, corpus.quarantine.sha256))
-        for batch in reader.iter_batches():
-            yield store.uri_of(corpus.quarantine.path), pa.Table.from_batches([batch])
+        yield from (pa.Table.from_batches([batch]) for batch in reader.iter_batches(_GROUP_ROWS))
+
+
+def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
+    """(address of a file, its rows), by unit: live texts without a usable vector. Files without a live row are not opened."""
     dead = Dead.load(store, manifest.dead)
     for unit in manifest.units:
-        if unit.quarantine is not None:
+        live = ~np.isin(unit.dropped, dead.rows_of(unit.ordinal))
+        if unit.quarantine is not None and live.any():
             table = pq.read_table(store.open(unit.quarantine.path, unit.quarantine.sha256))
-            live = ~np.isin(unit.dropped, dead.rows_of(unit.ordinal))       # both in the order of the rows
-            yield store.uri_of(unit.quarantine.path), table.filter(pa.array(live))
+            yield store.uri_of(unit.quarantine.path), table.filter(pa.array(live))       # both in the order of the rows

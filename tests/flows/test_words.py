@@ -120,3 +120,25 @@ def test_vectors_that_lack_stop_words_and_punctuation_publish_english_and_refuse
     assert refused.code == 5
     assert "unknown to the encoder's tokenizer" in refused.err
     assert "Chinese texts" in refused.err
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_text_without_a_vector_is_on_no_page_once_it_is_deleted(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    def page(number: int) -> str:
+        return (tmp_path / f"releases/releases/{number:08d}/report.html").read_text()
+
+    strange = tmp_path / "corpus" / "part-0a.parquet"  # its unit holds other rows too, and lives on
+    (tmp_path / "corpus" / "part-9.parquet").rename(strange)
+    assert manta("nightly", *arguments).code == 0
+    assert "qqzzq xxyyx" in page(1)
+    strange.unlink()
+    second = manta("nightly", "--json", *arguments)
+    assert json.loads(second.out)["counts"]["quarantined"] == 0
+    more = pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]})
+    pq.write_table(more, tmp_path / "corpus" / "part-late.parquet")
+    assert manta("nightly", *arguments).code == 0
+    assert "qqzzq xxyyx" not in page(3), "page 2 shows it among the deleted rows"
+    listed = manta("releases", "quarantine", str(tmp_path / "releases"), "--json").out
+    assert "qqzzq" not in listed
