@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.flows.gates import CANARIES, canary_of
 from pipeline.index.search import OpenRelease
+from pipeline.log import say
 from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
 from pipeline.store.release import ReleaseManifest
 from pipeline.store.store import Store
-from pipeline.store.units import Corpus
+from pipeline.store.units import Corpus, FileRef
 from pipeline.text.keys import by_id, read_part
 
 _K = 10  # answers that are compared
@@ -106,7 +107,11 @@ def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 def _drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
     if before.moments is None or after.moments is None or before.space_id != after.space_id:
         return None
-    read = (store.read_checked(each.path, each.sha256) for each in (before.moments, after.moments))
+    try:
+        read = [store.read_checked(each.path, each.sha256) for each in (before.moments, after.moments)]
+    except FileNotFoundError as error:
+        say(f"the drift is not measured: {error.filename or error} is gone")
+        return None
     was, is_ = map(Moments.from_bytes, read)
     return drift(was, is_) if was.count > 1 and is_.count else None
 
@@ -163,9 +168,16 @@ def _buckets(
     tables = [_corpus(store, manifest).keys for manifest in (before, after)]
     parts = max(map(len, tables))
     for part in range(parts):
-        found = [read_part(store, keys, part, parts, by_id) for keys in tables]
-        was, is_ = (_live(table) for table in found)
+        was, is_ = (_live(_bucket(store, keys, part, parts)) for keys in tables)
         yield was, is_
+
+
+def _bucket(store: Store, keys: Sequence[FileRef], part: int, parts: int) -> pa.Table | None:
+    try:
+        return read_part(store, keys, part, parts, by_id)
+    except FileNotFoundError as error:
+        remedy = "restore it, or run manta nightly, which makes that of the current release again"
+        raise DataError(str(error.filename or error), "a key table of the release", "no such file", remedy) from None
 
 
 def _corpus(store: Store, manifest: ReleaseManifest) -> Corpus:

@@ -16,6 +16,7 @@ from pipeline.log import Stages, listening
 from pipeline.settings import Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
+from pipeline.store.units import Corpus
 from tests.conftest import Ended
 from tests.flows.conftest import job_arguments, sentences
 
@@ -112,6 +113,24 @@ def test_a_difference_names_settings_gates_and_the_answers_that_moved(published:
     shown = manta("releases", "diff", str(published), "1", "2").out
     assert "1 new, 2 changed, 1 kept columns, 2 deleted, 95 unchanged" in shown
     assert "settings: the same" in shown
+
+
+def test_a_difference_without_moments_has_no_drift_and_without_a_key_table_ends_with_3(
+    published: Path, tmp_path: Path, manta: Manta
+):
+    root = Path(shutil.copytree(published, tmp_path / "root"))
+    manifest = Releases(open_store(root)).get(1)
+    assert manifest.moments is not None
+    (root / manifest.moments.path).unlink()
+    without = manta("releases", "diff", str(root), "1", "2", "--json")
+    assert without.code == 0, without.err
+    assert json.loads(without.out)["drift"] is None
+    assert f"{manifest.moments.path} is gone" in without.err
+    corpus = Corpus.from_json((root / manifest.corpus.path).read_bytes(), "")
+    (root / corpus.keys[0].path).unlink()
+    refused = manta("releases", "diff", str(root), "1", "2")
+    assert refused.code == 3
+    assert "expected a key table of the release, found no such file" in refused.err
 
 
 def test_rows_that_were_set_aside_are_listed_by_reason(published: Path, manta: Manta):
