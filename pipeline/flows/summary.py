@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import to_yaml
+from pipeline.errors import DataError
 from pipeline.flows.asked import texts_at
 from pipeline.flows.candidate import Candidate
 from pipeline.flows.overview import Summary
 from pipeline.flows.set_aside import quarantined_rows
 from pipeline.flows.unit import LENGTH_BIN, Spent
-from pipeline.log import Stages
+from pipeline.log import Stages, say
 from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
@@ -26,6 +27,7 @@ from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.release import Choice, ReleaseManifest
 from pipeline.store.store import Store
+from pipeline.store.units import ChangedRow as DrawnRow
 from pipeline.store.units import ChangedRows
 from pipeline.text.coverage import Covered, token_warnings
 
@@ -85,8 +87,7 @@ def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | 
     """Examples of new, changed and deleted rows with their texts; none on the first night, when all rows are new."""
     if before is None:
         return
-    drawn = ChangedRows.left(store, ChangedRows.path(candidate.corpus.id))
-    rows = drawn.rows if drawn else ()
+    rows = _drawn(store, candidate.corpus.id)
     then = texts_at(store, before.units, [row.before for row in rows if row.before is not None])
     now = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
     for row in rows:
@@ -94,6 +95,16 @@ def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | 
         if was or text:
             name = (text or was or ("", ""))[0]
             yield ChangedRow(name, was[1] if was else None, text[1] if text else None)
+
+
+def _drawn(store: Store, corpus_id: str) -> tuple[DrawnRow, ...]:
+    """The rows that were drawn while the corpus was read; none where their file is missing or damaged, which is said."""
+    try:
+        drawn = ChangedRows.left(store, ChangedRows.path(corpus_id))
+    except DataError as error:
+        say(f"the report shows no new, changed and deleted rows: {error}")
+        return ()
+    return drawn.rows if drawn else ()
 
 
 def _neighbours(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:

@@ -8,10 +8,12 @@ import pytest
 
 from pipeline.flows.nightly import nightly
 from pipeline.flows.overview import Summary, load_summary, summary_path
+from pipeline.flows.summary import _drawn
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.store import open_store
+from pipeline.store.units import ChangedRow, ChangedRows
 from tests.flows.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -45,6 +47,16 @@ def test_the_next_night_asks_the_same_queries_and_shows_what_changed(make_job: C
     assert "The same 6 queries are asked of every release." in page
     assert "\u221220 since release 1" in page
     assert len(re.findall(r"Deleted rows <span class=\"soft\">· 5 of 20", page)) == 1
+
+
+def test_a_damaged_file_of_drawn_rows_leaves_them_out_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    store = open_store(tmp_path)
+    assert _drawn(store, "corpus") == ()
+    store.write(ChangedRows.path("corpus"), ChangedRows(rows=(ChangedRow(now=7),)).to_json())
+    assert _drawn(store, "corpus") == (ChangedRow(now=7),)
+    store.write(ChangedRows.path("corpus"), b'{"rows": 3}\n')
+    assert _drawn(store, "corpus") == ()
+    assert "the report shows no new, changed and deleted rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("left", [None, b"{", b"{}\n"], ids=["none", "cut off", "empty"])
