@@ -251,8 +251,11 @@ class HeldMoments:
 
 
 def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -> None:
-    """DataError for a whiten.dev that cannot be used, before any work is done for it. What an earlier night decided under the same settings may need none."""
-    if settings.dev and settings.mode != "off" and _standing(settings, before) is None:
+    """DataError for a whiten.dev that cannot be used, before any work is done for it. A fit of an earlier night under the same settings may need none;
+    where nothing could be fitted, tonight may try again.
+    """
+    then = _standing(settings, before)
+    if settings.dev and settings.mode != "off" and (then is None or then.fitted is None):
         dev_pairs(settings.dev)
 
 

@@ -18,14 +18,14 @@ from pipeline.flows.night import open_releases
 from pipeline.flows.nightly import Outcome, nightly
 from pipeline.flows.placed import LiveRows, placed_in
 from pipeline.flows.probe import SampleTexts
-from pipeline.flows.whiten import HeldMoments, dev_pairs
+from pipeline.flows.whiten import HeldMoments, check_dev, dev_pairs
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.post import load_transform
 from pipeline.post.chain import name_of
-from pipeline.settings import Job
+from pipeline.settings import Job, WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.release import ReleaseManifest
+from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences, write_corpus
@@ -233,7 +233,7 @@ def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path,
     def whitening(count: int, seed: int = 0) -> dict[str, object]:
         shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
         write_corpus(tmp_path / "corpus", count, seed=seed)
-        outcome = nightly(make(tmp_path, encoder, "whiten.max_drift=0.2"), Stages())
+        outcome = nightly(make(tmp_path, encoder, "whiten.max_drift=0.6"), Stages())
         assert outcome.status == "published"
         return dict(next(choice for choice in outcome.facts["decisions"] if choice["what"] == "whitening"))
 
@@ -243,7 +243,13 @@ def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path,
     second, third = whitening(102), whitening(104)
     assert second["chosen"] == third["chosen"] == "kept, not used"
     assert f"{first['sentence']} No fit was tried again: 104 rows, 100 then, drift " in str(third["sentence"])
-    assert whitening(130)["chosen"] == "decided, not used", "a third more rows"
+    assert whitening(180)["chosen"] == "decided, not used", "more rows by more than max_drift"
+    release = Releases(open_store(tmp_path / "releases")).current()
+    assert release is not None
+    kept = WhitenSettings.model_validate(release.settings["whiten"] | {"dev": str(tmp_path / "none.parquet")})
+    settings = release.settings | {"whiten": kept.model_dump(mode="json")}
+    with pytest.raises(DataError, match=r"whiten\.dev: .*expected a Parquet file"):
+        check_dev(kept, release.model_copy(update={"settings": settings}))
     assert "decided" in str(whitening(400)["chosen"])
 
 
