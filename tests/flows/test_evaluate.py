@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,13 +105,14 @@ def test_a_sentence_is_encoded_once_for_a_space_whatever_tasks_and_candidates_sh
     assert found.encoded == 2 * count
 
 
-def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_new(folder: Path, encoder: Path, found: Evaluation):
+def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_new(folder: Path, encoder: Path, found: Evaluation, tmp_path: Path):
     again = evaluate(job(folder, encoder), Stages())
     assert again.encoded == 0
     assert [each.scored[0] for each in again.measured] == [each.scored[0] for each in found.measured]
     known = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     further = write_pairs(folder / "further.parquet", 40, 2, sentences(100)[80:])
-    own = evaluate(job(folder, encoder, f"evaluate.own=[{{kind: sts, uri: {further}}}]"), Stages())
+    shutil.copytree(folder / "root", tmp_path / "root")
+    own = evaluate(job(folder, encoder, f"evaluate.own=[{{kind: sts, uri: {further}}}]", f"release.root={tmp_path / 'root'}"), Stages())
     assert own.encoded == distinct(*known, further) - distinct(*known) > 0
     assert own.measured[-1].name == "further"
     np.testing.assert_allclose(own.measured[-1].scored[0].result.value, oracle(further, EncoderSettings(path=str(encoder))), atol=1e-3)

@@ -68,7 +68,7 @@ def test_another_package_that_hides_ours_is_named(tmp_path: Path, file: str, fou
     ended = python("import manta; manta.encode", cwd=tmp_path)
     name = file.split("/")[0].removesuffix(".py")
     assert f"ImportError: {name}: expected Manta's package, found {tmp_path / found}, which hides it; rename it" in ended.stderr
-    command = subprocess.run([sys.executable, "-m", "manta", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    command = python("import runpy, sys; sys.argv = ['manta', '--help']; runpy.run_module('manta', run_name='__main__')", cwd=tmp_path)
     assert (command.returncode, command.stdout) == (2, "")
     assert command.stderr.startswith(f"error: {name}: expected Manta's package")
 
