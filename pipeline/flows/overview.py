@@ -187,8 +187,8 @@ def _event(commit: Commit) -> "Event":
 
 
 def _when(committed_at: str) -> str:
-    """2026-11-22 11:24 UTC, as commits have it."""
+    """2026-11-22 11:24, in UTC as commits have it."""
     try:
-        return datetime.fromisoformat(committed_at).strftime("%Y-%m-%d %H:%M %Z")
+        return datetime.fromisoformat(committed_at).strftime("%Y-%m-%d %H:%M")
     except ValueError:
         return committed_at
