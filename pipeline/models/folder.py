@@ -31,8 +31,9 @@ from pipeline.models.pretrained import check_code
 from pipeline.models.words import RECURRENT, WORDS, load_sequences, load_words
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
+from pipeline.text.load_tokenizer import added_tokens, load_tokenizer
 from pipeline.text.templates import in_template
-from pipeline.text.tokens import Side, Tokenizer, added_tokens, load_tokenizer
+from pipeline.text.tokens import Side, Tokenizer
 
 ENDS_SENTENCES = "ensure_final_punctuation"              # our name of it among a folder's settings
 OF_RECURRENT = ("last", "ends", "max", "mean", "sqrt_len", "weighted_mean", "table")         # its layers are as wide as each other, its words are not

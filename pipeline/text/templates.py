@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.text.tokens import Side, Tokenizer, Tokens, framed, read_mapping
+from pipeline.text.load_tokenizer import read_mapping
+from pipeline.text.tokens import Side, Tokenizer, Tokens, framed
 
 if TYPE_CHECKING:
     import tokenizers

@@ -38,9 +38,9 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OrderSettings, PairSettings, TrainSettings
 from pipeline.store.store import open_store
 from pipeline.text.batches import Share
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.text.order import ShuffledOrder
 from pipeline.text.pairs import open_pairs
-from pipeline.text.tokens import load_tokenizer
 from pipeline.text.triples import write_triples
 from pipeline.train.batches import batches
 from pipeline.train.gather import Ranks, world_size

@@ -18,7 +18,7 @@ from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.training import LoraSettings, TrainSettings
-from pipeline.text.tokens import load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.train.loop import Training
 from tests.models.folders import LONG, TEXTS, save_folder
 

@@ -8,7 +8,7 @@ from pipeline.models.folder import open_folder
 from pipeline.models.language import has_language_head, load_language_head
 from pipeline.models.trainable import TrainableEncoder, load_trainable
 from pipeline.settings import EncoderSettings
-from pipeline.text.tokens import load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
 from tests.models.folders import TEXTS, folder_of_language_model
 
 

@@ -20,7 +20,7 @@ from pipeline.models.encoder import Encoder, load_encoder
 from pipeline.models.folder import open_folder
 from pipeline.models.trainable import load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.text.tokens import load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
 from tests.models.folders import TEXTS, save_folder, word_piece
 
 _SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}

@@ -18,8 +18,8 @@ from pipeline.models.prompted import PromptedEncoder, transform_of
 from pipeline.models.saving import save_folder
 from pipeline.models.trainable import load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.text.templates import in_template
-from pipeline.text.tokens import load_tokenizer
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_of_language_model
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'

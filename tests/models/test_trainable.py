@@ -24,7 +24,8 @@ from pipeline.models.linear import TrainableLinear
 from pipeline.models.saving import save_folder
 from pipeline.models.trainable import load_trainable
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.text.tokens import Tokens, load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
+from pipeline.text.tokens import Tokens
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json
 
 PACKED = [family for family in FAMILIES if family != "electra"]

@@ -19,7 +19,7 @@ from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS
-from pipeline.text.tokens import load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts

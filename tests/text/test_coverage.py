@@ -14,8 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from pipeline.models.words import load_words
 from pipeline.text.coverage import Covered, Tally, token_counts, token_facts, token_warnings
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.text.scripts import SCRIPTS, scripts_of
-from pipeline.text.tokens import Tokenizer, load_tokenizer
+from pipeline.text.tokens import Tokenizer
 from tests.models.folders import LONG, TEXTS, byte_level, word_piece
 
 ENGLISH, CHINESE, RUSSIAN = "Two dogs run on the grass.", "我们在学校学习中文", "Привет, как дела?"

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from pipeline.errors import ModelError
 from pipeline.models.locate import locate
 from pipeline.settings import EncoderSettings
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.text.templates import frame_of, in_template, wrap_tokenizer
-from pipeline.text.tokens import Tokenizer, Tokens, load_tokenizer
+from pipeline.text.tokens import Tokenizer, Tokens
 
 MINILM = locate("all-MiniLM-L6-v2")
 TEMPLATE = 'This sentence of "[X]" means [MASK].'

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ModelError
 from pipeline.models.locate import locate
-from pipeline.text.tokens import Tokenizer, load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
+from pipeline.text.tokens import Tokenizer
 
 MINILM = locate("all-MiniLM-L6-v2")
 UNUSUAL = (

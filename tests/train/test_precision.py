@@ -17,7 +17,7 @@ from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OptimizerSettings, ScheduleSettings, TrainSettings
-from pipeline.text.tokens import load_tokenizer
+from pipeline.text.load_tokenizer import load_tokenizer
 from pipeline.train.finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
