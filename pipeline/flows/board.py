@@ -19,6 +19,7 @@ from pipeline.headway import at_headway
 
 PATIENCE_S = 900.0      # cloud nodes with a GPU take up to ten minutes to come
 _SIGN_S = 2.0           # between two signs of life of one worker
+_HEARD_S = 5.0          # for the board to hear of an item; longer than that it is lost
 _NAMESPACE = "manta"    # in Ray's key-value store
 
 
@@ -185,9 +186,11 @@ class Call:
 
         count = 1 + len(_kv()._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
         _kv()._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
-        with self._lock, contextlib.suppress(ray.exceptions.RayError):          # a board that is lost fails no item
-            self._item = item
-            self.board.begin.remote(self.name, item, self._worker)
+        with contextlib.suppress(ray.exceptions.RayError):              # a board that is lost fails no item
+            with self._lock:
+                self._item = item
+                heard = self.board.begin.remote(self.name, item, self._worker)
+            ray.get(heard, timeout=_HEARD_S)                            # a process that is stopped at once must be known, or nobody ends it
         return count
 
     def begun(self) -> Counter[int]:
