@@ -10,7 +10,7 @@ from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verb
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.flows.augment import Augmentation, Worked
+    from pipeline.flows.augment.augment import Augmentation, Worked
 
 
 def augment(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
@@ -24,7 +24,7 @@ def augment(config: Config = None, overrides: Overrides = None, print_config: Pr
 
 
 def _augment(run: Run) -> Answer:
-    from pipeline.flows.augment import augment as run_augmentation
+    from pipeline.flows.augment.augment import augment as run_augmentation
 
     made = run_augmentation(run.job, run.stages, verbose=run.verbose)
     manifest = made.manifest

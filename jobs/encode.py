@@ -16,8 +16,8 @@ def encode(config: Config = None, overrides: Overrides = None, print_config: Pri
 
 
 def _encode(run: Run) -> Answer:
-    from pipeline.flows.night import through_encoding
-    from pipeline.text.coverage import token_counts, token_facts, token_warnings
+    from pipeline.flows.night.stages import through_encoding
+    from pipeline.text.tokens.coverage import token_counts, token_facts, token_warnings
 
     store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
     facts = {

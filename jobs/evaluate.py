@@ -37,9 +37,9 @@ def evaluate(
 
 
 def _evaluate(run: Run, geometry: bool) -> Answer:
-    from pipeline.flows.evaluate import evaluate as measure
-    from pipeline.flows.evaluate import wanted
-    from pipeline.flows.findings import keep
+    from pipeline.flows.evaluate.evaluate import evaluate as measure
+    from pipeline.flows.evaluate.evaluate import wanted
+    from pipeline.flows.evaluate.report import keep
 
     if not wanted(run.job, geometry=geometry):
         return _against_gates(run)
@@ -100,7 +100,7 @@ def _remarks(page: "Report") -> list[str]:
 
 
 def _against_gates(run: Run) -> Answer:
-    from pipeline.flows.remeasure import remeasure
+    from pipeline.flows.night.audit import remeasure
 
     made = remeasure(run.job, run.stages, verbose=run.verbose)
     refused = [name for name, gate in made.gates.items() if not gate.passed]

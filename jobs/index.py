@@ -18,7 +18,7 @@ def index(config: Config = None, overrides: Overrides = None, print_config: Prin
 
 
 def _index(run: Run) -> Answer:
-    from pipeline.flows.night import through_index
+    from pipeline.flows.night.stages import through_index
 
     store, built = through_index(run.job, run.stages, verbose=run.verbose)
     at_10 = built.measured["recall"]["10"]

@@ -16,7 +16,7 @@ from pipeline.log import printable
 from pipeline.settings import CorpusSettings, EncoderSettings, Job
 
 if TYPE_CHECKING:
-    from pipeline.flows.look import Look
+    from pipeline.flows.night.look import Look
 
 Corpus = Annotated[str, typer.Argument(metavar="CORPUS", help="A file, a glob or a directory of Parquet or JSON lines; a path, file:// or s3://.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file that is written; one that exists is left alone.")]
@@ -49,7 +49,7 @@ def init(
 
 
 def _init(uri: str, output: Path, id_column: str | None, text_column: str | None, root: str | None) -> Answer:
-    from pipeline.flows.look import look
+    from pipeline.flows.night.look import look
 
     for given in (uri, root or ""):
         refuse_credentials(given)

@@ -36,7 +36,7 @@ def nightly(
 
 
 def _nightly(run: Run, verify: bool) -> Answer:
-    from pipeline.flows.nightly import nightly as night
+    from pipeline.flows.night.nightly import nightly as night
 
     outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
     counts = outcome.facts["counts"]

@@ -18,7 +18,7 @@ def plan(config: Config = None, overrides: Overrides = None, print_config: Print
 
 
 def _plan(run: Run) -> Answer:
-    from pipeline.flows.plan import plan as estimate
+    from pipeline.flows.night.plan import plan as estimate
 
     made = estimate(run.job, run.stages)
     index = made.index

@@ -17,7 +17,7 @@ def preflight(config: Config = None, overrides: Overrides = None, print_config: 
 
 
 def _preflight(run: Run) -> Answer:
-    from pipeline.flows.preflight import preflight as checks
+    from pipeline.flows.night.preflight import preflight as checks
 
     made = checks(run.job, run.stages, verbose=run.verbose)
     problems = [check for check in made if check.problem]

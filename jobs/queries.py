@@ -7,7 +7,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.text.queries import is_parquet, lines_of, read_texts
+from pipeline.text.corpus.queries import is_parquet, lines_of, read_texts
 
 _BATCH = 256                    # queries: enough to fill the encoder's buffers, and answered within a second or two
 

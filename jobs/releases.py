@@ -208,7 +208,7 @@ def _open(root: str, commits_root: str | None) -> "Releases":
 
 def _refresh(opened: "Releases") -> None:
     """index.html shows what is current and what is there."""
-    from pipeline.flows.overview import refresh
+    from pipeline.flows.night.overview import refresh
 
     refresh(opened)
 

@@ -7,7 +7,7 @@ from jobs.layout import fitted, table
 from pipeline.log import Stages
 
 if TYPE_CHECKING:
-    from pipeline.flows.difference import Difference, Example
+    from pipeline.flows.night.difference import Difference, Example
     from pipeline.store.release import Releases
 
 _WORDS = {
@@ -28,7 +28,7 @@ def compare(
     width: int | None,
 ) -> Answer:
     """The second release, without a number the current one, against the first, in lines of at most `width` cells."""
-    from pipeline.flows.difference import difference
+    from pipeline.flows.night.difference import difference
     from pipeline.index.search import open_chosen
 
     stages = Stages()

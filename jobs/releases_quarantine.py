@@ -16,7 +16,7 @@ def set_aside(
     opened: "Releases", number: int | None, reason: str | None, limit: int, width: int | None
 ) -> Answer:
     """Counts by reason, and the first `limit` rows of each, in lines of at most `width` cells."""
-    from pipeline.text.quarantine import listed
+    from pipeline.text.corpus.quarantine import listed
 
     manifest = opened.chosen(number)
     counts, rows, files = listed(opened.store, manifest, reason, limit)

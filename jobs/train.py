@@ -18,7 +18,7 @@ def train(config: Config = None, overrides: Overrides = None, print_config: Prin
 
 
 def _train(run: Run) -> Answer:
-    from pipeline.flows.train import train as run_training
+    from pipeline.flows.train.train import train as run_training
 
     trained = run_training(run.job, run.stages, verbose=run.verbose)
     result = trained.result

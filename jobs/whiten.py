@@ -26,7 +26,7 @@ def whiten(config: Config = None, overrides: Overrides = None, print_config: Pri
 
 
 def _whiten(run: Run) -> Answer:
-    from pipeline.flows.night import through_whitening
+    from pipeline.flows.night.stages import through_whitening
 
     store, decision, written = through_whitening(run.job, run.stages, verbose=run.verbose)
     from pipeline.post.chain import name_of, steps_of

@@ -17,11 +17,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from jobs.cli import app
-from pipeline.flows.cluster import Cluster, connect
-from pipeline.flows.probe import EncodeTexts
-from pipeline.flows.process import OneProcess
+from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.workers.cluster import Cluster, connect
+from pipeline.flows.workers.local import OneProcess
 from pipeline.log import Stages
-from pipeline.models.encoder import Encoder, load_encoder
+from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from tests.faults import FaultyProxy
 from tests.server import s3_server

@@ -12,11 +12,16 @@ ORDER = (
     "errors", "registry", "config", "settings", "log", "device", "store", "text", "stats", "models", "losses", "objectives", "augment", "post", "index", "evaluate",
     "train", "charts", "report", "flows", "manta",
 )
+FLOWS = ("workers", "rows", "encode", "transform", "index", "night", "augment", "evaluate", "train")
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 
 def part(name: str) -> str:
     return name.split(".")[1] if "." in name else ""
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(file: Path) -> set[str]:
@@ -25,7 +30,7 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if node.module == "pipeline"}
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
@@ -43,9 +48,18 @@ def test_a_module_imports_only_parts_before_its_own(file: Path):
             assert ORDER.index(part(name)) <= ORDER.index(own), f"{file} imports {name}, which comes later"
 
 
+@pytest.mark.parametrize("file", [file for file in MODULES if "flows" in file.parts], ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_a_flow_imports_only_flows_before_its_own(file: Path):
+    own = file.relative_to(ROOT / "pipeline" / "flows").parts[0].removesuffix(".py")
+    for name in imports(file):
+        if name.startswith("pipeline.flows.") and own != "__init__":
+            assert FLOWS.index(name.split(".")[2]) <= FLOWS.index(own), f"{file} imports {name}, which comes later"
+
+
 @pytest.mark.parametrize("statement", [
     "import manta", "import manta.__main__", "import jobs.cli",
-    "import pipeline", "import pipeline.settings", "import pipeline.store.release, pipeline.text.ingest, pipeline.models.folder, pipeline.flows.night",
+    "import pipeline", "import pipeline.settings", "import pipeline.flows.night.stages",
+    "import pipeline.store.release, pipeline.text.corpus.ingest, pipeline.models.folder.folder",
 ])
 def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss(statement: str):
     heavy = ("torch", "ray", "faiss", "transformers", "sklearn")
@@ -55,6 +69,6 @@ def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss
 
 
 def test_every_module_imports_without_a_gpu_and_without_a_network():
-    names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in MODULES]
+    names = [module_name(file) for file in MODULES]
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", program, *names], check=True, cwd=ROOT, timeout=120)

@@ -11,12 +11,12 @@ from pydantic import Field, JsonValue
 
 from pipeline.augment import AUGMENTERS, Effort, Leg, Made, ModelAugmenter, Source, draws
 from pipeline.device import Device
-from pipeline.models.seq2seq import anywhere, check_languages, check_weights, open_translator
+from pipeline.models.translation.seq2seq import anywhere, check_languages, check_weights, open_translator
 from pipeline.settings.augment import AugmentSettings, DecodingSettings, ModelSettings, TranslatorSettings
 
 if TYPE_CHECKING:
-    from pipeline.models.decode import Request
-    from pipeline.models.translate import Translator, Uniforms
+    from pipeline.models.translation.decode import Request
+    from pipeline.models.translation.translate import Translator, Uniforms
 
 _ENGINE = 1     # part of what a translation is known by: raise it where the same settings begin to give other texts
 
@@ -68,7 +68,7 @@ class Translation:
     def start(self, device: Device, settings: AugmentSettings) -> "Translating":
         import torch
 
-        from pipeline.models.translate import Translator
+        from pipeline.models.translation.translate import Translator
 
         if device.kind == "cpu":
             torch.set_num_threads(settings.threads)

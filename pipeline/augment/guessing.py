@@ -13,11 +13,11 @@ from pipeline.augment.words import amount, cased_like, parted, places
 from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.settings.augment import AugmentSettings
-from pipeline.text.templates import tokenizer_of
+from pipeline.text.tokens.templates import tokenizer_of
 
 if TYPE_CHECKING:
     from pipeline.augment.masked_lm import Guess
-    from pipeline.models.guesses import Blanks
+    from pipeline.models.mlm_guesses import Blanks
 
 _WORD = re.compile(r"\S+")
 _AT_ONCE = 1_024                # texts of one call of the tokenizer
@@ -46,7 +46,7 @@ class Guessing:
     """`Working` of `Guess`."""
 
     def __init__(self, leg: "Guess", device: Device, settings: AugmentSettings) -> None:
-        from pipeline.models.guesses import Choice, Guesser
+        from pipeline.models.mlm_guesses import Choice, Guesser
 
         folder = leg.folder()
         self.effort = Effort()
@@ -91,7 +91,7 @@ class Guessing:
                     yield place, Made((source.text,) * self._options.count)
 
     def _masked(self, place: int, number: int, source: Source, ids: list[int], words: list[Place]) -> Variant:
-        from pipeline.models.guesses import Blanks
+        from pipeline.models.mlm_guesses import Blanks
 
         rng = draws(self._seed, "masked_lm", source.key, number)
         chosen = [words[each] for each in sorted(places(amount(len(words), self._options.share, None), len(words), rng))]

@@ -10,10 +10,10 @@ from pipeline.augment.words import in_full
 from pipeline.config import digest_of
 from pipeline.device import Device
 from pipeline.errors import ModelError
-from pipeline.models.folder import EncoderFolder, open_folder
+from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
-from pipeline.text.templates import mask_token
+from pipeline.text.tokens.templates import mask_token
 
 _RULES = 1      # part of what a variant is known by: raise it where the same settings begin to give other texts
 _HEADED = ("MaskedLM", "PreTraining")           # endings of the names of architectures that have a head over words

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.models.locate import locate
-from pipeline.models.vectorfile import read_vectors
-from pipeline.models.words import TABLE
+from pipeline.models.folder.locate import locate
+from pipeline.models.folder.vectorfile import read_vectors
+from pipeline.models.folder.word_vectors import TABLE
 
 _ASKED = 32                     # rows of one product: words of like frequency stand side by side and occur in the same texts
 _ROWS = 8_192                   # of the table in one product: with 300 dimensions 10 MB
@@ -48,7 +48,7 @@ class Nearest:
 
     @classmethod
     def of(cls, path: str, count: int, least_cosine: float, vocabulary: int | None) -> "Nearest":
-        """Of the first words of a file of vectors, which is read once on this machine (`pipeline.models.locate`) and mapped."""
+        """Of the first words of a file of vectors, which is read once on this machine (`pipeline.models.folder.locate`) and mapped."""
         folder = locate(path)
         words = (folder / "vocab.txt").read_bytes().decode().split("\n")
         file = folder / "model.safetensors"

@@ -17,7 +17,7 @@ from pipeline.config import Settings
 from pipeline.errors import ConfigError
 from pipeline.store.cache import digest_of_file
 from pipeline.store.store import store_of
-from pipeline.text.stop_words import STOP_WORDS
+from pipeline.text.tokens.stop_words import STOP_WORDS
 
 Lookup = Callable[[str], tuple[str, ...]]
 _DISTINCT = 1 << 16             # spellings whose synonyms a worker remembers: the commonest make up nearly all of a corpus

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.text.columns import decoded
+from pipeline.text.corpus.columns import decoded
 
 _REMEDY = "write Parquet with the columns word and synonym, or a line word<TAB>synonym,synonym for each word"
 

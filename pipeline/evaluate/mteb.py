@@ -22,7 +22,7 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 
 class QueryEncoder(Protocol):
-    """What is asked of an encoder: pipeline.models.encoder.Encoder is one."""
+    """What is asked of an encoder: pipeline.models.inference.encoder.Encoder is one."""
 
     dim: int
     space_id: str

@@ -17,7 +17,7 @@ from pipeline.config import Settings, digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import TaskSettings
 from pipeline.store.store import Store
-from pipeline.text.columns import decoded
+from pipeline.text.corpus.columns import decoded
 
 BLANK = " "                     # what a missing text is read as: leaving the row out would change the task
 

@@ -19,10 +19,10 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.store import Store, checked, open_store
 from pipeline.store.units import FileRef
-from pipeline.text.normalize import normalize
+from pipeline.text.corpus.normalize import normalize
 
 if TYPE_CHECKING:
-    from pipeline.models.encoder import Encoder
+    from pipeline.models.inference.encoder import Encoder
 
 
 def open_release(
@@ -146,7 +146,7 @@ class _Opened:
     def encoder(self) -> "Encoder":
         import torch
 
-        from pipeline.models.encoder import load_encoder
+        from pipeline.models.inference.encoder import load_encoder
 
         # not compiled: that would cost the first query seconds. The process keeps its number of threads
         settings = EncodeSettings(compile=False, threads=torch.get_num_threads())

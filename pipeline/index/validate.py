@@ -17,7 +17,7 @@ from pipeline.index.structure import chain_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
 from pipeline.store.release import Gate
-from pipeline.text.coverage import Covered
+from pipeline.text.tokens.coverage import Covered
 
 RANKS = (1, 10, 100)
 _SAME_SCORE = 1e-6          # float32 cosines of equal texts differ by 2e-7 at most between two matrix products

@@ -13,19 +13,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.flows.encode import EncodeBlocks
+    from pipeline.flows.encode.encode import EncodeBlocks
     from pipeline.index.search import open_release
-    from pipeline.models.encoder import load_encoder
-    from pipeline.models.once import encode
+    from pipeline.models.inference.encoder import load_encoder
+    from pipeline.models.inference.once import encode
 
     __version__: str
 
 __all__ = ["EncodeBlocks", "__version__", "encode", "load_encoder", "open_release"]
 
 _MODULES = {
-    "EncodeBlocks": "pipeline.flows.encode",
-    "encode": "pipeline.models.once",
-    "load_encoder": "pipeline.models.encoder",
+    "EncodeBlocks": "pipeline.flows.encode.encode",
+    "encode": "pipeline.models.inference.once",
+    "load_encoder": "pipeline.models.inference.encoder",
     "open_release": "pipeline.index.search",
 }
 

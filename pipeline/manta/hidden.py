@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-PARTS = {"pipeline": "flows/nightly.py", "jobs": "nightly.py"}       # each with a file that no other package of that name has
+PARTS = {"pipeline": "flows/night/nightly.py", "jobs": "nightly.py"}       # each with a file that no other package of that name has
 
 
 def refuse_others() -> None:

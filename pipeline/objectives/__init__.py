@@ -14,12 +14,12 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import DataError
-from pipeline.models.backbones import AtEmbedding
-from pipeline.models.heads import DenseModule
-from pipeline.models.trainable import TrainableEncoder
-from pipeline.models.views import PerText
+from pipeline.models.trainable.backbones import AtEmbedding
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.heads import DenseModule
+from pipeline.models.trainable.perturbations import PerText
 from pipeline.registry import Registry
-from pipeline.text.tokens import Tokens
+from pipeline.text.tokens.tokens import Tokens
 
 Column = Sequence[str] | np.ndarray
 Positive = Annotated[float, Field(gt=0)]

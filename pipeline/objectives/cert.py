@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moved_average, random_queue
-from pipeline.models.heads import drawn
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.heads import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 _QUEUE = 96_606     # keys, as published; no multiple of the batches there, nor need it be one

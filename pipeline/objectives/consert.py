@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import nt_xent
-from pipeline.models.trainable import TrainableEncoder
-from pipeline.models.views import Probe, cutoff, keeps_special, shuffled_positions
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
-from pipeline.text.tokens import Tokens
+from pipeline.text.tokens.tokens import Tokens
 
 ViewName = Literal["none", "shuffle", "token_cutoff", "feature_cutoff", "adversarial"]
 Rate = Annotated[float, Field(gt=0, lt=1)]

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import contrastive_tension
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
 
 

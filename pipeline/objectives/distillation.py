@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import cosines, embedding_distillation, similarity_distillation
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import TrainableEncoder, load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 from pipeline.settings import EncoderSettings
-from pipeline.text.tokens import Tokenizer
+from pipeline.text.tokens.tokens import Tokenizer
 
 Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
 _LEAST = 3          # texts whose similarities can be told apart

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.losses import mask_words, masked_lm
-from pipeline.models.language import has_language_head, load_language_head
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
-from pipeline.text.templates import mask_token
-from pipeline.text.tokens import Tokens, framed
+from pipeline.text.tokens.templates import mask_token
+from pipeline.text.tokens.tokens import Tokens, framed
 
 Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
 _SEEDS = (1 << 63) - 1

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import info_nce
-from pipeline.models.adapters import is_adapted
-from pipeline.models.language import has_language_head
-from pipeline.models.learned import LearnedTemplate
-from pipeline.models.prompted import transform_of
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.lora import is_adapted
+from pipeline.models.trainable.mlm_head import has_language_head
+from pipeline.models.trainable.prompted import transform_of
+from pipeline.models.trainable.soft_prompt import LearnedTemplate
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
 from pipeline.objectives.prompt import Limit, beside, own_or_first
 

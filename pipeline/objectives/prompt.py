@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.folder import MASKED, EncoderFolder
-from pipeline.models.heads import HeadName, head_of
-from pipeline.models.prompted import PromptedEncoder
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.folder.folder import MASKED, EncoderFolder
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.heads import HeadName, head_of
+from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
 
 Limit = Annotated[int, Field(ge=1)]

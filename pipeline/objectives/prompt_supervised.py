@@ -6,11 +6,11 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.denoise import Transform
-from pipeline.models.heads import TanhHead
-from pipeline.models.language import has_language_head
-from pipeline.models.prompted import PromptedEncoder, transform_of
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.denoise import Transform
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.trainable.mlm_head import has_language_head
+from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
 from pipeline.objectives.prompt import Limit, beside, own_or_first
 

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce, pser
-from pipeline.models.views import keeps_special, shuffled_positions
+from pipeline.models.trainable.perturbations import keeps_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import quick_thoughts
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
 
 Second = Literal["copy", "drawn", "same"]

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import SBERT, Feature, classification, symmetric_divergence
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
 from pipeline.objectives.classification import Classification
 

@@ -6,8 +6,8 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.heads import HeadName, head_of
-from pipeline.models.trainable import TrainableEncoder
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 

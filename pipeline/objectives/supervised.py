@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.heads import DenseModule, HeadName, head_of
+from pipeline.models.trainable.heads import DenseModule, HeadName, head_of
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
 
 

@@ -13,7 +13,7 @@ from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previ
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.release import OUTSIDE_RECALL
-from pipeline.text.coverage import Covered, named
+from pipeline.text.tokens.coverage import Covered, named
 
 EXCERPT = 240           # characters of a text that are shown
 

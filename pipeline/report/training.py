@@ -13,8 +13,8 @@ from markupsafe import Markup
 from pipeline.charts import frame
 from pipeline.charts.geometry import colour
 from pipeline.charts.training import POINTS, Points, Steps, curves_chart, dev_chart, rate, way_chart
-from pipeline.models.folder import MASKED, EncoderFolder
-from pipeline.models.modules import SENTENCE_TRANSFORMERS_MODES, Denoise, Dense
+from pipeline.models.folder.folder import MASKED, EncoderFolder
+from pipeline.models.folder.modules import SENTENCE_TRANSFORMERS_MODES, Denoise, Dense
 from pipeline.report.course import ends
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill

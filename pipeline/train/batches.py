@@ -4,11 +4,11 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from pipeline.models.ahead import ahead
 from pipeline.objectives import ALONE, Batch, Peers
+from pipeline.prefetch import ahead
 from pipeline.settings.training import TEXTS
-from pipeline.text.batches import Order, Rows, Share, share_of
-from pipeline.text.tokens import Tokens
+from pipeline.text.rows.batches import Order, Rows, Share, share_of
+from pipeline.text.tokens.tokens import Tokens
 
 Tokenize = Callable[[Sequence[str]], Tokens]
 

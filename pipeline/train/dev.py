@@ -17,15 +17,15 @@ from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.similarity import paired
 from pipeline.evaluate.sts import StsTask, correlation
-from pipeline.models.filters import load_filter
+from pipeline.models.folder.token_filter import load_filter
 from pipeline.objectives import Objective, Product
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.training import DevSettings, PairSettings, Values
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
-from pipeline.text.budget import distinct, plan_buffers
-from pipeline.text.pairs import open_pairs
-from pipeline.text.tokens import Tokens
+from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.tokens.budget import distinct, plan_buffers
+from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Defect
-from pipeline.models.views import Each, PerText, standing
+from pipeline.models.trainable.perturbations import Each, PerText, standing
 from pipeline.objectives import Batch, Loss, Objective, View
-from pipeline.text.tokens import Tokens
+from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import average_gradients, mean_over_ranks, sharded_average, world_size
 from pipeline.train.generators import Generators
 

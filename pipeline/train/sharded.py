@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from pipeline.models.backbones import Backbone, Layer, PackedBackbone, PaddedBackbone
+from pipeline.models.trainable.backbones import Backbone, Layer, PackedBackbone, PaddedBackbone
 from pipeline.train.gather import world_size
 
 

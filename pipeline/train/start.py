@@ -8,13 +8,13 @@ import torch
 
 from pipeline.config import digest_of
 from pipeline.log import say
-from pipeline.models.locate import made
-from pipeline.models.scratch import FORMAT, count_words, folder_of_words, write_scratch
+from pipeline.models.folder.locate import made
+from pipeline.models.trainable.new_recurrent import FORMAT, count_words, folder_of_words, write_scratch
 from pipeline.objectives.build import roles_of
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
 from pipeline.store.cache import digest_of_file
-from pipeline.text.pairs import files_of, open_pairs
+from pipeline.text.rows.pairs import files_of, open_pairs
 
 
 def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:

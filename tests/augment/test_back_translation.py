@@ -12,7 +12,7 @@ from pipeline.config import digest_of, load_settings
 from pipeline.device import Device
 from pipeline.errors import ConfigError, ModelError
 from pipeline.settings.augment import AugmentSettings
-from tests.models.translators import LANGUAGES, SENTENCES, save_translator
+from tests.models.translation.translators import LANGUAGES, SENTENCES, save_translator
 
 CPU = Device("cpu")
 SAMPLE = {"method": "sample", "hypotheses": 2, "top_k": 20, "temperature": 1.5}

@@ -9,7 +9,7 @@ import pytest
 from pipeline.augment import nearest
 from pipeline.augment.nearest import Nearest, check_vectors
 from pipeline.errors import ModelError
-from tests.models.wordfiles import FORMS, write_words
+from tests.models.folder.wordfiles import FORMS, write_words
 
 WORDS = ("the", "dog", "Dog", "hound", "cat", ",", "1990", "CAT", "puppy", *(f"word{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(300)))
 

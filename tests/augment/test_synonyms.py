@@ -11,9 +11,9 @@ from pipeline.augment.synonyms import SynonymSettings
 from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.store.store import open_store
-from pipeline.text.stop_words import STOP_WORDS
+from pipeline.text.tokens.stop_words import STOP_WORDS
 from tests.augment.edits import method, write_thesaurus
-from tests.models.wordfiles import write_words
+from tests.models.folder.wordfiles import write_words
 
 VECTORS = np.array([[1, 0], [0.99, 0.1], [0.9, 0.4], [0, 1]], np.float32)
 WORDS = ("dog", "hound", "Puppy", "cloud")

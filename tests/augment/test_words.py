@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from pipeline.augment.words import amount, cased_like, parted, places
-from pipeline.text.stop_words import STOP_WORDS
+from pipeline.text.tokens.stop_words import STOP_WORDS
 
 
 @pytest.mark.parametrize(("word", "expected"), [

@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.config import validated
-from pipeline.flows.augment import Augmentation, augment
+from pipeline.flows.augment.augment import Augmentation, augment
 from pipeline.log import Stages
-from pipeline.models.folder import open_folder
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table, spread

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import torch
 from sentence_transformers import SentenceTransformer
 
-from pipeline.models.encoder import Encoder, load_encoder
-from pipeline.models.linear import Linear
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.layers.linear import Linear
 from pipeline.settings import EncoderSettings, EncodeSettings
 
 PAIRS = 7
@@ -27,7 +27,7 @@ TEXTS_PER_BIN = 4               # bins of 8 tokens from 8 to 256
 START_RUNS = 3
 _OURS = """
 import time
-from pipeline.models.encoder import load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 load_encoder(EncoderSettings(), EncodeSettings()).encode(["one text"])
 print(time.time())

@@ -56,7 +56,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("settings", nargs="*", help="key.path=value for manta evaluate")
     chosen = options.parse_args()
-    from pipeline.models.locate import locate
+    from pipeline.models.folder.locate import locate
 
     folder, encoder = os.environ["MANTA_EVAL_DATA"], str(locate("all-MiniLM-L6-v2"))
     pairs = []

@@ -8,13 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.flows.cluster import connect
-from pipeline.flows.extend import extend_index
-from pipeline.flows.index import build_index
+from pipeline.flows.index.build import build_index
+from pipeline.flows.index.extend import extend_index
+from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.benchmarks.machine import machine, print_table, spread
-from tests.flows.extending import Chain
+from tests.flows.index.extending import Chain
 
 UNIT_ROWS = 32_768
 

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.flow import FlowTraining, TrainFlow
-from pipeline.flows.placed import LiveRows, Placed
-from pipeline.models.encoder import load_encoder
+from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.post.compare import Pairs
 from pipeline.post.flow import Flow
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings

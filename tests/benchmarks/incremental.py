@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.store.units import Changes, Corpus
-from pipeline.text.ingest import Parent, ingest, record_path
+from pipeline.text.corpus.ingest import Parent, ingest, record_path
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 

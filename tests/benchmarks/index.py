@@ -56,7 +56,7 @@ def seconds(work: Callable[[], object]) -> float:
 def vectors(rows: int) -> tuple[np.ndarray, str]:
     """(n, 384) float32 raw vectors, and what they are."""
     if root := os.environ.get("MANTA_EVAL_DATA"):
-        from pipeline.models.encoder import load_encoder
+        from pipeline.models.inference.encoder import load_encoder
 
         texts = pq.read_table(Path(root, "captions", "shards"), columns=["text"])["text"].to_pylist()
         chosen = np.random.default_rng(0).permutation(len(texts))[:rows]

@@ -64,7 +64,7 @@ def _bare(rows: int) -> float:
 
 
 def bare(rows: int) -> None:
-    from pipeline.models.encoder import load_encoder
+    from pipeline.models.inference.encoder import load_encoder
     from pipeline.settings import EncoderSettings, EncodeSettings
 
     encoder = load_encoder(EncoderSettings(), EncodeSettings(threads=2), "cpu")

@@ -25,21 +25,21 @@ from torch import Tensor, nn
 
 from pipeline.config import validated
 from pipeline.evaluate.similarity import paired
-from pipeline.flows.train import begin
-from pipeline.flows.training_plan import open_dev, plan_of
-from pipeline.flows.training_rank import TrainRank
-from pipeline.flows.training_run import RunFolder, open_run
-from pipeline.models.encoder import load_encoder
-from pipeline.models.folder import open_folder
+from pipeline.flows.train.plan import open_dev, plan_of
+from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.run_folder import RunFolder, open_run
+from pipeline.flows.train.train import begin
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import open_store
-from pipeline.text.batches import Share
-from pipeline.text.pairs import open_pairs
-from pipeline.text.triples import write_triples
+from pipeline.text.rows.batches import Share
+from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.triples import write_triples
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
 

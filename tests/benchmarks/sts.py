@@ -23,9 +23,9 @@ import torch
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.evaluate.similarity import paired
-from pipeline.models.encoder import Encoder, load_encoder
-from pipeline.models.locate import locate
-from pipeline.models.weights import open_checkpoint
+from pipeline.models.folder.locate import locate
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.layers.weights import open_checkpoint
 from pipeline.post import Transform
 from pipeline.post.chain import fit_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings, WhitenSettings
@@ -166,7 +166,7 @@ def _of(sentences: Sentences, encoder: Encoder) -> dict[str, float]:
 def _word_vectors(file: Path) -> Path:
     """MiniLM's rows of whole words, in GloVe's form: there are no other word vectors at hand."""
     folder = locate("all-MiniLM-L6-v2")
-    from pipeline.models.folder import open_folder
+    from pipeline.models.folder.folder import open_folder
 
     table = open_checkpoint(open_folder(EncoderSettings())).tensor("embeddings.word_embeddings.weight", (30_522, 384)).numpy()
     words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()

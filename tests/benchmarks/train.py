@@ -29,19 +29,19 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 
-from pipeline.models.folder import EncoderFolder, open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import ALONE, Objective
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OrderSettings, PairSettings, TrainSettings
 from pipeline.store.store import open_store
-from pipeline.text.batches import Share
-from pipeline.text.load_tokenizer import load_tokenizer
-from pipeline.text.order import ShuffledOrder
-from pipeline.text.pairs import open_pairs
-from pipeline.text.triples import write_triples
+from pipeline.text.rows.batches import Share
+from pipeline.text.rows.order import ShuffledOrder
+from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.triples import write_triples
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.batches import batches
 from pipeline.train.gather import Ranks, world_size
 from pipeline.train.loop import Step, Training, fit

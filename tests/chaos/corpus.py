@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.flows.conftest import sentences
-from tests.flows.poisoned import KILLS, RAISES
+from tests.flows.encode.poisoned import KILLS, RAISES
 
 Row = tuple[str | None, str | None]
 

@@ -7,8 +7,8 @@ from collections import Counter
 import psutil
 
 from pipeline.errors import ConfigError
-from pipeline.flows.cluster import Cluster, connect, quiet
-from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.flows.workers.cluster import Cluster, connect, quiet
+from pipeline.flows.workers.pool import Pool, map_units, run_task
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import Device, Where

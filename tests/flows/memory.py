@@ -11,8 +11,8 @@ import time
 import psutil
 
 from pipeline.errors import TransientError
-from pipeline.flows.cluster import connect
-from pipeline.flows.units import Pool, map_units
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.pool import Pool, map_units
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import Swell

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.board import expect
-from pipeline.flows.loaded import gpu_assigned
-from pipeline.flows.units import progress
+from pipeline.flows.workers.heartbeat import expect
+from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.store.cache import kept
 from pipeline.store.store import open_store
 

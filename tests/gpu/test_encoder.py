@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.encoder import load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import LONG, save_folder
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
 from pipeline.settings import EncoderSettings
-from pipeline.text.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from tests.models.folders import TEXTS, save_folder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -13,7 +13,7 @@ from pipeline.index.build import fill, remove, train, write_index
 from pipeline.index.ids import write_ids
 from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, merge_on_disk
-from pipeline.models.encoder import Encoder, load_encoder
+from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit
 from pipeline.store.store import Store, sha256_of

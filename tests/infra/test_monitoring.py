@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.flows import metrics
+from pipeline.flows.workers import metrics
 from tests.infra.manifests import INFRA, of_kind, pods
 from tests.infra.queries import alerts, dashboard, names, names_used, queries
 

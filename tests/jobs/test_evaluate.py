@@ -13,7 +13,7 @@ from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.conftest import Ended
-from tests.flows.evaluating import arguments, write_pairs
+from tests.flows.evaluate.evaluating import arguments, write_pairs
 from tests.models.folders import save_folder
 
 Manta = Callable[..., Ended]

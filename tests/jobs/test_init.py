@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.cluster import Cluster
+from pipeline.flows.workers.cluster import Cluster
 from pipeline.settings import Job
 from tests.conftest import Ended
 from tests.flows.conftest import sentences

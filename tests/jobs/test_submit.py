@@ -208,7 +208,7 @@ def test_a_submitted_night_publishes_a_release(head: Head, undisturbed: Path):
 
 def test_only_what_jobs_need_is_uploaded(head: Head, undisturbed: Path):
     files = head.uploaded()
-    assert {"jobs/nightly.py", "pipeline/flows/nightly.py", "jobs/configs/nightly.yaml", "infra/kuberay/nightly.yaml"} <= {file.as_posix() for file in files}
+    assert {"jobs/nightly.py", "pipeline/flows/night/nightly.py", "jobs/configs/nightly.yaml", "infra/kuberay/nightly.yaml"} <= {file.as_posix() for file in files}
     assert not {".git", "tests", "out", ".ci", ".mypy_cache", ".hypothesis"} & {file.parts[0] for file in files}
     [package] = [path for path in head.folder.glob("session_latest/runtime_resources/working_dir_files/*") if path.is_dir()]
     assert sum((package / file).stat().st_size for file in files) < _MOST_UPLOADED

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import Ended
-from tests.flows.training import training_arguments, write_sentences, write_sts
+from tests.flows.train.training import training_arguments, write_sentences, write_sts
 from tests.models.folders import save_folder
 
 Train = Callable[..., tuple[int, dict[str, object], str]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.training_plan import check_settings
+from pipeline.flows.train.plan import check_settings
 from pipeline.objectives.build import roles_of
 from pipeline.settings import Job
 

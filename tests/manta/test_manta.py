@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import manta
-from pipeline.flows.encode import EncodeBlocks
+from pipeline.flows.encode.encode import EncodeBlocks
 from pipeline.index.search import open_release
-from pipeline.models.encoder import Encoder, load_encoder
-from pipeline.models.once import encode
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.inference.once import encode
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.store import open_store
 from tests.conftest import ROOT

@@ -9,7 +9,7 @@ import torch
 from scipy.special import log_softmax
 
 from pipeline.errors import ConfigError
-from pipeline.models.encoder import load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.objectives import Objective
 from pipeline.objectives.build import build_objective, roles_of
 from pipeline.objectives.distillation import Distillation

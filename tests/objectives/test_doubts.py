@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import TrainableEncoder, load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import OBJECTIVES
 from pipeline.settings import EncoderSettings
 from tests.models.folders import save_folder

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS
-from pipeline.text.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts

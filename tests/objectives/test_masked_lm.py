@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from pipeline.errors import ConfigError
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch
 from pipeline.objectives.build import build_objective, roles_of
 from pipeline.objectives.masked_lm import MaskedLM

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.adapters import adapt
-from pipeline.models.encoder import load_encoder
-from pipeline.models.folder import open_folder
-from pipeline.models.prompted import PromptedEncoder, transform_of
-from pipeline.models.saving import save_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.lora import adapt
+from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
+from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings, EncodeSettings, Job

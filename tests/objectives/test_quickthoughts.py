@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch, Column
 from pipeline.objectives.quickthoughts import QuickThoughts
 from pipeline.settings import EncoderSettings

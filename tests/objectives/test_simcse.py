@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
-from pipeline.models.folder import open_folder
-from pipeline.models.heads import TanhHead
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.heads import TanhHead
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings
 from pipeline.train.gradcache import loss_and_backward

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.pooling import segments
+from pipeline.models.layers.pooling import segments
 from pipeline.objectives import ALONE, AtEmbedding, Batch, Column, Peers
-from pipeline.text.tokens import Tokens
+from pipeline.text.tokens.tokens import Tokens
 
 WORDS = 32
 

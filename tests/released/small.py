@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
-from pipeline.flows.nightly import Outcome, nightly
+from pipeline.flows.night.nightly import Outcome, nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
 

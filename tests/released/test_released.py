@@ -12,13 +12,13 @@ import torch
 
 from pipeline.config import digest_of
 from pipeline.device import Device
-from pipeline.flows.cluster import connect
-from pipeline.flows.process import OneProcess
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import OneProcess
 from pipeline.index.search import open_release
 from pipeline.log import Stages
-from pipeline.models.encoder import load_encoder
-from pipeline.models.folder import open_folder
-from pipeline.models.linear import is_onednn
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.layers.linear import is_onednn
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.store.release import ReleaseManifest, Releases
 from pipeline.store.store import open_store

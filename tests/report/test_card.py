@@ -6,11 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.models.folder import open_folder
-from pipeline.models.heads import TanhHead
-from pipeline.models.prompted import PromptedEncoder
-from pipeline.models.saving import save_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.trainable.prompted import PromptedEncoder
+from pipeline.models.trainable.saving import save_folder
 from pipeline.report.card import CARD, card, write_card
 from pipeline.report.training import Product, Report
 from pipeline.settings import EncoderSettings

@@ -17,7 +17,7 @@ from pipeline.post.choose import Curve
 from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous, QuarantinedRow
 from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Latency, Point, Report, Stage, Throughput, render
 from pipeline.stats.sample import cosine_histogram, length_histogram
-from pipeline.text.coverage import Covered
+from pipeline.text.tokens.coverage import Covered
 
 VOID = {"meta", "br", "img", "link", "hr"}
 X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))

@@ -13,7 +13,7 @@ import yaml
 
 from pipeline import config
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.models.locate import locate
+from pipeline.models.folder.locate import locate
 from pipeline.store.store import Store, open_store, room
 
 ROOT = Path(__file__).parent.parent.parent
@@ -195,7 +195,8 @@ def _is_unsafe(function: str, options: dict[str | None, str]) -> bool:
 
 def test_nothing_that_is_read_from_a_store_is_unpickled():
     found = [call for top in ("pipeline", "jobs") for source in sorted((ROOT / top).rglob("*.py")) for call in loads_of(source)]
-    between_processes = ("pipeline/flows/units.py: pickle.loads(", "pipeline/flows/process.py: pickle.loads(")       # by Ray, and to a child: never through a store
+    by_ray, to_a_child = "pipeline/flows/workers/pool.py", "pipeline/flows/workers/local.py"
+    between_processes = (f"{by_ray}: pickle.loads(", f"{to_a_child}: pickle.loads(")        # never through a store
     moved = [call for call in found if call.startswith(between_processes)]
     assert moved
     settings = [call for call in found if call.startswith("pipeline/config.py: yaml.load(") and call.endswith("_Loader)")]

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import TrainableEncoder, load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import Product
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import DevSettings

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.models.adapters import adapt
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.lora import adapt
 from pipeline.objectives import Batch, Product
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings

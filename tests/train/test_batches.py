@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.objectives import ALONE
-from pipeline.text.batches import GlobalBatch, Share, share_of
-from pipeline.text.tokens import Tokens
+from pipeline.text.rows.batches import GlobalBatch, Share, share_of
+from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.batches import batches
 from pipeline.train.gather import Ranks
 from tests.objectives.tiny import texts, tokenize

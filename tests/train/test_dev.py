@@ -15,10 +15,10 @@ import torch.multiprocessing
 from scipy.stats import spearmanr
 
 from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.models.encoder import load_encoder
-from pipeline.models.folder import open_folder
-from pipeline.models.heads import TanhHead
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.heads import TanhHead
 from pipeline.objectives import Product
 from pipeline.objectives.classification import Classification
 from pipeline.objectives.weighted import Sum, Term

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.folder import open_folder
-from pipeline.models.trainable import load_trainable
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch, Loss
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OptimizerSettings, ScheduleSettings, TrainSettings
-from pipeline.text.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit

@@ -11,21 +11,21 @@ import torch
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
-from pipeline.models.encoder import load_encoder
-from pipeline.models.folder import open_folder
-from pipeline.models.saving import save_joined
-from pipeline.models.trainable import load_trainable
-from pipeline.models.words import FIRST, LAST, UNKNOWN
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.saving import save_joined
 from pipeline.objectives.build import build_objective, roles_of
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.text.batches import Share
-from pipeline.text.neighbours import NeighbourOrder
-from pipeline.text.order import ShuffledOrder
-from pipeline.text.pairs import open_pairs
+from pipeline.text.rows.batches import Share
+from pipeline.text.rows.neighbours import NeighbourOrder
+from pipeline.text.rows.order import ShuffledOrder
+from pipeline.text.rows.pairs import open_pairs
 from pipeline.train.batches import batches
 from pipeline.train.loop import Training, fit
 from pipeline.train.start import start_of
-from tests.models.wordfiles import minilm_table, write_words
+from tests.models.folder.wordfiles import minilm_table, write_words
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
 TOPICS = ("dog cat horse animal runs", "music song plays guitar loud", "rain snow wind cold storm", "bread soup eats kitchen salt", "car road drives fast wheel",

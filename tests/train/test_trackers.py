@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.flows.train import train
+from pipeline.flows.train.train import train
 from pipeline.log import Stages
 from pipeline.objectives import Loss
 from pipeline.settings import Job

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _STORES = ("pipeline.store.local", "pipeline.store.s3")
-_ENCODER = "pipeline.models.encoder"
+_ENCODER = "pipeline.models.inference.encoder"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -39,7 +39,7 @@ def _harm(name: str, module: ModuleType) -> None:
 
         install(module, os.environ["MANTA_CHAOS"])
     elif name == _ENCODER and "MANTA_CHAOS_POISON" in os.environ:
-        from tests.flows.poisoned import install as poison
+        from tests.flows.encode.poisoned import install as poison
 
         poison()
 

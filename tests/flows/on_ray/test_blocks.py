@@ -8,9 +8,9 @@ import pytest
 import ray.data
 
 from pipeline.errors import DataError
-from pipeline.flows.cluster import Cluster
-from pipeline.flows.encode import EncodeBlocks
-from pipeline.models.encoder import load_encoder
+from pipeline.flows.encode.encode import EncodeBlocks
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 

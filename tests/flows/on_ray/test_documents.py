@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.cluster import Cluster
+from pipeline.flows.workers.cluster import Cluster
 from tests.conftest import ROOT, Ended
 from tests.flows.conftest import sentences
-from tests.flows.documents import commands, python_blocks
-from tests.flows.test_documents import runs_on_ray
+from tests.flows.documents.documents import commands, python_blocks
+from tests.flows.documents.test_documents import runs_on_ray
 
 pytestmark = pytest.mark.slow
 README = ROOT / "README.md"

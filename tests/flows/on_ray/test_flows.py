@@ -10,28 +10,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.augment import augment
-from pipeline.flows.evaluate import evaluate
-from pipeline.flows.flow import train_flow
-from pipeline.flows.night import through_encoding
-from pipeline.flows.nightly import nightly
-from pipeline.flows.process import OneProcess, working_with
-from pipeline.flows.train import train
-from pipeline.flows.units import Pool
+from pipeline.flows.augment.augment import augment
+from pipeline.flows.evaluate.evaluate import evaluate
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.stages import through_encoding
+from pipeline.flows.train.train import train
+from pipeline.flows.transform.train_flow import train_flow
+from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.flows.workers.pool import Pool
 from pipeline.index.search import open_release
 from pipeline.log import Stages
-from pipeline.models.encoder import load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
+from tests.flows.augment.test_augment import LENIENT, expected_shuffle, rows_of, shuffles, worked_on
 from tests.flows.conftest import ON_RAY, sentences
-from tests.flows.evaluating import job as evaluation
-from tests.flows.evaluating import write_pairs
-from tests.flows.test_augment import LENIENT, expected_shuffle, rows_of, shuffles, worked_on
-from tests.flows.test_flow import stored, trained, training
-from tests.flows.test_mine import job_of, mined, write_questions
-from tests.flows.test_mine import rows_of as rows_of_pairs
-from tests.flows.test_nightly import unit_bytes
-from tests.flows.test_readme import blocks
+from tests.flows.documents.test_readme import blocks
+from tests.flows.evaluate.evaluating import job as evaluation
+from tests.flows.evaluate.evaluating import write_pairs
+from tests.flows.night.test_nightly import unit_bytes
+from tests.flows.train.test_mine import job_of, mined, write_questions
+from tests.flows.train.test_mine import rows_of as rows_of_pairs
+from tests.flows.transform.test_train_flow import stored, trained, training
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 MakeJob = Callable[..., Job]

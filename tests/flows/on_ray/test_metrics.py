@@ -11,9 +11,9 @@ from urllib.request import urlopen
 import pytest
 
 from pipeline.errors import DataError, GatesRefused
-from pipeline.flows import metrics
-from pipeline.flows.cluster import Cluster
-from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.flows.workers import metrics
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.pool import Pool, map_units, run_task
 from pipeline.store.release import Gate
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.cluster import Cluster
+from pipeline.flows.workers.cluster import Cluster
 from pipeline.settings import Job
 from tests.flows.conftest import ON_RAY
-from tests.flows.test_s3 import assert_no_secret, seen_of_a_night, uploaded
+from tests.flows.night.test_s3 import assert_no_secret, seen_of_a_night, uploaded
 
 
 @pytest.mark.slow

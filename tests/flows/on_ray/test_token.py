@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.flows.cluster import Cluster
+from pipeline.flows.workers.cluster import Cluster
 
 _ENTER = """
 import sys

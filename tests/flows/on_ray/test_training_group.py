@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.cluster import Cluster
-from pipeline.flows.room import Node
-from pipeline.flows.training_group import Group, LostPeer, judged
+from pipeline.flows.train.ranks import Group, LostPeer, judged
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.room import Node
 from pipeline.log import Stages, listening, say
-from pipeline.text.batches import Share
+from pipeline.text.rows.batches import Share
 from tests.flows.tasks import Double
 
 GROUP = Group(2, cpus=0.5, failures=1)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.board import PATIENCE_S, expect
-from pipeline.flows.cluster import Cluster
-from pipeline.flows.units import Pool, map_units, run_task
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.heartbeat import PATIENCE_S, expect
+from pipeline.flows.workers.pool import Pool, map_units, run_task
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double, HangOnce, Long, Meet, Where
 
@@ -89,7 +89,7 @@ def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence
 
 @pytest.mark.usefixtures("patient_again")
 def test_a_node_that_never_comes_is_waited_for_where_the_cluster_can_grow(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.flows.watch.grows", lambda: True)
+    monkeypatch.setattr("pipeline.flows.workers.watch.grows", lambda: True)
     expect(60.0, wait_s=2.0)
     with pytest.raises(ConfigError, match=r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of") as caught:
         run_task(Double(), 1, Pool(1, gpus=1))

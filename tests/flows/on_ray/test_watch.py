@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows import board as boards
-from pipeline.flows import room, watch
-from pipeline.flows.board import PATIENCE_S, Call, expect, open_board
-from pipeline.flows.cluster import Cluster
-from pipeline.flows.room import Needs, nodes_alive
-from pipeline.flows.standstill import Worker
-from pipeline.flows.units import Pool, run_task
-from pipeline.flows.watch import Watch
+from pipeline.flows.workers import heartbeat as boards
+from pipeline.flows.workers import room, watch
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.heartbeat import PATIENCE_S, Call, expect, open_board
+from pipeline.flows.workers.pool import Pool, run_task
+from pipeline.flows.workers.room import Needs, nodes_alive
+from pipeline.flows.workers.standstill import Worker
+from pipeline.flows.workers.watch import Watch
 from tests.flows.tasks import Double
 
 MakeWatch = Callable[[Call], Watch]

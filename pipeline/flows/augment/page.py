@@ -1,0 +1,193 @@
+"""The page of an augmented corpus: gathered from a sample of its units, one after the other, and written beside the manifest."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+
+from pipeline.augment import Named
+from pipeline.charts.augmentation import Spread
+from pipeline.flows.augment.variant_units import columns_of
+from pipeline.log import packages
+from pipeline.report.augmentation import Example, Method, Rejected, Report, Sample, Work, render
+from pipeline.settings import Job
+from pipeline.settings.augment import KeepSettings
+from pipeline.stats.sample import sample_by_key
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus, UnitRecord
+
+if TYPE_CHECKING:
+    from pipeline.flows.augment.augment import Augmentation
+
+T = TypeVar("T")
+Batch: TypeAlias = pa.RecordBatch
+
+SAMPLE = 100_000                # rows that histograms and shares of texts are of: an error of at most 0.3 % of the texts, if rows were independent
+_EXAMPLES, _REJECTED = 20, 5    # texts that are shown, and rejected ones for each reason
+_FURTHER = 2                    # units read for a reason that the sample holds too few of
+_ROWS = 2_048                   # as they are written together
+_RATIOS = np.arange(61) / 20
+_COSINES = np.arange(-50, 51) / 50
+_PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "py3langid", "pyarrow")
+
+
+def write_page(made: "Augmentation", named: Sequence[Named], job: Job, seconds: float) -> None:
+    """Leave the page of the manifest beside it. seconds: of the run so far."""
+    made.store.write(made.series.page(made.number), render(report_of(made, named, job, seconds)).encode())
+
+
+def report_of(made: "Augmentation", named: Sequence[Named], job: Job, seconds: float, most: int = SAMPLE) -> Report:
+    """What the page says. Reads units until there are `most` rows, and of them only the columns that are shown."""
+    manifest, store, gathered = made.manifest, made.store, _gathered(made, named, job, most)
+    corpus = made.corpus or Corpus.from_json(store.read_checked(manifest.corpus.path, manifest.corpus.sha256), store.uri_of(manifest.corpus.path))
+    changes = corpus.changes if made.number > 1 else None
+    folder = manifest.units[0].path.rpartition("/")[0] if manifest.units else ""
+    return Report(
+        name=job.augment.name, number=made.number, uri=made.uri, units_uri=store.uri_of(folder) if folder else "", corpus=str(job.corpus.uri), rows=manifest.rows,
+        units=len(manifest.units), counts=made.rates(), methods=tuple(gathered.methods()), sample=gathered.sample(made.rates()),
+        quarantined=corpus.counts["quarantined"], changes={name: getattr(changes, name) for name in ("new", "changed", "deleted")} if changes is not None else {},
+        encoder=job.encoder.path if any(keep.similarity for keep in gathered.keeps) else "", seed=job.augment.seed,
+        worked=tuple(Work(each.title, each.effort, each.seconds) for each in made.worked), seconds=seconds,
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), settings_text=_settings(job, gathered.keeps), packages=packages(*_PACKAGES),
+    )
+
+
+def _settings(job: Job, keeps: Sequence[KeepSettings]) -> str:
+    """YAML of the sections that decide what is made; it may be given as --config."""
+    sections = ("corpus", *(("encoder",) if any(keep.similarity for keep in keeps) else ()), "augment")
+    tree = {**{name: getattr(job, name).model_dump(mode="json") for name in sections}, "release": {"root": job.release.root}}
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _gathered(made: "Augmentation", named: Sequence[Named], job: Job, most: int) -> "_Gathered":
+    """The sample: whole units in the order of their hash, and a few more where they hold what it lacks."""
+    gathered = _Gathered(named, [each.settings.keep or job.augment.keep for each in named])
+    units = sorted(made.manifest.units, key=lambda unit: unit.sha256)
+    read = 0
+    while read < len(units) and gathered.rows < most:
+        for batch in _batches(made.store, units[read], made.manifest.labels):
+            gathered.add(batch.slice(0, most - gathered.rows))
+            if gathered.rows == most:
+                break
+        read += 1
+    for reason, count in _by_reason(made.manifest.counts()).items():
+        holding = [unit for unit in units[read:] if _by_reason(unit.counts).get(reason)]
+        for unit in sorted(holding, key=lambda unit: -_by_reason(unit.counts)[reason])[:_FURTHER]:
+            if gathered.found(reason) < min(count, _REJECTED):
+                for batch in _batches(made.store, unit, made.manifest.labels):
+                    gathered.add_rejected(batch, only=reason)
+    return gathered
+
+
+def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[Batch]:
+    columns = ["text", "text_key", *(name for label in labels for name in columns_of(label))]
+    with pq.ParquetFile(store.open(unit.path, unit.sha256)) as file:
+        yield from file.iter_batches(_ROWS, columns=columns)
+
+
+def _by_reason(counts: Mapping[str, int]) -> dict[str, int]:
+    """Rejected variants of all labels, of a record's counts."""
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        label, _, reason = name.rpartition(":")
+        if label and reason != "kept":
+            found[reason] = found.get(reason, 0) + count
+    return found
+
+
+class _Chosen(Generic[T]):
+    """What stands at the keys with the smallest hashes, of all that were offered; each key once, the first that was offered."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.found: dict[bytes, T] = {}
+
+    def offer(self, keys: Sequence[bytes], at: Callable[[int], T]) -> None:
+        """at: what stands at a place of `keys`; asked only for what is chosen."""
+        places = {key: place for place, key in reversed(list(enumerate(keys)))}
+        every = list({**dict.fromkeys(self.found), **dict.fromkeys(places)})
+        chosen = [every[number] for number in sample_by_key(every, self.size)] if every else []
+        self.found = {key: self.found[key] if key in self.found else at(places[key]) for key in chosen}
+
+
+class _Gathered:
+    """What the page shows of rows, batch by batch."""
+
+    def __init__(self, named: Sequence[Named], keeps: Sequence[KeepSettings]) -> None:
+        self.named, self.keeps, self.rows = named, keeps, 0
+        self._labels = [label for each in named for label in each.labels]
+        self._texts = np.zeros(len(self._labels), np.int64)
+        self._ratios, self._cosines = dict[str, Spread](), dict[str, Spread]()
+        self._examples: _Chosen[Example] = _Chosen(_EXAMPLES)
+        self._rejected: dict[str, _Chosen[Rejected]] = {}
+
+    def add(self, batch: Batch) -> None:
+        """Count the rows in, and look for examples among them."""
+        self.rows += batch.num_rows
+        kept = np.stack([_mask(batch[columns_of(label)[0]].is_valid()) for label in self._labels])
+        self._texts += (kept.sum(0)[:, None] > np.arange(len(self._labels))).sum(0)
+        for each, keep in zip(self.named, self.keeps, strict=True):
+            for label in each.labels:
+                self._measure(batch, label, each.name, keep)
+        self._examples.offer(batch["text_key"].to_pylist(), partial(_example, batch, self._labels))
+        self.add_rejected(batch)
+
+    def add_rejected(self, batch: Batch, only: str | None = None) -> None:
+        """Look for rejected variants alone; only: of that reason."""
+        for label in self._labels:
+            reasons = np.array(batch[columns_of(label)[2]].to_pylist(), object)
+            for reason in {only} if only else {each for each in reasons if each is not None}:
+                rows = batch.take(pa.array(np.flatnonzero(reasons == reason)))
+                self._rejected.setdefault(reason, _Chosen(_REJECTED)).offer(rows["text_key"].to_pylist(), partial(_rejected, rows, label))
+
+    def found(self, reason: str) -> int:
+        """Rejected variants of that reason so far."""
+        return len(self._rejected[reason].found) if reason in self._rejected else 0
+
+    def _measure(self, batch: Batch, label: str, name: str, keep: KeepSettings) -> None:
+        variant, rejected, _, similarity = (batch[column] for column in columns_of(label))
+        kept, shown = _mask(variant.is_valid()), pc.coalesce(variant, rejected)
+        there, measured = _mask(shown.is_valid()), _mask(similarity.is_valid())
+        ratios = _lengths(shown)[there] / np.maximum(_lengths(batch["text"])[there], 1)
+        _add(self._ratios, name, Spread.of(ratios, kept[there], _RATIOS, keep.length_ratio))
+        _add(self._cosines, name, Spread.of(similarity.to_numpy(zero_copy_only=False)[measured].astype(np.float64), kept[measured], _COSINES, keep.similarity))
+
+    def methods(self) -> Iterator[Method]:
+        for each, keep in zip(self.named, self.keeps, strict=True):
+            yield Method(each.name, each.settings.method, each.labels, keep, self._ratios.get(each.name), self._cosines.get(each.name))
+
+    def sample(self, rates: Mapping[str, Mapping[str, int]]) -> Sample:
+        """rates: as of the manifest; reasons stand in the order of their frequency."""
+        total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in self._rejected}
+        order = sorted(total, key=lambda reason: (-total[reason], reason))
+        rejected = {reason: tuple(self._rejected[reason].found.values()) for reason in order if self._rejected[reason].found}
+        return Sample(self.rows, tuple(self._texts.tolist()), tuple(self._examples.found.values()), rejected)
+
+
+def _example(batch: Batch, labels: Sequence[str], place: int) -> Example:
+    cells = {label: tuple(batch[name][place].as_py() for name in columns_of(label)) for label in labels}
+    made = ((label, rejected if variant is None else variant, reason) for label, (variant, rejected, reason, _) in cells.items())
+    return Example(batch["text"][place].as_py(), tuple(made))
+
+
+def _rejected(batch: Batch, label: str, place: int) -> Rejected:
+    return Rejected(label, batch["text"][place].as_py(), batch[columns_of(label)[1]][place].as_py())
+
+
+def _add(spreads: dict[str, Spread], name: str, spread: Spread) -> None:
+    spreads[name] = spreads[name] + spread if name in spreads else spread
+
+
+def _lengths(texts: pa.Array) -> np.ndarray:
+    """(n,) characters, as `length_ratio` counts them."""
+    return np.asarray(pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False))
+
+
+def _mask(found: pa.Array) -> np.ndarray:
+    return np.asarray(found.to_numpy(zero_copy_only=False), bool)

@@ -1,0 +1,151 @@
+"""Variants of a corpus unit's live rows beside their text: words edited here, what models made read, all of it judged, and one unit written."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.augment import Named, WordAugmenter, Words, draws
+from pipeline.augment.keep import Candidates, Judged, Vectors, judge
+from pipeline.config import digest_of
+from pipeline.errors import Defect
+from pipeline.flows.augment.model_units import made_columns, made_path
+from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.worker import loaded
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings.augment import AugmentSettings
+from pipeline.store.dead import Dead
+from pipeline.store.schema import KEY, carried_name, kept_name
+from pipeline.store.store import Store, sha256_of
+from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record
+
+_ROWS = 2_048                   # judged together: the encoder fills its buffers
+_OWN = ("id", "text", "text_key", "file", "row", carried_name("text"))      # the last: what the text was before it was normalised
+
+Edit = Callable[[Words, np.random.Generator], Words]
+
+
+def columns_of(label: str) -> tuple[str, str, str, str]:
+    """Names of a variant's columns: what is kept, what is not, why, and its cosine with the text."""
+    return f"variant_{label}", f"rejected_{label}", f"reason_{label}", f"similarity_{label}"
+
+
+def count_name(label: str, what: str) -> str:
+    """Of a record's counts: variants of that label that are kept, or were rejected for that reason."""
+    return f"{label}:{what}"
+
+
+@dataclass(frozen=True)
+class AssembleUnit:
+    """One corpus unit's variants. folder: of the units made here, by all that decides what is in them; makings: of what models made, by the name of the variants."""
+
+    store: Store
+    named: tuple[Named, ...]
+    makings: Mapping[str, str]
+    folder: str
+    settings: AugmentSettings
+    id_name: str
+    dead: FileRef | None
+    encoder: EncoderSettings | None
+    """for similarities; None where nobody asks for them"""
+    encode: EncodeSettings
+
+    def start(self) -> Callable[[CorpusUnit], UnitRecord]:
+        edits = {each.name: each.augmenter.start() for each in self.named if isinstance(each.augmenter, WordAugmenter)}
+        dead, vectors = Dead.load(self.store, self.dead), self._encoder()
+
+        def work(unit: CorpusUnit) -> UnitRecord:
+            gone = dead.rows_of(unit.ordinal)
+            path = assembled_path(self.folder, unit, gone)
+            record = UnitRecord.left(self.store, path)
+            if record is None or not record.is_whole(self.store):
+                with self.store.scratch() as scratch:
+                    counts = self._write(unit, gone, scratch / "augmented.parquet", edits, vectors)
+                    record = create_record(self.store, path, self._stored(unit, gone, scratch / "augmented.parquet", counts))
+            return record
+
+        return work
+
+    def _encoder(self) -> Vectors | None:
+        if self.encoder is None:
+            return None
+        encoder = loaded(self.encoder, self.encode)
+        return lambda texts: encoder.encode(texts)
+
+    def _write(self, unit: CorpusUnit, gone: np.ndarray, file: Path, edits: Mapping[str, Edit], vectors: Vectors | None) -> Counter[str]:
+        source = pq.read_table(self.store.open(unit.path, unit.sha256))
+        schema, counts = self._schema(source.schema), Counter[str]()
+        made = {name: self._made(unit, folder) for name, folder in self.makings.items()}
+        live = np.ones(unit.rows, bool)
+        live[gone] = False
+        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
+            for start in range(0, unit.rows, _ROWS):
+                rows = pa.array(start + np.flatnonzero(live[start : start + _ROWS]))
+                if len(rows):
+                    batch, parts = source.take(rows).combine_chunks(), {name: table.take(rows).combine_chunks() for name, table in made.items()}
+                    judged = judge(_column(batch, "text"), self._candidates(batch, parts, edits), vectors)
+                    counts.update({count_name(label, what): count for label, each in judged.items() for what, count in each.counts().items()})
+                    writer.write_table(self._table(batch, judged, schema))
+                progress(min(start + _ROWS, unit.rows))
+        progress(unit.rows, last=True)
+        return counts
+
+    def _candidates(self, batch: pa.Table, made: Mapping[str, pa.Table], edits: Mapping[str, Edit]) -> dict[str, Candidates]:
+        found: dict[str, Candidates] = {}
+        for each in self.named:
+            keep = each.settings.keep or self.settings.keep
+            for number, label in enumerate(each.labels):
+                if each.name in made:
+                    texts, reasons = (_column(made[each.name], name) for name in made_columns(number))
+                else:
+                    texts = pa.array(self._edited(batch, each.name, number, edits[each.name]), pa.large_string())
+                    reasons = pa.nulls(batch.num_rows, pa.string())
+                found[label] = Candidates(texts, reasons, keep)
+        return found
+
+    def _edited(self, batch: pa.Table, name: str, number: int, edit: Edit) -> Iterator[str]:
+        generator = partial(draws, self.settings.seed, name, number)
+        return (" ".join(edit(text.split(), generator(row_id))) for row_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True))
+
+    def _made(self, unit: CorpusUnit, folder: str) -> pa.Table:
+        record = UnitRecord.load(self.store, made_path(folder, unit.sha256))
+        if record is None:
+            raise Defect(self.store.uri_of(made_path(folder, unit.sha256)), "what the models made", "nothing", "run again")
+        return pq.read_table(self.store.open(record.path, record.sha256))
+
+    def _schema(self, corpus: pa.Schema) -> pa.Schema:
+        kept = [corpus.field(name).with_name(kept_name(name)) for name in corpus.names if name not in _OWN]
+        own = [pa.field(self.id_name, corpus.field("id").type, nullable=False), pa.field("text", pa.string(), nullable=False), pa.field("text_key", KEY, nullable=False)]
+        types = (pa.string(), pa.string(), pa.string(), pa.float32())
+        labels = (label for each in self.named for label in each.labels)
+        return pa.schema([*own, *kept, *(pa.field(name, kind) for label in labels for name, kind in zip(columns_of(label), types, strict=True))])
+
+    def _table(self, batch: pa.Table, judged: Mapping[str, Judged], schema: pa.Schema) -> pa.Table:
+        kept = [batch[name] for name in batch.column_names if name not in _OWN]
+        variants = [column for each in judged.values() for column in (each.kept, each.rejected, each.reasons, each.similarity)]
+        arrays = [batch["id"], batch["text"], batch["text_key"], *kept, *variants]
+        return pa.table([array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema)
+
+    def _stored(self, unit: CorpusUnit, gone: np.ndarray, file: Path, counts: Counter[str]) -> UnitRecord:
+        digest, size, rows = sha256_of(file), file.stat().st_size, unit.rows - len(gone)
+        path = f"{self.folder}/{unit.sha256[:24]}-{digest[:12]}.parquet"
+        self.store.put(file, path)
+        name = assembled_path(self.folder, unit, gone).removesuffix(".json")
+        numbers = {"rows": rows, **dict(sorted(counts.items()))}
+        return UnitRecord(name=name, path=path, rows=rows, bytes=size, sha256=digest, counts=numbers, source=unit.sha256)
+
+
+def assembled_path(folder: str, unit: CorpusUnit, gone: np.ndarray) -> str:
+    """Where the record of that corpus unit's variants stands while those of its rows are dead."""
+    return f"{folder}/{unit.sha256[:24]}{f'-{digest_of(gone.tolist())[:8]}' if len(gone) else ''}.json"
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    """The column as one array."""
+    column = table[name].combine_chunks()
+    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,65 @@
+"""Small questions to the encoder and the corpus, answered on a worker: sampled texts, and the vectors of a few texts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.flows.workers.worker import loaded
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.stats.sample import sample_by_key
+from pipeline.store.dead import Dead
+from pipeline.store.store import Store
+from pipeline.store.units import CorpusUnit, FileRef
+
+_BATCH = 65_536         # rows looked at together
+_SPARE = 4              # candidates drawn for each text wanted, since some turn out too short
+
+
+@dataclass(frozen=True)
+class EncodeTexts:
+    """Vectors (n, dim) of texts, as those of the corpus; query: as those of queries."""
+
+    encoder: EncoderSettings
+    encode: EncodeSettings
+    query: bool = False
+
+    def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
+        encoder = loaded(self.encoder, self.encode)
+        return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
+
+
+@dataclass(frozen=True)
+class SampleTexts:
+    """Texts of corpus units with at least `characters` of them, drawn by their content key over the live rows of all units; in key order, `count` or fewer."""
+
+    store: Store
+    count: int
+    characters: int = 1
+    dead: FileRef | None = None
+
+    def start(self) -> Callable[[tuple[CorpusUnit, ...]], tuple[str, ...]]:
+        return self._sample
+
+    def _sample(self, units: tuple[CorpusUnit, ...]) -> tuple[str, ...]:
+        best: pa.Table | None = None
+        dead = Dead.load(self.store, self.dead)
+        for unit in units:
+            start, gone = 0, dead.rows_of(unit.ordinal)
+            for batch in pq.ParquetFile(self.store.open(unit.path, unit.sha256)).iter_batches(_BATCH, columns=["text", "text_key"]):
+                live = ~np.isin(np.arange(start, start + len(batch)), gone)
+                start += len(batch)
+                best = self._best(best, batch if live.all() else batch.filter(pa.array(live)))
+        return tuple(best["text"].to_pylist()[: self.count]) if best else ()
+
+    def _best(self, best: pa.Table | None, batch: pa.RecordBatch) -> pa.Table:
+        """The union's rows with the smallest keys; a text that occurs twice counts once."""
+        long = batch.filter(pc.greater_equal(pc.utf8_length(batch["text"]), self.characters))
+        rows = pa.concat_tables([*([best] if best else []), pa.Table.from_batches([long])])
+        chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _SPARE * self.count))
+        keys = chosen["text_key"].to_pylist()
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}
+        return chosen.take(pa.array([first[key] for key in sorted(first)], pa.int64()))         # typed: there may be no text that long

@@ -1,0 +1,186 @@
+"""Candidates side by side on tasks: every sentence is encoded once for a space, every figure is kept, and whatever an earlier run left is taken over."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from pipeline.config import digest_of, to_yaml
+from pipeline.errors import ConfigError
+from pipeline.evaluate import Task
+from pipeline.evaluate.tasks import Average, Missing, Selection, averages, select_tasks
+from pipeline.flows.evaluate.candidates import Contender, contenders
+from pipeline.flows.evaluate.disagreements import disagreements
+from pipeline.flows.evaluate.geometry import measure_geometry
+from pipeline.flows.evaluate.scoring import Scored, ScoreTask, Scoring
+from pipeline.flows.evaluate.sentences import Sentences, SpaceVectors, encode_sentences, kept_vectors
+from pipeline.flows.night.candidate import PACKAGES
+from pipeline.flows.workers.cluster import Cluster, connect, is_local
+from pipeline.flows.workers.local import standing_by
+from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.log import Running, Stages, packages, say
+from pipeline.report.disagreements import Disagreement
+from pipeline.report.evaluation import Section
+from pipeline.report.geometry import sections as geometry_sections
+from pipeline.settings import Job
+from pipeline.stats.measured import Geometry
+from pipeline.store.store import Store, open_store
+
+Key = tuple[tuple[str, str | None], str]
+"""(space and transform, task): candidates that share both share their figures"""
+
+_QUICK = ("sts", "pairs", "triplets")       # one pass over the rows and their resamples; other kinds train or search
+_FEW = 2_000_000                            # sentences, once for each resample: scored in some two seconds
+_PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A task, and what each candidate reached on it, in the candidates' order."""
+
+    name: str
+    kind: str
+    scored: tuple[Scored, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found. id: sha256 of what was compared on what, equal for equal questions."""
+
+    id: str
+    root: str
+    candidates: tuple[Contender, ...]
+    measured: tuple[Measured, ...]
+    missing: tuple[Missing, ...]
+    averages: tuple[tuple[Average, ...], ...]
+    """of each candidate, over the same tasks"""
+    numerics: tuple[dict[str, int], ...]
+    """of each candidate's sentence vectors"""
+    encoded: int
+    """sentences encoded in this run"""
+    resamples: int
+    settings: str
+    """YAML"""
+    packages: dict[str, str]
+    speeds: tuple[float | None, ...] = ()
+    """of each candidate, sentences per second of one worker; None where an earlier run left all vectors"""
+    disagreements: tuple[Disagreement, ...] = ()
+    geometry: Any = None
+    """as JSON"""
+    sections: tuple[Section, ...] = ()
+    """of the page, beside the tasks"""
+
+
+def wanted(job: Job, *, geometry: bool = False) -> bool:
+    """Whether candidates are to be evaluated; ConfigError for candidates and nothing to evaluate them on."""
+    settings = job.evaluate
+    measures = settings.tasks is not None or bool(settings.own) or geometry
+    if settings.candidates and not measures:
+        remedy = "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry"
+        raise ConfigError("evaluate.candidates", "tasks to measure the candidates on", "none", remedy)
+    return measures
+
+
+def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool = False) -> Evaluation:
+    """The job's candidates on the job's tasks. ConfigError, DataError, ModelError and SpaceMismatch as of `contenders` and `select_tasks`."""
+    store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
+    candidates = contenders(job, store)
+    selected = select_tasks(job.evaluate)
+    for each in selected.missing:
+        say(f"task {each.name} is missing: {each.reason}")
+    run = _Run(job, store, stages, selected.tasks, candidates, geometry)
+    run.look()
+    with standing_by(run.is_small, job.cluster.patience_s) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+        run.encode(cluster)
+        measured = run.measured(cluster)
+        shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None
+    return Evaluation(
+        id=_identity(job, selected, candidates, shape), root=store.uri, candidates=candidates, measured=measured, missing=selected.missing,
+        averages=_averages(measured, len(candidates)),
+        numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates), encoded=sum(map(len, run.new.values())),
+        speeds=tuple(run.speeds.get(each.space_id) for each in candidates),
+        disagreements=disagreements(selected.tasks, [each.scored for each in measured], [each.name for each in candidates], store),
+        resamples=job.evaluate.bootstrap, settings=to_yaml(job), packages=packages(*_PACKAGES),
+        geometry=shape.model_dump(mode="json") if shape else None, sections=geometry_sections(shape) if shape else (),
+    )
+
+
+def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], shape: Geometry | None) -> str:
+    asked = [[*each.id, each.name] for each in candidates], [[task.name, task.digest] for task in selected.tasks], [each.name for each in selected.missing]
+    return digest_of([*asked, job.evaluate.bootstrap, job.evaluate.seed, shape and shape.content_id()])[:24]
+
+
+@dataclass
+class _Run:
+    """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task; speeds: of encoding, by space."""
+
+    job: Job
+    store: Store
+    stages: Stages
+    tasks: Sequence[Task]
+    candidates: Sequence[Contender]
+    geometry: bool
+    vectors: dict[str, SpaceVectors] = field(default_factory=dict)
+    new: dict[str, Sentences] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """What there is to do."""
+        with self.stages("read tasks", unit="sentences") as bar:
+            sentences = Sentences.of(self._sentences(bar))
+            bar.stage.note = f"{len(sentences):,} distinct, of {len(self.tasks)} tasks"
+        self.vectors = {each.space_id: kept_vectors(self.store, each) for each in self.candidates}
+        self.new = {space_id: sentences.without(vectors.known) for space_id, vectors in self.vectors.items()}
+
+    def _sentences(self, bar: Running) -> Iterator[str]:
+        for task in self.tasks:
+            given = task.sentences()
+            self.sizes[task.name] = len(given)
+            bar.add(len(given))
+            yield from given
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one process of this machine is done before Ray has started: few sentences to encode, to measure the space on, and to train classifiers on."""
+        if not is_local(self.job.cluster) or not self.job.cluster.small_rows:
+            return False
+        trained = sum(self.sizes[scoring.task.name] for scoring in self._scorings().values() if scoring.task.kind == "transfer" and scoring.done(self.store) is None)
+        sampled = self.job.evaluate.geometry.sentences * len(self.vectors) if self.geometry else 0
+        return trained + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
+
+    def encode(self, cluster: Cluster) -> None:
+        """Vectors of all sentences; candidates of one space share them."""
+        for space_id, held in list(self.vectors.items()):
+            contender = next(each for each in self.candidates if each.space_id == space_id)
+            if len(self.new[space_id]):
+                self.vectors[space_id], self.speeds[space_id] = encode_sentences(self.new[space_id], held, contender, self.job, cluster, self.stages)
+
+    def measured(self, cluster: Cluster) -> tuple[Measured, ...]:
+        """Every candidate on every task: what trains classifiers first, then by size. What an earlier run left is not made again."""
+        items = self._scorings()
+        with self.stages("score", len(items), "figures") as bar:
+            made = {key: scored for key, item in items.items() if (scored := item.done(self.store)) is not None}
+            todo = sorted((key for key in items if key not in made), key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]), reverse=True)
+            bar.skip(len(made))
+            for number, scored in self._scored([items[key] for key in todo], cluster):
+                made[todo[number]] = scored
+                bar.add(1)
+        return tuple(Measured(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates)) for task in self.tasks)
+
+    def _scored(self, items: Sequence[Scoring], cluster: Cluster) -> Iterator[tuple[int, Scored]]:
+        """On the cluster, or here where that is done before a worker has started."""
+        task = ScoreTask(self.store)
+        if all(item.task.kind in _QUICK for item in items) and sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items) <= _FEW:
+            work = task.start()
+            return ((number, work(item)) for number, item in enumerate(items))
+        return map_units(task, items, Pool(max(1, min(cluster.cpus, len(items)))))
+
+    def _scorings(self) -> dict[Key, Scoring]:
+        settings, pairs = self.job.evaluate, product(self.candidates, self.tasks)
+        return {(each.id, task.name): Scoring(each, task, self.vectors[each.space_id], settings.bootstrap, settings.seed) for each, task in pairs}
+
+
+def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[Average, ...], ...]:
+    """Of each candidate."""
+    return tuple(averages({each.name: each.scored[place].result.score() for each in measured}) for place in range(candidates))

@@ -1,0 +1,149 @@
+"""The geometry of several candidates, side by side, on sentences of the job's corpus and on pairs whose similarity people have judged."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeline.errors import DataError
+from pipeline.evaluate.sts import StsTask
+from pipeline.evaluate.tasks import own_task
+from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.probe import SampleTexts
+from pipeline.flows.evaluate.candidates import Contender
+from pipeline.flows.evaluate.geometry_tasks import MeasureEncoder, Subject
+from pipeline.flows.evaluate.sentences import cleaned
+from pipeline.flows.night.previous import load_before
+from pipeline.flows.night.stages import open_releases
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.local import arithmetic
+from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.log import Stages
+from pipeline.settings import GeometrySettings, Job, TaskSettings
+from pipeline.stats.lexical import rank_correlation
+from pipeline.stats.measured import RAW, Depth, EncoderGeometry, Geometry, Series
+from pipeline.stats.space import Pairs
+from pipeline.store.store import Store, open_store
+from pipeline.store.units import Corpus
+from pipeline.text.corpus.ingest import Parent, ingest
+
+_PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
+_FEWEST = 10                # texts: below, no figure means anything
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts or pairs to measure on, where they are from, and why there are none."""
+
+    texts: tuple[str, ...] = ()
+    pairs: Pairs | None = None
+    source: str = ""
+    why: str = ""
+
+
+def measure_geometry(job: Job, candidates: Sequence[Contender], store: Store, cluster: Cluster, stages: Stages) -> Geometry:
+    """The geometry of every candidate, with and without its transform. store: of the evaluations; what was measured before is taken over from there.
+
+    Texts come from the corpus, without one from the pairs; DataError where there are neither.
+    """
+    settings, pairs = job.evaluate.geometry, known_pairs(job)
+    with stages("geometry", unit="encoders") as bar:
+        texts = _sampled(job)
+        if len(texts.texts) < _FEWEST:
+            texts = _instead(texts, pairs, settings)
+        subjects = list(_subjects(candidates, store))
+        task = MeasureEncoder(store, arithmetic(job.encode), settings, texts.texts, pairs.pairs)
+        made = dict(map_units(task, subjects, cluster.pool(job.cluster, len(subjects))))
+        bar.add(len(subjects))
+    measured = {made[number].space_id: made[number] for number in range(len(subjects))}
+    return _joined(job, candidates, measured, texts, pairs)
+
+
+def known_pairs(job: Job) -> Sample:
+    """STS-B dev, else test, of the folder of tasks; else the first STS task of one's own."""
+    options = job.evaluate
+    home = open_store(options.tasks) if options.tasks is not None else None
+    found = next((home.uri_of(path) for path in _PAIR_FILES if home.exists(path)), None) if home else None
+    source = TaskSettings(kind="sts", uri=found) if found else next((each for each in options.own if each.kind == "sts"), None)
+    if source is None:
+        return Sample(why=f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}" if home else "evaluate.tasks is not set: it names a folder with STS-B")
+    task = own_task(source, options)
+    assert isinstance(task, StsTask)
+    read = task.pairs()
+    left, right = (cleaned(side).to_pylist() for side in (read.left, read.right))
+    return Sample(pairs=Pairs.of(left, right, read.gold, options.geometry.edit_distance), source=task.name)
+
+
+def _sampled(job: Job) -> Sample:
+    """Texts of the corpus of the live release, else of corpus.uri, drawn by their content key."""
+    try:
+        corpus, store, source = _corpus(job)
+    except DataError as error:
+        return Sample(why=str(error))
+    texts = run_task(SampleTexts(store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1))
+    return Sample(texts, source=source, why="" if len(texts) >= _FEWEST else f"the corpus has {len(texts)} different texts")
+
+
+def _corpus(job: Job) -> tuple[Corpus, Store, str]:
+    releases = open_releases(job)
+    before = load_before(releases)
+    if before.release is not None and before.corpus is not None:
+        return before.corpus, releases.store, f"the corpus of release {before.release.release}"
+    return ingest(job.corpus, job.encode.unit_rows, releases.store, Parent(next_ordinal=releases.next_ordinal())), releases.store, job.corpus.uri
+
+
+def _instead(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
+    """The sentences of the pairs in place of the corpus's."""
+    if pairs.pairs is None:
+        found = f"neither: {texts.why}; {pairs.why}"
+        raise DataError("evaluate --geometry", "texts of a corpus, or pairs of known similarity", found, "set corpus.uri or evaluate.tasks")
+    sentences = pairs.pairs.sentences
+    chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sentences))[: settings.sentences])
+    return replace(texts, texts=tuple(sentences[place] for place in chosen), source=pairs.source)
+
+
+def _subjects(candidates: Sequence[Contender], store: Store) -> Iterator[Subject]:
+    """Each encoder once, with the transforms of all candidates that have it."""
+    for space_id in dict.fromkeys(each.space_id for each in candidates):
+        alike = [each for each in candidates if each.space_id == space_id]
+        transforms = {each.transform_id: each.transform for each in alike if each.transform_id and each.transform}
+        yield Subject(for_workers(alike[0].encoder, store), space_id, transforms)
+
+
+def _joined(job: Job, candidates: Sequence[Contender], measured: dict[str, EncoderGeometry], texts: Sample, pairs: Sample) -> Geometry:
+    settings = job.evaluate.geometry
+    missing = ({"corpus": texts.why} if texts.why else {}) | ({"pairs": pairs.why} if pairs.why else {})
+    return Geometry(
+        sentences=len(texts.texts), source=texts.source, pairs=len(pairs.pairs.gold) if pairs.pairs else 0, pairs_source=pairs.source or None, seed=settings.seed,
+        neighbours=settings.neighbours, edit_unit=settings.edit_distance, missing=missing,
+        gold_edits=rank_correlation(pairs.pairs.gold, pairs.pairs.edits, "pairs") if pairs.pairs else None,
+        series=tuple(_series(candidates, measured)), depths=tuple(_depths(candidates, measured)),
+    )
+
+
+def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[Depth]:
+    """The inside of every encoder; candidates that differ behind it alone, such as in their pooling, stand together."""
+    alike: dict[str, list[str]] = {}
+    for space_id, each in measured.items():
+        alike.setdefault(each.model_dump_json(include={"levels", "words", "missing"}), []).append(space_id)
+    for space_ids in alike.values():
+        each, names = measured[space_ids[0]], [_plain_name(space_id, candidates) for space_id in space_ids]
+        yield Depth(name=", ".join(names), levels=each.levels, words=each.words, missing=each.missing)
+
+
+def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[Series]:
+    """Every space once: before a candidate's transformed vectors its raw ones, unless they stand there already."""
+    seen = set()
+    for each in candidates:
+        names = {RAW: _plain_name(each.space_id, candidates)} | ({each.transform_id: each.name} if each.transform_id else {})
+        for key, name in names.items():
+            if (each.space_id, key) not in seen:
+                seen.add((each.space_id, key))
+                yield Series(name=name, space=measured[each.space_id].spaces[key])
+
+
+def _plain_name(space_id: str, candidates: Sequence[Contender]) -> str:
+    """Of an encoder without any transform."""
+    alike = [each for each in candidates if each.space_id == space_id]
+    plain = next((each.name for each in alike if each.transform_id is None), None)
+    return plain or f"{alike[0].name} without its transform"

@@ -1,0 +1,125 @@
+"""The geometry of one encoder, measured on a worker: its sentence vectors with and without transforms, its layers, its token table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.config import digest_of
+from pipeline.errors import ModelError
+from pipeline.flows.workers.worker import loaded
+from pipeline.post import Transform, load_transform
+from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
+from pipeline.stats.contextuality import KEPT_BYTES, Occurrences, Tokenized, choose, gather
+from pipeline.stats.geometry import Figure
+from pipeline.stats.measured import RAW, EncoderGeometry, Level, level
+from pipeline.stats.space import POSITIVE, Pairs, Space, sentence_space, with_pairs, word_figures
+from pipeline.store.store import Store
+from pipeline.store.units import FileRef
+
+if TYPE_CHECKING:
+    from pipeline.models.inference.encoder import Encoder
+    from pipeline.models.inference.hidden_states import Inside
+
+_VERSION = 1                # of what is measured: a geometry of another one is made anew
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoder and the transforms that it is to be seen through, by transform_id."""
+
+    encoder: EncoderSettings
+    space_id: str
+    transforms: Mapping[str, FileRef]
+
+
+@dataclass(frozen=True, eq=False)
+class MeasureEncoder:
+    """Measure one encoder on sampled texts and on pairs of known similarity; what an earlier run left in the store is taken over."""
+
+    store: Store
+    encode: EncodeSettings
+    settings: GeometrySettings
+    texts: tuple[str, ...]
+    pairs: Pairs | None
+
+    def start(self) -> Callable[[Subject], EncoderGeometry]:
+        return self._work
+
+    def _work(self, subject: Subject) -> EncoderGeometry:
+        path = f"geometry/{self._digest(subject)[:24]}.json"
+        if (left := EncoderGeometry.left(self.store, path)) is not None:
+            return left
+        geometry = self._measured(subject)
+        self.store.write(path, geometry.to_json())
+        return geometry
+
+    def _digest(self, subject: Subject) -> str:
+        pairs = None if self.pairs is None else [self.pairs.left, self.pairs.right, self.pairs.gold.tolist()]
+        return digest_of([_VERSION, subject.space_id, sorted(subject.transforms), self.settings.model_dump(mode="json"), self.texts, pairs, self.encode.dtype])
+
+    def _measured(self, subject: Subject) -> EncoderGeometry:
+        encoder = loaded(subject.encoder, self.encode)
+        transforms = {name: load_transform(self.store.read_checked(file.path, file.sha256)) for name, file in subject.transforms.items()}
+        inside = encoder.inside()
+        words, missing = self._words(inside)
+        levels: tuple[Level, ...] = ()
+        if inside.layers:
+            levels = self._levels(inside)
+        else:
+            missing["layers"] = "an average of word vectors has none"
+        return EncoderGeometry(space_id=subject.space_id, spaces=self._spaces(encoder, transforms), levels=levels, words=words, missing=missing)
+
+    def _spaces(self, encoder: "Encoder", transforms: Mapping[str, Transform]) -> dict[str, Space]:
+        """Every text is encoded once, then seen through each transform."""
+        sentences = self.pairs.sentences if self.pairs else []
+        texts = _finite(encoder.encode(self.texts))
+        paired = _finite(encoder.encode(sentences)) if sentences else np.zeros((0, encoder.dim), np.float32)
+        views: dict[str, Callable[[np.ndarray], np.ndarray]] = {RAW: lambda x: x, **transforms}
+        spaces = {name: self._space(view(texts), view(paired) if sentences else paired) for name, view in views.items()}
+        if empty := int((~texts.any(axis=1)).sum()):
+            why = f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any known word: their cosines count as 0"
+            spaces[RAW] = spaces[RAW].model_copy(update={"missing": {**spaces[RAW].missing, "direction": why}})
+        return spaces
+
+    def _space(self, texts: np.ndarray, paired: np.ndarray) -> Space:
+        space = sentence_space(texts, self.texts, self.settings.neighbours, self.settings.seed)
+        return space if self.pairs is None else with_pairs(space, paired, self.pairs, self.settings.seed)
+
+    def _levels(self, inside: "Inside") -> tuple[Level, ...]:
+        """As many sentences, and as many words, as there is memory for the states of all layers."""
+        most = max(2, KEPT_BYTES // (4 * inside.width * (inside.layers + 1)))
+        tokens = inside.tokens(self.texts[:most])
+        words, settings = inside.words(tokens), self.settings
+        chosen = choose(words, contexts=settings.contexts, pairs=settings.pairs, most=most, seed=settings.seed)
+        layers, positives = gather(inside.states(tokens), words, chosen), self._positives(inside, most)
+        return tuple(
+            level(number, layer, chosen, positives[number] if positives else None, seed=settings.seed, centred=settings.centred) for number, layer in enumerate(layers)
+        )
+
+    def _positives(self, inside: "Inside", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Mean-pooled states of both sides of the pairs of the same meaning, by layer; [] without such pairs."""
+        places = np.flatnonzero(self.pairs.gold > POSITIVE)[: most // 2] if self.pairs else np.zeros(0, np.int64)
+        if self.pairs is None or not len(places):
+            return []
+        tokens = inside.tokens([side[place] for side in (self.pairs.left, self.pairs.right) for place in places])
+        nothing = np.zeros(0, np.int64)
+        layers = gather(
+            inside.states(tokens), Tokenized(tokens.ids, tokens.offsets, np.zeros(len(tokens.ids), dtype=bool)),
+            Occurrences(nothing, (), np.zeros((0, 2), np.int64), nothing),
+        )
+        return [(layer.means[: len(places)], layer.means[len(places) :]) for layer in layers]
+
+    def _words(self, inside: "Inside") -> tuple[dict[str, Figure], dict[str, str]]:
+        """The token table against the frequencies of the sampled texts."""
+        tokens = inside.tokens(self.texts)
+        known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
+        return word_figures(inside.table(known), counts, self.settings.neighbours)
+
+
+def _finite(vectors: np.ndarray) -> np.ndarray:
+    """The vectors; ModelError where the encoder gives some that are not finite."""
+    if bad := int((~np.isfinite(vectors)).any(axis=1).sum()):
+        raise ModelError("encoder", "finite vectors", f"{bad:,} of {len(vectors):,} with NaN or infinity", "check its weights, or set encode.dtype=float32")
+    return vectors

@@ -1,0 +1,185 @@
+"""Candidates are scored on tasks, and compared with each other: every figure is a small file of its own, named by all that it depends on."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pipeline.config import digest_of
+from pipeline.evaluate import Score, Task
+from pipeline.flows.evaluate.candidates import Contender
+from pipeline.flows.evaluate.sentences import SpaceVectors
+from pipeline.post import Transform, load_transform
+from pipeline.stats.tensors import pack, unpack
+from pipeline.store.store import Store
+from pipeline.store.units import FileRef, Stored, stored_by_content
+
+Kept = TypeVar("Kept", bound=Stored)
+
+_VERSION = 1                # of the files below and of how they come about: another one is measured anew
+
+
+class Result(Stored):
+    """What a task found for one space and transform. Figures that are not defined are null."""
+
+    version: int = _VERSION
+    kind: str
+    task_digest: str
+    space_id: str
+    transform_id: str | None
+    numerics: dict[str, int]
+    """sentences of the space by the arithmetic that made their vectors"""
+    metric: str
+    value: float | None
+    count: int
+    figures: dict[str, float | None] = {}
+    facts: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+    evidence: FileRef | None = None
+
+    def score(self) -> Score:
+        """The task's own words for it, without the evidence."""
+        return Score(self.metric, math.nan if self.value is None else self.value, self.count, facts=self.facts)
+
+
+class Draws(Stored):
+    """A candidate's value on resampled rows of a task: null where it is not defined on them. Of two candidates the same number means the same rows."""
+
+    version: int = _VERSION
+    values: tuple[float | None, ...]
+
+    def numbers(self) -> np.ndarray:
+        """(resamples,) float64, nan where not defined."""
+        return np.array(self.values, np.float64)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A figure and its draws; None for those where no resample makes sense, or none was asked for."""
+
+    result: Result
+    draws: Draws | None
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One candidate on one task, with so many resamples."""
+
+    contender: Contender
+    task: Task
+    vectors: SpaceVectors
+    resamples: int
+    seed: int
+
+    @property
+    def path(self) -> str:
+        """Of its result."""
+        return f"results/{self.contender.space_id[:16]}/{digest_of([_VERSION, self.task.digest, *self.contender.id])[:32]}.json"
+
+    def draws_path(self, evidence: FileRef) -> str:
+        """Of its draws."""
+        asked = [_VERSION, self.task.digest, evidence.sha256, self.resamples, self.seed]
+        return f"draws/{self.contender.space_id[:16]}/{digest_of(asked)[:32]}.json"
+
+    def done(self, store: Store) -> Scored | None:
+        """What an earlier run left, where that is all of it."""
+        result = self.result(store)
+        if result is None or result.evidence is None or not self.resamples:
+            return Scored(result, None) if result else None
+        draws = Draws.left(store, self.draws_path(result.evidence))
+        return Scored(result, draws) if draws else None
+
+    def result(self, store: Store) -> Result | None:
+        """The result of an earlier run, unless its evidence was removed."""
+        result = Result.left(store, self.path)
+        lost = result is not None and result.evidence is not None and store.size(result.evidence.path) != result.evidence.bytes
+        return None if lost else result
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Score a candidate on a task, and draw from what the score is made of. What is there is taken as it is."""
+
+    store: Store
+
+    def start(self) -> Callable[[Scoring], Scored]:
+        return self._work
+
+    def _work(self, scoring: Scoring) -> Scored:
+        result = _created(self.store, scoring.path, scoring.result(self.store) or self._scored(scoring))
+        if result.evidence is None or not scoring.resamples:
+            return Scored(result, None)
+        path = scoring.draws_path(result.evidence)
+        return Scored(result, _created(self.store, path, Draws.left(self.store, path) or self._drawn(scoring, result.evidence)))
+
+    def _drawn(self, scoring: Scoring, reference: FileRef) -> Draws:
+        from pipeline.evaluate.bootstrap import statistics
+
+        evidence, _ = unpack(self.store.read_checked(reference.path, reference.sha256), kind="evidence")
+        return Draws(values=tuple(map(_number, statistics(scoring.task, evidence, scoring.resamples, scoring.seed).tolist())))
+
+    def _scored(self, scoring: Scoring) -> Result:
+        contender, task = scoring.contender, scoring.task
+        vectors = _Transformed(scoring.vectors, self._transform(contender))
+        score = task.score(vectors)
+        evidence = None
+        if score.evidence:
+            content = pack({name: np.asarray(values) for name, values in score.evidence.items()}, {"kind": "evidence"})
+            evidence = stored_by_content(self.store, content, f"evidence/{contender.space_id[:16]}/rows", ".safetensors", rows=score.count)
+        return Result(
+            kind=task.kind, task_digest=task.digest, space_id=contender.space_id, transform_id=contender.transform_id, numerics=scoring.vectors.numerics(),
+            metric=score.metric, value=_number(score.value), count=score.count, figures={name: _number(value) for name, value in score.figures.items()},
+            facts=_plain(score.facts), warnings=(*score.warnings, *vectors.warnings), evidence=evidence,
+        )
+
+    def _transform(self, contender: Contender) -> Transform | None:
+        reference = contender.transform
+        return load_transform(self.store.read_checked(reference.path, reference.sha256)) if reference else None
+
+
+class _Transformed:
+    """The vectors of a candidate, as a task asks for them. A sentence without a usable vector keeps zero: its cosine with everything is 0."""
+
+    def __init__(self, raw: SpaceVectors, transform: Transform | None) -> None:
+        self._raw, self._transform, self._lost, self._alike = raw, transform, 0, 0
+
+    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
+        vectors, lost = self._raw(sentences)
+        if self._transform is not None:
+            vectors = np.array(self._transform(vectors), np.float32)
+            vectors[lost] = 0.0
+        self._lost = max(self._lost, int(lost.sum()))
+        if len(set(sentences)) > 1 and (vectors == vectors[0]).all():
+            self._alike = len(sentences)
+        return vectors
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        lost = f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
+        alike = f"all {self._alike:,} sentences have one and the same vector: the figure says nothing"
+        return (*([lost] if self._lost else []), *([alike] if self._alike else []))
+
+
+def _created(store: Store, path: str, value: Kept) -> Kept:
+    """The value that stands at `path` afterwards. One that was cut off there is replaced."""
+    if not store.create(path, value.to_json()) and type(value).left(store, path) is None:
+        store.write(path, value.to_json())
+    return value
+
+
+def _number(value: float) -> float | None:
+    """JSON has no word for not-a-number."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """The same in JSON's types."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return _number(value) if isinstance(value, float) else value

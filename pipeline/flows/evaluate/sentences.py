@@ -1,0 +1,202 @@
+"""The sentences of all tasks, each encoded once for a space: kept as units that the next evaluation takes over."""
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError, ModelError
+from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.unit import EncodeUnit, load_record
+from pipeline.flows.evaluate.candidates import Contender
+from pipeline.flows.rows import vectors_at
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.local import arithmetic, with_threads_of
+from pipeline.flows.workers.pool import map_units
+from pipeline.log import Stages, say
+from pipeline.settings import EncodeSettings, Job
+from pipeline.store.schema import checked_space, corpus_schema, writer_options
+from pipeline.store.store import Store
+from pipeline.store.units import CorpusUnit, UnitRecord, stored_by_content
+from pipeline.text.corpus.normalize import normalize, text_keys
+
+BLANK = " "                 # a sentence without any text is encoded all the same: leaving its pair out would change the task
+_READERS = 16               # small files read at once: over a network each waits for an answer
+_PER_WORKER = 4             # units for each: none is waited for long at the end
+_FEWEST = 256               # sentences of a unit: fewer fill no buffers
+_OVERHEAD = 8               # characters that a text costs beside its own, as its special tokens do
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Distinct sentences as the encoder gets them, with their content keys."""
+
+    texts: pa.Array
+    keys: pa.Array
+
+    @classmethod
+    def of(cls, sentences: Iterable[str]) -> "Sentences":
+        """In order of first appearance."""
+        texts = pc.unique(cleaned(sentences))
+        return cls(texts, text_keys(texts))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def without(self, known: pa.Array) -> "Sentences":
+        """Those whose key is not among `known`."""
+        new = pc.invert(pc.is_in(self.keys, value_set=known))
+        return Sentences(self.texts.filter(new), self.keys.filter(new))
+
+
+def cleaned(sentences: Iterable[str] | pa.Array) -> pa.Array:
+    """What the tokenizer gets: as in a corpus, but for a text of nothing but white space, which is one blank."""
+    texts = normalize(sentences if isinstance(sentences, pa.Array) else list(sentences))
+    return pc.if_else(pc.equal(pc.utf8_length(texts), 0), pa.scalar(BLANK, pa.large_string()), texts)
+
+
+@dataclass(frozen=True)
+class SpaceVectors:
+    """Vectors of sentences in one space: the units that hold them. A value that travels; opened where it is asked."""
+
+    store: Store
+    space_id: str
+    dim: int
+    units: tuple[UnitRecord, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The keys that were read stay here."""
+        return SpaceVectors, (self.store, self.space_id, self.dim, self.units)
+
+    def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(n, dim) float32, and (n,) bool: which are zero because the encoder gave no usable vector. DataError for a sentence that was not encoded."""
+        places = pc.index_in(text_keys(cleaned(sentences)), value_set=self._keys)
+        if places.null_count:
+            remedy = "the sentence vectors were changed while this ran: run again"
+            raise DataError(self.store.uri, "a vector for every sentence", f"none for {places.null_count:,} of {len(places):,}", remedy)
+        wanted, inverse = np.unique(places.to_numpy(), return_inverse=True)
+        return self._rows(wanted)[inverse], (wanted >= self._starts[-1])[inverse]
+
+    @property
+    def known(self) -> pa.Array:
+        """Keys of all sentences that were encoded, those without a usable vector included."""
+        return self._keys
+
+    def numerics(self) -> dict[str, int]:
+        """Vectors by the arithmetic that made them."""
+        found: dict[str, int] = {}
+        for unit in self.units:
+            found[unit.numerics_id or ""] = found.get(unit.numerics_id or "", 0) + unit.rows
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.cumsum([0, *(unit.rows for unit in self.units)])
+
+    @cached_property
+    def _keys(self) -> pa.Array:
+        """Of the vectors, unit after unit; then of the sentences without one."""
+        with ThreadPoolExecutor(_READERS) as pool:
+            held = list(pool.map(self._unit_keys, self.units))
+            lost = list(pool.map(self._lost_keys, self.units))
+        return pa.concat_arrays([pa.array([], pa.binary(16)), *held, *lost])
+
+    def _unit_keys(self, unit: UnitRecord) -> pa.Array:
+        column = self._open(unit).read(columns=["text_key"])["text_key"]
+        return pa.concat_arrays([pa.array([], pa.binary(16)), *column.chunks])
+
+    def _lost_keys(self, unit: UnitRecord) -> pa.Array:
+        if unit.quarantine is None:
+            return pa.array([], pa.binary(16))
+        ids = pq.read_table(self.store.open(unit.quarantine.path, unit.quarantine.sha256), columns=["id"])["id"].to_pylist()
+        return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
+
+    def _rows(self, wanted: np.ndarray) -> np.ndarray:
+        """(m, dim) float32 of places in `_keys`, ascending; zero behind the last vector."""
+        vectors = np.zeros((len(wanted), self.dim), np.float32)
+        for unit, start in zip(self.units, self._starts[:-1].tolist(), strict=True):
+            here = (wanted >= start) & (wanted < start + unit.rows)
+            if here.any():
+                vectors[here] = vectors_at(self._open(unit), wanted[here] - start)
+        return vectors
+
+    def _open(self, unit: UnitRecord) -> Any:
+        return checked_space(pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.space_id)
+
+
+def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
+    """What earlier evaluations left of the contender's space. A unit that is not whole counts as not there."""
+    top = f"units/vectors/{contender.space_id[:16]}"
+    paths = [entry.path for entry in store.list(top, ".json")]
+    with ThreadPoolExecutor(_READERS) as pool:
+        records = [record for record in pool.map(lambda path: load_record(store, path, contender.space_id), paths) if record is not None]
+        whole = list(pool.map(lambda record: record.is_whole(store), records))
+    return SpaceVectors(store, contender.space_id, contender.dim, tuple(record for record, there in zip(records, whole, strict=True) if there))
+
+
+def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages) -> tuple[SpaceVectors, float]:
+    """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. With them, sentences per second of one worker at work."""
+    store, settings = held.store, _settings(job)
+    pool = cluster.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
+    units = _written(new, store, settings.unit_rows, pool.size)
+    run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
+    how = arithmetic(with_threads_of(settings, pool.cpus, job.cluster))
+    task = EncodeUnit(store, for_workers(contender.encoder, store), how, held.space_id, "id", run, patience_s=patience_s)
+    records, spent = list(held.units), []
+    with stages(f"encode {contender.name}", len(new), "sentences") as bar:
+        for _, (record, seconds) in map_units(task, units, pool, bar):
+            records.append(record)
+            spent.append(seconds)
+        bar.reach(len(new))
+    together = reduce(lambda left, right: left.merge(right), spent)
+    for sentence in together.said:
+        say(sentence)
+    if not any(record.rows for record in records):
+        raise ModelError(contender.encoder.path, "finite, non-zero vectors", f"none for {len(new):,} sentences", "check the encoder's weights and dtype")
+    busy_s = sum(together.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
+    return SpaceVectors(store, held.space_id, held.dim, tuple(records)), len(new) / max(busy_s, 1e-9)
+
+
+def _settings(job: Job) -> EncodeSettings:
+    """As the job encodes, but stored in full: a few sentences need no half precision."""
+    return job.encode.model_copy(update={"vectors": "float32"})
+
+
+def _written(new: Sentences, store: Store, most: int, workers: int) -> list[CorpusUnit]:
+    """The sentences as units, longest first, of about equal work: several for each worker."""
+    order = np.argsort(-pc.utf8_length(new.texts).to_numpy(), kind="stable")
+    texts, keys = new.texts.take(pa.array(order)), new.keys.take(pa.array(order))
+    cuts = _cuts(pc.utf8_length(texts).to_numpy(), most, workers)
+    return [_unit(store, texts[start:stop], keys[start:stop], number) for number, (start, stop) in enumerate(pairwise(cuts))]
+
+
+def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
+    """Ends of units of falling `lengths` with about equal characters, none longer than `most` sentences."""
+    count = max(1, min(_PER_WORKER * workers, len(lengths) // _FEWEST))
+    work = np.cumsum(lengths + _OVERHEAD)
+    ends = np.minimum(np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1, len(lengths)).tolist()
+    return sorted({0, *(end for start, stop in pairwise([0, *ends]) for end in _parts(start, stop, most))})
+
+
+def _parts(start: int, stop: int, most: int) -> Iterator[int]:
+    pieces = -(-(stop - start) // most)
+    yield from (start + (stop - start) * piece // pieces for piece in range(1, pieces + 1))
+
+
+def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusUnit:
+    """The sentences' unit; the hexadecimal key is the id, so that a sentence that is set aside is known by it."""
+    schema = corpus_schema(pa.string())
+    rows = pa.array(np.arange(len(texts)), pa.int64())
+    columns = [pa.array([key.hex() for key in keys.to_pylist()]), texts, keys, pa.repeat(pa.scalar("sentences"), len(texts)), rows]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
+    stored = stored_by_content(store, sink.getvalue().to_pybytes(), "units/sentences/unit", ".parquet", rows=len(texts))
+    return CorpusUnit(name=stored.path, path=stored.path, rows=len(texts), bytes=stored.bytes, sha256=stored.sha256, ordinal=number)

@@ -1,0 +1,323 @@
+"""What workers do for an index: count live rows, sample and train, fill a shard, merge and measure."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import Defect
+from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.workers.pool import progress
+from pipeline.index.kinds import IndexPlan
+from pipeline.post import Affine, Transform
+from pipeline.settings import GateSettings, IndexSettings
+from pipeline.stats.tensors import pack, unpack
+from pipeline.store.release import IndexFiles
+from pipeline.store.store import Store, sha256_of
+from pipeline.store.units import FileRef, Stored
+
+_EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
+
+
+class Shard(Stored):
+    """Units that one worker fills into one part, in order."""
+
+    number: int
+    units: tuple[Placed, ...]
+
+
+class Trained(Stored):
+    """The empty, trained index that all parts are filled from, and the rows asked as queries."""
+
+    index: FileRef
+    queries: FileRef
+
+
+class ShardRecord(Stored):
+    """What a filled shard leaves: the part, the queries' exact neighbours in it with rows to look up, and the ids of its addresses."""
+
+    part: FileRef
+    truth: FileRef
+    ids: FileRef
+    rows: int
+    space_id: str
+
+
+class Example(Stored):
+    """A row asked as a query, and its nearest others (address, score), best first."""
+
+    query: int
+    neighbours: tuple[tuple[int, float], ...]
+
+
+class BuiltIndex(Stored):
+    """A built, or extended, and measured index."""
+
+    kind: str
+    factory: str
+    dim: int
+    parts: int
+    files: tuple[FileRef, ...]
+    ids: tuple[FileRef, ...]
+    rows: int
+    """live ones: those in the files without the tombstones"""
+    settings: dict[str, Any]
+    """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
+    measured: dict[str, Any]
+    """recall, curve, latency ... as pipeline.index.validate found them"""
+    examples: tuple[Example, ...]
+    plan: IndexPlan
+    trained: FileRef
+    trained_on: dict[str, float | int | None]
+    queries: FileRef
+    truth: FileRef
+    base_ordinals: int
+    tombstones: FileRef | None = None
+    """dead rows that the files still hold"""
+    delta_ids: int = 0
+    """how many of `ids`, the last ones, are of the second part"""
+
+    def index_files(self) -> IndexFiles:
+        """The index as a release's manifest names it."""
+        return IndexFiles(
+            kind=self.kind, factory=self.factory, dim=self.dim, parts=self.parts, files=self.files, settings=self.settings, base_ordinals=self.base_ordinals,
+            delta_ids=self.delta_ids, trained=self.trained, trained_on=self.trained_on, queries=self.queries, truth=self.truth,
+        )
+
+    def is_whole(self, store: Store) -> bool:
+        """Whether every file of it is there, in full."""
+        own = (self.trained, self.queries, self.truth, *([self.tombstones] if self.tombstones else []))
+        return all(store.size(reference.path) == reference.bytes for reference in (*self.files, *self.ids, *own))
+
+
+@dataclass(frozen=True)
+class Build:
+    """What all steps of one build share. work: directory of its parts, named by what is built."""
+
+    source: LiveRows
+    plan: IndexPlan
+    settings: IndexSettings
+    gates: GateSettings
+    transform: Transform | None
+    work: str
+
+    @property
+    def store(self) -> Store:
+        return self.source.store
+
+    @property
+    def map(self) -> Affine | None:
+        """What the index computes before its search. Defect for a transform that is no affine map: no job for one comes this far."""
+        if self.transform is None:
+            return None
+        if (affine := self.transform.affine()) is None:
+            raise Defect("index", "an affine transform", self.transform.kind, "refuse it before any work is done")
+        return affine
+
+
+@dataclass(frozen=True)
+class CountLive:
+    """Live rows of each unit."""
+
+    source: LiveRows
+
+    def start(self) -> Callable[[tuple[Placed, ...]], tuple[int, ...]]:
+        return self.source.counts
+
+
+@dataclass(frozen=True)
+class Train:
+    """Sample queries and training rows over all units, and train the empty index."""
+
+    build: Build
+
+    def start(self) -> Callable[[tuple[Placed, ...]], Trained]:
+        return self._work
+
+    def _work(self, units: tuple[Placed, ...]) -> Trained:
+        store, record = self.build.store, f"{self.build.work}/trained.json"
+        if found := self._left(record):
+            return found
+        made = self._trained(units)
+        if not store.create(record, made.to_json()):
+            if found := self._left(record):             # of two nights that train the same, on machines that round differently, all shards follow one
+                return found
+            store.write(record, made.to_json())         # it was cut short, or its files are gone
+        return made
+
+    def _left(self, record: str) -> Trained | None:
+        """What an earlier run trained, while all of it is there."""
+        store, found = self.build.store, Trained.left(self.build.store, record)
+        return found if found and all(store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)) else None
+
+    def _trained(self, units: tuple[Placed, ...]) -> Trained:
+        from pipeline.index.build import train, write_index
+
+        build = self.build
+        _, sample = build.source.sample(units, max(build.plan.train_rows, 1), "train")
+        index = train(build.plan, build.map, sample, build.settings.seed)
+        with build.store.scratch() as scratch:
+            write_index(index, scratch / "trained.faiss")
+            reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", ".faiss", 0)
+            return Trained(index=reference, queries=sample_queries(build, units, scratch))
+
+
+def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path, dead: int = 0) -> FileRef:
+    """Rows over all units that are asked as queries, as a file: addresses and raw vectors. dead: how many of them are dead rows, where there are so many."""
+    addresses, vectors = build.source.sample(units, build.settings.queries - dead, "queries")
+    if dead:
+        gone, theirs = build.source.sample_dead(units, dead, "queries")
+        if len(gone):
+            addresses, vectors = np.concatenate([addresses, gone]), np.concatenate([vectors, theirs])
+    (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors}, {}))
+    return put_by_content(build.store, scratch / "queries", "indexes/queries", ".safetensors", len(addresses))
+
+
+def load_queries(store: Store, reference: FileRef) -> Any:
+    """The `Queries` in that file."""
+    from pipeline.index.truth import Queries
+
+    tensors, _ = unpack(store.read_checked(reference.path, reference.sha256), "addresses", "vectors")
+    return Queries(tensors["addresses"], tensors["vectors"])
+
+
+@dataclass(frozen=True)
+class FillShard:
+    """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses. A shard with a record is left as it is."""
+
+    build: Build
+    trained: Trained
+
+    def start(self) -> Callable[[Shard], ShardRecord]:
+        return self._work
+
+    def _work(self, shard: Shard) -> ShardRecord:
+        store = self.build.store
+        path = f"{self.build.work}/shard-{shard.number:05d}.json"
+        record = ShardRecord.left(store, path)
+        if record is None or any(store.size(ref.path) != ref.bytes for ref in (record.part, record.truth, record.ids)):
+            record = self._filled(shard)
+            store.write(path, record.to_json())
+        return record
+
+    def _filled(self, shard: Shard) -> ShardRecord:
+        from pipeline.index.build import fill, read_index, threads, write_index
+        from pipeline.index.ids import write_ids
+        from pipeline.index.truth import ExactTopK
+
+        build, store = self.build, self.build.store
+        index = read_index(store.local(self.trained.index.path, self.trained.index.sha256), mapped=False)
+        with store.scratch() as scratch, threads(1):
+            filled = fill(index, counted(build.source.batches(shard.units)), ExactTopK(load_queries(store, self.trained.queries), build.map))
+            write_index(index, scratch / "part.faiss")
+            found = filled.neighbours
+            assert found is not None
+            tensors = {"addresses": found.addresses, "scores": found.scores, "probe_addresses": filled.probe_addresses, "probe_vectors": filled.probe_vectors}
+            (scratch / "truth").write_bytes(pack(tensors, {}))
+            write_ids(scratch / "ids.arrow", build.source.ids(shard.units))
+            stem = f"{build.work}/shard-{shard.number:05d}"
+            part = put_by_content(store, scratch / "part.faiss", stem, ".faiss", filled.rows)
+            truth = put_by_content(store, scratch / "truth", stem, ".safetensors", len(found.addresses))
+            ids = put_by_content(store, scratch / "ids.arrow", "ids/", ".arrow", filled.rows)
+        return ShardRecord(part=part, truth=truth, ids=ids, rows=filled.rows, space_id=build.source.space_id)
+
+
+def counted(batches: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The batches as they come, their rows told to the driver."""
+    done = 0
+    for addresses, vectors in batches:
+        yield addresses, vectors
+        done += len(addresses)
+        progress(done)
+    progress(done, last=True)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Merge the parts in order, choose the search effort, and measure."""
+
+    build: Build
+    trained: Trained
+    base_ordinals: int
+
+    def start(self) -> Callable[[tuple[ShardRecord, ...]], BuiltIndex]:
+        return self._work
+
+    def _work(self, shards: tuple[ShardRecord, ...]) -> BuiltIndex:
+        from pipeline.index.finish import finish
+
+        build, store, queries = self.build, self.build.store, load_queries(self.build.store, self.trained.queries)
+        with store.scratch() as scratch:
+            parts, truth = filled_parts(store, shards, queries)
+            files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truth, scratch)
+            examples = _examples_in(files[0], queries, build.plan.on_disk)
+            refs = tuple(put_by_content(store, file, "indexes/", file.suffix, measured["rows"]) for file in files)
+            kept = keep_truth(store, truth, scratch)
+        return BuiltIndex(
+            kind=build.plan.kind, factory=build.plan.factory, dim=build.plan.dim, parts=1, files=refs, ids=tuple(shard.ids for shard in shards), rows=measured["rows"],
+            settings=settings_of(measured), measured=measured, examples=examples, plan=build.plan, trained=self.trained.index, queries=self.trained.queries, truth=kept,
+            trained_on={"rows": measured["rows"], "imbalance": measured["imbalance"], "recall_at_10": measured["recall"]["10"]["value"]},
+            base_ordinals=self.base_ordinals,
+        )
+
+
+def settings_of(measured: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of the files wants to know of what was measured."""
+    return {name: measured[name] for name in ("effort_name", "effort", "nlist", "fingerprint")}
+
+
+def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) -> tuple[list[Any], Any]:
+    """The shards' parts, ready to be merged, and the queries' exact neighbours over all of them (`Neighbours`)."""
+    from pipeline.index.merge import Part
+    from pipeline.index.truth import ExactTopK, Neighbours
+
+    truth, parts = ExactTopK(queries).none(), []
+    for shard in shards:
+        content = store.read_checked(shard.truth.path, shard.truth.sha256)
+        found = unpack(content, "addresses", "scores", "probe_addresses", "probe_vectors")[0]
+        truth = ExactTopK(queries).merge(truth, Neighbours(found["addresses"], found["scores"]))
+        file = store.local(shard.part.path, shard.part.sha256)
+        parts.append(Part(file, shard.rows, found["probe_addresses"], found["probe_vectors"], shard.space_id))
+    return parts, truth
+
+
+def keep_truth(store: Store, truth: Any, scratch: Path) -> FileRef:
+    """Exact neighbours as a file: addresses and scores, (q, k) each."""
+    (scratch / "truth").write_bytes(pack({"addresses": truth.addresses, "scores": truth.scores}, {}))
+    return put_by_content(store, scratch / "truth", "indexes/truth", ".safetensors", len(truth.addresses))
+
+
+def load_truth(store: Store, reference: FileRef) -> Any:
+    """The `Neighbours` in that file."""
+    from pipeline.index.truth import Neighbours
+
+    tensors, _ = unpack(store.read_checked(reference.path, reference.sha256), "addresses", "scores")
+    return Neighbours(tensors["addresses"], tensors["scores"])
+
+
+def _examples_in(file: Path, queries: Any, on_disk: bool) -> tuple[Example, ...]:
+    from pipeline.index.build import read_index
+
+    return examples(read_index(file, on_disk=on_disk), queries)
+
+
+def examples(index: Any, queries: Any) -> tuple[Example, ...]:
+    """A few queries with what the index answers, their own address left out."""
+    asked = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
+    scores, found = index.search(asked.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
+    answers = []
+    for query, addresses, values in zip(asked.addresses.tolist(), found.tolist(), scores.tolist(), strict=True):
+        others = [(address, score) for address, score in zip(addresses, values, strict=True) if address not in (query, -1)]
+        answers.append(Example(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
+    return tuple(answers)
+
+
+def put_by_content(store: Store, file: Path, stem: str, suffix: str, rows: int) -> FileRef:
+    """The file, stored under its content's name."""
+    digest, size = sha256_of(file), file.stat().st_size
+    separator = "" if stem.endswith("/") else "-"
+    reference = FileRef(path=f"{stem}{separator}{digest[:24]}{suffix}", sha256=digest, rows=rows, bytes=size)
+    store.put(file, reference.path)
+    return reference

@@ -1,0 +1,95 @@
+"""A published release measured against the gates, from its own files: the index answers, and exact search over its units says what it should have answered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError
+from pipeline.flows.night.gates import RepeatedIds
+from pipeline.flows.night.outside import outside_gates
+from pipeline.flows.night.previous import load_before
+from pipeline.flows.night.stages import open_releases
+from pipeline.flows.rows import LiveRows, placed_in
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.pool import Pool, run_task
+from pipeline.log import Stages
+from pipeline.settings import IndexSettings, Job
+from pipeline.store.dead import Dead
+from pipeline.store.release import Gate, ReleaseManifest
+from pipeline.store.store import Store
+from pipeline.text.tokens.coverage import Covered
+
+
+@dataclass(frozen=True)
+class Remeasured:
+    release: int
+    gates: dict[str, Gate]
+    measured: dict[str, Any]
+
+
+def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
+    """The current release's gates, measured anew with the thresholds of the job."""
+    from pipeline.index.validate import Counted, Measured, judge
+
+    releases = open_releases(job)
+    before = load_before(releases)
+    manifest, corpus = before.release, before.corpus
+    if manifest is None:
+        raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
+    if corpus is None:
+        raise DataError(f"release {manifest.release}", "its corpus record", before.lost, "restore it, roll back, or run a night")
+    with connect(job.cluster, stages, verbose=verbose) as cluster, stages("evaluate", manifest.rows) as bar:
+        measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
+        repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))
+        outside = outside_gates(job, releases.store, manifest, cluster.index_workers(job.cluster, len(manifest.units)))
+        bar.add(manifest.rows)
+    counts = manifest.counts
+    covered = Covered.of(counts)
+    counted = Counted(
+        read=counts["total"],
+        vectors=manifest.rows,
+        quarantined=counts["quarantined"],
+        bad_vectors=bad,
+        duplicate_ids=repeated,
+        covered=covered if covered.scripts else None,
+    )
+    return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured)
+
+
+@dataclass(frozen=True)
+class MeasureRelease:
+    """Recall, latency and size of a release's index at the effort stored in it, and how many of its vectors are unusable."""
+
+    store: Store
+    settings: IndexSettings
+    manifest: ReleaseManifest
+
+    def start(self) -> Callable[[None], tuple[dict[str, Any], int]]:
+        return self._work
+
+    def _work(self, _: None) -> tuple[dict[str, Any], int]:
+        from pipeline.index.finish import measure_parts
+        from pipeline.index.parts import open_parts
+        from pipeline.index.truth import ExactTopK, Queries
+        from pipeline.post import load_transform
+
+        store, manifest = self.store, self.manifest
+        units = tuple(placed for placed in placed_in(manifest) if placed.unit.rows)
+        id_name = pq.ParquetFile(store.open(units[0].unit.path, units[0].unit.sha256)).schema_arrow.names[0]
+        source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
+        queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
+        transform = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)).affine() if manifest.transform else None
+        fold = ExactTopK(queries, transform)
+        truth, bad = fold.none(), 0
+        for addresses, vectors in source.batches(units):
+            lengths = np.einsum("nd,nd->n", vectors, vectors)
+            bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
+            truth = fold.merge(truth, fold.of([(addresses, vectors)]))
+        tombstones = Dead.load(store, manifest.tombstones).addresses
+        parts = open_parts(manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones)
+        measured = measure_parts(parts, queries, truth)
+        size = sum(reference.bytes for reference in manifest.index.files)
+        return measured.model_copy(update={"file_bytes": size}).model_dump(mode="json"), bad

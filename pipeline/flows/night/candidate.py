@@ -1,0 +1,140 @@
+"""What a night built, as the manifest that would be published."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pipeline.flows.encode.unit import Spent, record_path
+from pipeline.flows.index.tasks import BuiltIndex
+from pipeline.flows.night.previous import Before
+from pipeline.flows.rows import Placed
+from pipeline.flows.transform.decide import Decision
+from pipeline.log import packages
+from pipeline.models.folder.folder import EncoderFolder
+from pipeline.settings import Job
+from pipeline.store.dead import Dead
+from pipeline.store.release import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, total
+from pipeline.text.corpus.ingest import record_path as corpus_path
+from pipeline.text.tokens.coverage import token_counts
+
+PACKAGES = ("manta-embeddings", "ray", "torch", "transformers", "tokenizers", "pyarrow", "faiss-cpu", "faiss-gpu", "numpy", "fsspec", "s3fs")
+_KEPT = ("control_characters", "surrogates_replaced", "kept_values_dropped", "bad_files", "skipped_files")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A built release before its gates, with what the report tells beside it."""
+
+    manifest: ReleaseManifest
+    corpus: Corpus
+    vectors: Manifest
+    spent: Spent
+    decision: Decision
+    built: BuiltIndex
+    folder: EncoderFolder
+
+
+@dataclass(frozen=True)
+class Live:
+    """Which rows of the units are live. placed: the units with their ordinals, in the corpus's order."""
+
+    placed: tuple[Placed, ...]
+    dead: Dead
+
+    def units(self) -> Iterator[tuple[Placed, np.ndarray, np.ndarray]]:
+        """Each unit with its dead rows that have a vector, and its dropped rows that would be live."""
+        for placed in self.placed:
+            gone, dropped = self.dead.rows_of(placed.ordinal), np.asarray(placed.unit.dropped, dtype=np.int64)
+            yield placed, np.setdiff1d(gone, dropped, assume_unique=True), np.setdiff1d(dropped, gone, assume_unique=True)
+
+    @property
+    def rows(self) -> int:
+        return sum(placed.unit.rows - len(gone) for placed, gone, _ in self.units())
+
+    def numerics(self) -> dict[str, int]:
+        """Live rows by the arithmetic that made their vectors; dead ones are taken from those that a unit encoded itself."""
+        found: Counter[str] = Counter()
+        for placed, gone, _ in self.units():
+            own = placed.unit.rows - len(gone) - sum(placed.unit.copied.values())
+            found.update(placed.unit.copied)
+            found[placed.unit.numerics_id or ""] += own
+        return {name: count for name, count in found.items() if count > 0}
+
+    def set_aside(self, store: Store) -> dict[str, int]:
+        """Rows that have no vector and would be live, by reason."""
+        found: Counter[str] = Counter()
+        for placed, _, waiting in self.units():
+            if len(waiting) and placed.unit.quarantine is not None:
+                reference = placed.unit.quarantine
+                reasons = pq.read_table(store.open(reference.path, reference.sha256), columns=["reason"])["reason"].to_pylist()
+                lines = dict(zip(placed.unit.dropped, reasons, strict=True))            # both in the order of the rows
+                found.update(f"quarantined_{lines[row]}" for row in waiting.tolist())
+        return dict(sorted(found.items()))
+
+
+def make_manifest(
+    job: Job, before: Before, corpus: Corpus, live: Live, decision: Decision, built: BuiltIndex, encoder: EncoderFiles, choices: Sequence[Choice], store: Store
+) -> ReleaseManifest:
+    """The candidate's manifest, without its gates."""
+    content = corpus.to_json()
+    return ReleaseManifest(
+        parent=before.release.release if before.release else None,
+        space_id=live.placed[0].unit.space_id or "",
+        transform_id=decision.transform.transform_id if decision.transform else None,
+        transform=decision.ref if decision.used else None,
+        whitening=decision.whitened(),
+        moments=decision.moments_ref,
+        numerics=live.numerics(),
+        rows=live.rows,
+        units=_units(corpus, live.placed, job),
+        next_ordinal=corpus.next_ordinal,
+        dead=corpus.dead,
+        tombstones=built.tombstones,
+        index=built.index_files(),
+        ids=built.ids,
+        encoder=encoder,
+        corpus=FileRef(path=corpus_path(corpus.id), sha256=sha256(content).hexdigest(), rows=corpus.rows, bytes=len(content)),
+        choices=tuple(choices),
+        counts=counts(corpus, live, before, store),
+        settings=job.model_dump(mode="json"),
+        packages=packages(*PACKAGES),
+    )
+
+
+def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseUnit, ...]:
+    return tuple(
+        ReleaseUnit(
+            ordinal=place.ordinal, path=place.unit.path, rows=place.unit.rows, bytes=place.unit.bytes, sha256=place.unit.sha256,
+            space_id=place.unit.space_id or "", numerics_id=place.unit.numerics_id or "", copied=place.unit.copied,
+            corpus=FileRef(path=text.path, sha256=text.sha256, rows=text.rows, bytes=text.bytes), dropped=place.unit.dropped, moments=place.unit.moments,
+            record=record_path(place.unit.space_id or "", text, job.encode, job.corpus.id), quarantine=place.unit.quarantine,
+        )
+        for place, text in zip(placed, corpus.units, strict=True)
+    )
+
+
+def counts(corpus: Corpus, live: Live, before: Before, store: Store) -> dict[str, int]:
+    """Rows of the night: total = rows + quarantined. new, changed and deleted compare with the release before, by id; encoded were encoded for this release, and
+    the other live ones are reused. truncated and tokens (text_tokens: without special ones) are those of tonight's units, script_... those of all units.
+    """
+    known = {unit.path for unit in before.release.units} if before.release else set()
+    fresh = [placed.unit for placed in live.placed if placed.unit.path not in known]
+    encoded, tonight, aside = sum(encoded_rows(unit) for unit in fresh), total(unit.counts for unit in fresh), live.set_aside(store)
+    found = {
+        "total": corpus.counts["rows"], "new": corpus.changes.new, "changed": corpus.changes.changed, "deleted": corpus.changes.deleted,
+        "reused": live.rows - encoded, "encoded": encoded, "quarantined": corpus.counts["quarantined"] + sum(aside.values()),
+        "skipped": corpus.counts.get("skipped", 0), "truncated": tonight.get("truncated", 0), "tokens": tonight.get("tokens", 0),
+    }
+    found |= token_counts([placed.unit.counts for placed in live.placed], [unit.counts for unit in fresh])
+    return found | {name: count for name, count in total((corpus.counts, aside)).items() if name.startswith("quarantined_") or name in _KEPT}
+
+
+def encoded_rows(unit: UnitRecord) -> int:
+    """Rows of a unit that were encoded for it, those that were copied left out."""
+    return unit.rows - sum(unit.copied.values())

@@ -1,0 +1,101 @@
+"""The questions that a candidate must answer before it is published."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.night.outside import outside_gates
+from pipeline.flows.workers.local import arithmetic
+from pipeline.flows.workers.pool import Pool, run_task
+from pipeline.log import say
+from pipeline.settings import Job
+from pipeline.stats.tensors import pack, unpack
+from pipeline.store.release import Gate, ReleaseManifest
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus, FileRef
+from pipeline.text.tokens.coverage import Covered
+
+# never changed: their vectors are compared with those of the release before, whatever its age
+CANARIES = (
+    "A", "Yes.", "42", "hello world", "The cat sat on the mat.", "How do I join two paths in Python?", "Two dogs are running across a snowy field.",
+    "Quarterly revenue rose 12% to $4.1bn, beating forecasts.", "ERROR 503: upstream connect error or disconnect/reset before headers", "def add(a, b): return a + b",
+    "Die Katze schläft auf dem Sofa.", "Où est la bibliothèque ?", "¿Cuánto cuesta este libro?", "今日はとても天気が良いです。", "Привет, как дела?", "مرحبا بالعالم",
+    "A man in a blue shirt is standing on a ladder cleaning a window.", "Photosynthesis converts light energy into chemical energy stored in glucose.",
+    "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows of outrageous fortune.",
+    "The committee, having considered the evidence submitted by all parties and the recommendations of the expert panel, decided to postpone the final vote until the "
+    "environmental impact assessment, which had been delayed twice already, was completed and published for comment by the residents of the affected districts.",
+)
+
+
+@dataclass(frozen=True)
+class RepeatedIds:
+    """How many live ids stand more than once in a corpus's key table, a bucket in memory at a time."""
+
+    store: Store
+
+    def start(self) -> Callable[[Corpus], int]:
+        return lambda corpus: sum(self._repeated(reference) for reference in corpus.keys)
+
+    def _repeated(self, bucket: FileRef) -> int:
+        table = pq.read_table(self.store.open(bucket.path, bucket.sha256), columns=["id", "address"])
+        live = table.filter(table["address"].is_valid())
+        return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
+
+
+class Judged(NamedTuple):
+    """Every gate with its value; the canary texts' vectors, stored for the next night; vectors (q, d) of the fixed queries."""
+
+    gates: dict[str, Gate]
+    canary: FileRef
+    asked: np.ndarray
+
+
+def run_gates(
+    job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate, workers: int, queries: Sequence[str] = ()
+) -> Judged:
+    """Judge the candidate. workers: how many may search the rows; queries: encoded along with the canary texts, by the same worker."""
+    from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
+
+    counts = candidate.manifest.counts
+    counted = Counted(
+        read=counts["total"], vectors=candidate.manifest.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
+        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)), covered=Covered.of(counts),
+    )
+    one_worker = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
+    vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), (*CANARIES, *queries), one_worker)
+    vectors, asked = vectors[: len(CANARIES)], vectors[len(CANARIES) :]
+    canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
+    if canary is None and before is not None and before.space_id == candidate.manifest.space_id:
+        then = canary_of(before, store)
+        canary = None if then is None else lowest_cosine(then, vectors)
+    gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
+    return Judged(gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors), asked)
+
+
+def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
+    """The canary texts' vectors of that night; None where there are none."""
+    if release.canary is None:
+        return None
+    try:
+        content = store.read_checked(release.canary.path, release.canary.sha256)
+    except FileNotFoundError:
+        gone = f"{release.canary.path}, of release {release.release}, is gone"
+        say(f"the canary texts are not compared: {gone}")
+        return None
+    return unpack(content, "vectors")[0]["vectors"]
+
+
+def _keep(store: Store, vectors: np.ndarray) -> FileRef:
+    content = pack({"vectors": vectors}, {"texts": len(vectors)})
+    digest = sha256(content).hexdigest()
+    reference = FileRef(path=f"moments/canary-{digest[:24]}.safetensors", sha256=digest, rows=len(vectors), bytes=len(content))
+    store.write(reference.path, content)
+    return reference

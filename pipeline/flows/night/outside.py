@@ -1,0 +1,107 @@
+"""Recall on texts that people ask, beside recall on rows of the corpus: an index that compresses finds less for the former."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import DataError, SpaceMismatch
+from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.index.build import contiguous, live_units
+from pipeline.flows.index.extend_tasks import ScanTruth
+from pipeline.flows.index.tasks import Shard, load_queries, load_truth, put_by_content
+from pipeline.flows.rows import LiveRows, placed_in
+from pipeline.flows.workers.local import arithmetic
+from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.log import say
+from pipeline.models.folder.folder import open_folder
+from pipeline.post import load_transform
+from pipeline.settings import GateSettings, Job
+from pipeline.stats.tensors import pack
+from pipeline.store.dead import Dead
+from pipeline.store.release import OUTSIDE_RECALL, Gate, ReleaseManifest
+from pipeline.store.store import Store
+from pipeline.store.units import FileRef
+from pipeline.text.corpus.normalize import normalize
+from pipeline.text.corpus.queries import read_texts
+
+_MOST = 1_000               # queries: as many as rows are asked by default; recall is known to two points then
+
+
+def outside_texts(gates: GateSettings) -> tuple[str, ...]:
+    """The first thousand texts of `gates.queries`, without blank ones; none where it names no file. DataError for a file without texts."""
+    if gates.queries is None:
+        return ()
+    texts: list[str] = []
+    for text in read_texts(gates.queries):
+        texts += [text] if text.strip() else []
+        if len(texts) == _MOST:
+            break
+    if not texts:
+        raise DataError(f"gates.queries: {gates.queries}", "a text on each line", "none", "give the texts that people ask, or null")
+    return tuple(normalize(texts).to_pylist())
+
+
+def outside_gates(job: Job, store: Store, manifest: ReleaseManifest, workers: int) -> dict[str, Gate]:
+    """Recall@10 of `gates.queries` as a gate that refuses nothing; none where no file is named."""
+    texts = outside_texts(job.gates)
+    if not texts:
+        return {}
+    if (found := open_folder(job.encoder).space_id) != manifest.space_id:
+        remedy = "set encoder to that of the release, or gates.queries to null"
+        raise SpaceMismatch("gates.queries", f"an encoder of space {manifest.space_id}", f"space {found}", remedy)
+    encode = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode), query=True)
+    vectors = run_task(encode, texts, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
+    known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
+    if not len(known):
+        say(f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; their recall is not measured")
+        return {}
+    value, low, high = _recall(job, store, manifest, known, workers)
+    interval = f"(95 % interval {low:.4f} to {high:.4f})"
+    sentence = f"recall@10 of {len(known):,} texts of gates.queries is {value:.4f} {interval}: reported only, the gate asks for rows of the corpus"
+    return {OUTSIDE_RECALL: Gate(value=value, threshold=None, passed=True, sentence=sentence)}
+
+
+def _recall(job: Job, store: Store, manifest: ReleaseManifest, vectors: np.ndarray, workers: int) -> tuple[float, float, float]:
+    """Of the release's index at the effort set in it, with its 95 % interval; all its rows are searched for the exact neighbours."""
+    from pipeline.index.truth import OUTSIDE
+
+    with store.scratch() as scratch:
+        addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
+        (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {}))
+        queries = put_by_content(store, scratch / "queries", "indexes/queries", ".safetensors", len(vectors))
+    source = LiveRows(store, manifest.space_id, job.corpus.id, manifest.dead)
+    units, _ = live_units(source, placed_in(manifest))
+    transform = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)) if manifest.transform else None
+    shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, workers))]
+    scan = ScanTruth(source, transform.affine() if transform else None, queries)
+    pieces = dict(map_units(scan, shards, Pool(min(workers, len(shards)))))
+    return run_task(RecallOf(store, manifest, queries), tuple(pieces.values()), Pool(1))
+
+
+@dataclass(frozen=True)
+class RecallOf:
+    """Share of the exact ten nearest that a release's index returns for stored queries, and its 95 % interval."""
+
+    store: Store
+    manifest: ReleaseManifest
+    queries: FileRef
+
+    def start(self) -> Callable[[tuple[FileRef, ...]], tuple[float, float, float]]:
+        return self._work
+
+    def _work(self, pieces: tuple[FileRef, ...]) -> tuple[float, float, float]:
+        from pipeline.index.parts import open_parts
+        from pipeline.index.truth import ExactTopK
+        from pipeline.index.validate import recall
+
+        store, queries = self.store, load_queries(self.store, self.queries)
+        fold = ExactTopK(queries)
+        truth = fold.none()
+        for piece in pieces:
+            truth = fold.merge(truth, load_truth(store, piece))
+        tombstones = Dead.load(store, self.manifest.tombstones).addresses
+        parts = open_parts(self.manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones)
+        share = recall(parts, queries, truth, (10,))[10]
+        return share.value, share.low, share.high

@@ -1,0 +1,176 @@
+"""Hard negatives for training pairs: what the encoder takes for near an anchor, and what is no positive of it."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config import digest_of
+from pipeline.errors import ConfigError, DataError
+from pipeline.flows.encode.encode import encode
+from pipeline.flows.evaluate.sentences import cleaned
+from pipeline.flows.index.build import build_index
+from pipeline.flows.night.stages import place
+from pipeline.flows.rows import LiveRows
+from pipeline.flows.train.mine_tasks import Both, MineUnit, Relate
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.local import arithmetic
+from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.log import Stages, say
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import CorpusSettings, EncodeSettings, Job
+from pipeline.settings.training import PairSettings
+from pipeline.store.schema import corpus_schema, writer_options
+from pipeline.store.store import Store
+from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, stored_by_content, total
+from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
+from pipeline.text.rows.pairs import Pairs, open_pairs
+
+_VERSION = 1                    # of what is mined and how: another one is mined anew
+_ROLES = ("anchor", "positive")
+_KEPT = {"anchor": (), "positive": (pa.field("text", pa.large_string(), nullable=False),)}      # the index's rows are looked up by address, with their text
+
+
+class Mined(Stored):
+    """What a mining left. files: rows of anchor, positive, negative, in the pairs' order; counts: pairs, rows, mined (pairs with a negative), unusable (pairs of which a
+    text has no vector)."""
+
+    files: tuple[FileRef, ...]
+    counts: dict[str, int]
+
+    def is_whole(self, store: Store) -> bool:
+        """Whether every file of it is there, in full."""
+        return all(store.size(file.path) == file.bytes for file in self.files)
+
+    def sentence(self, name: str) -> str:
+        """What came out, as a person is told."""
+        pairs, rows, mined, unusable = (self.counts[each] for each in ("pairs", "rows", "mined", "unusable"))
+        lost = f"; {unusable:,} of these because the encoder gave a text no usable vector" if unusable else ""
+        return f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; {pairs - mined:,} pairs without one are left out{lost}"
+
+
+def mine(job: Job, sources: Sequence[PairSettings], store: Store, cluster: Cluster, stages: Stages) -> tuple[PairSettings, ...]:
+    """Each source's pairs (anchor, positive) with hard negatives, as Parquet files in `store`: what the job's encoder finds near the anchor among the distinct
+    positives of the same source, as train.mine says. A text that is a positive of an equal anchor, or equals the anchor, is never a negative. Texts come out as the
+    encoder gets them.
+
+    A pair becomes up to train.mine.negatives rows, in the pairs' order; pairs without any are left out, counted and told. What an earlier run finished is taken over;
+    the number of workers changes nothing. With kinds of index that round vectors, a negative's cosine is the rounded one.
+
+    The driver holds one unit's texts and the units' records; a worker the keys of 2^22 pairs, 8 bytes for every repeated positive, or the index, mapped.
+    ConfigError as of `check_mining`, DataError where no pair has a negative left.
+    """
+    check_mining(job)
+    own = job.model_copy(update={"corpus": CorpusSettings()})
+    return tuple(_source(own, source, store, cluster, stages.under("mine")) for source in sources)
+
+
+def check_mining(job: Job) -> None:
+    """ConfigError where training starts from new weights, which find nothing near, and where no objective reads negatives."""
+    from pipeline.objectives.build import roles_of
+
+    if job.train.fresh or job.train.recurrent.cell is not None:
+        found, remedy = "train.fresh" if job.train.fresh else "train.recurrent", "train without mining, then mine with the encoder that comes out"
+        raise ConfigError("train.mine.enabled", "an encoder that knows what is near", f"new weights ({found})", remedy)
+    columns, optional, _ = roles_of(job.train)
+    if not {*_ROLES, "negative"} <= {*columns, *optional}:
+        found = f"{', '.join(one.name for one in job.train.objective)}: {', '.join((*columns, *optional))}"
+        raise ConfigError("train.mine.enabled", "an objective that reads anchor, positive and negative", found, "choose one, or do not mine")
+
+
+def _source(job: Job, source: PairSettings, store: Store, cluster: Cluster, stages: Stages) -> PairSettings:
+    pairs = open_pairs(source, _ROLES)
+    folder = f"pairs/{_identity(job, pairs)}"
+    mined = Mined.left(store, f"{folder}/mined.json")
+    if mined is None or not mined.is_whole(store):
+        mined = _mined(job, pairs, store, folder, cluster, stages)
+        store.write(f"{folder}/mined.json", mined.to_json())
+    say(mined.sentence(pairs.name))
+    if not mined.counts["rows"]:
+        remedy = "lower train.mine.margin, raise train.mine.neighbours or most, or look whether the positives differ at all"
+        raise DataError(pairs.name, "pairs with a hard negative", f"none of {len(pairs):,}", remedy)
+    return PairSettings(uri=store.uri_of(f"{folder}/rows"), weight=source.weight)
+
+
+def _identity(job: Job, pairs: Pairs) -> str:
+    """24 hexadecimal digits over all that decides which negatives there are."""
+    files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
+    settings = job.train.mine.model_dump(mode="json", exclude={"enabled"})
+    made = [job.index.model_dump(mode="json"), job.gates.recall_at_10, job.encode.vectors, job.encode.unit_rows]
+    columns = [*(pairs.settings.columns.get(role, role) for role in _ROLES), *([pairs.settings.missing] if pairs.settings.missing == "drop" else [])]
+    return digest_of([_VERSION, NORMALIZER_VERSION, list(files.values()), columns, open_folder(job.encoder).space_id, settings, job.train.seed, made])[:24]
+
+
+def _mined(job: Job, pairs: Pairs, store: Store, folder: str, cluster: Cluster, stages: Stages) -> Mined:
+    with stages("read", len(pairs)) as bar:
+        units = []
+        for unit in _units(pairs, job.encode.unit_rows, store):
+            units.append(unit)
+            bar.add(unit[0].rows)
+    anchors, positives = ([unit[which] for unit in units] for which in (0, 1))
+    corpus = Corpus(id=folder, digest=folder, units=tuple(_numbered([*positives, *anchors])))
+    vectors, _ = encode(corpus, job, store, cluster, stages)
+    numbered, placed, count = corpus.units, place(corpus, vectors), len(units)
+    with stages("compare"):
+        related = run_task(Relate(store), tuple(zip(numbered[count:], numbered[:count], strict=True)), Pool(1))
+    encoder = open_folder(job.encoder)
+    built = build_index(job, store, placed[:count], related.repeats, None, encoder.dim, cluster, stages)
+    source = LiveRows(store, encoder.space_id, job.corpus.id)
+    task = MineUnit(source, built, related.known, job.train.mine, job.train.seed, arithmetic(EncodeSettings()).threads, folder)
+    firsts = np.cumsum([0, *(unit.rows for unit in positives)]).tolist()
+    both = [
+        Both(number=number, first=firsts[number], anchors=numbered[count + number], positives=numbered[number],
+             anchor_vectors=vectors.units[count + number], positive_vectors=vectors.units[number])
+        for number in range(count)
+    ]
+    records = _searched(task, both, job, cluster, stages)
+    files = tuple(FileRef(path=record.path, sha256=record.sha256, rows=record.rows, bytes=record.bytes) for record in records)
+    return Mined(files=files, counts=total(record.counts for record in records))
+
+
+def _searched(task: MineUnit, both: Sequence[Both], job: Job, cluster: Cluster, stages: Stages) -> list[UnitRecord]:
+    """The record of every unit, in order."""
+    made = {each.number: record for each in both if (record := task.left(each)) is not None}
+    todo = [each for each in both if each.number not in made]
+    with stages("search", sum(each.anchors.rows for each in both)) as bar:
+        bar.skip(sum(both[number].anchors.rows for number in made))
+        for number, record in map_units(task, todo, Pool(cluster.index_workers(job.cluster, max(1, len(todo)))), bar):
+            made[todo[number].number] = record
+        bar.reach(sum(each.anchors.rows for each in todo))
+    return [made[number] for number in range(len(both))]
+
+
+def _units(pairs: Pairs, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
+    """Units of anchors and of positives, row for row, in the files' order."""
+    held: list[pa.Table] = []
+    first = 0
+    for table in pairs.read(pairs.spans(), _ROLES):
+        held.append(table)
+        while sum(map(len, held)) >= unit_rows:
+            joined = pa.concat_tables(held)
+            yield _pair_of_units(joined.slice(0, unit_rows), first, store)
+            held, first = [joined.slice(unit_rows)], first + unit_rows
+    if rest := pa.concat_tables(held):
+        yield _pair_of_units(rest, first, store)
+
+
+def _pair_of_units(table: pa.Table, first: int, store: Store) -> tuple[CorpusUnit, CorpusUnit]:
+    anchors, positives = (_unit(table[role].combine_chunks(), role, first, store) for role in _ROLES)
+    return anchors, positives
+
+
+def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
+    """The texts' unit; a row's id is its number among the pairs."""
+    texts, rows = cleaned(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
+    schema = corpus_schema(pa.int64(), _KEPT[role])
+    columns = [rows, texts, text_keys(texts), *(texts for _ in _KEPT[role]), pa.repeat(pa.scalar(role), len(texts)), rows]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
+    stored = stored_by_content(store, sink.getvalue().to_pybytes(), "units/pairs/unit", ".parquet", rows=len(texts))
+    return CorpusUnit(name=stored.path, path=stored.path, rows=len(texts), bytes=stored.bytes, sha256=stored.sha256, ordinal=0)
+
+
+def _numbered(units: Sequence[CorpusUnit]) -> Iterator[CorpusUnit]:
+    for ordinal, unit in enumerate(units):
+        yield unit.model_copy(update={"ordinal": ordinal})

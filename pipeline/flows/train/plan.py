@@ -1,0 +1,117 @@
+"""What a training is going to do, checked before anything starts: its rows in their order, and how many steps it has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.errors import ConfigError
+from pipeline.settings.training import OrderSettings, TrainSettings, Values
+from pipeline.text.rows.batches import Order, Share
+from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, parts_of, weights_of
+from pipeline.text.rows.neighbours import NeighbourOrder
+from pipeline.text.rows.order import ShuffledOrder
+from pipeline.text.rows.pairs import Pairs, open_pairs
+
+if TYPE_CHECKING:
+    from pipeline.train.dev import Dev
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows of a training in their order, and its steps. Pickles."""
+
+    order: Order
+    steps_per_epoch: int
+    steps: int
+    counts: tuple[Mapping[str, int], ...]
+    """of each source: rows in the files, unlabelled ones left out"""
+
+
+def check_settings(settings: TrainSettings) -> None:
+    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, dev, objective and options, a batch that workers cannot share."""
+    from pipeline.models.trainable.lora import check_adapters
+    from pipeline.objectives.build import roles_of
+    from pipeline.train.trackers import chosen
+
+    check_adapters(settings)
+    chosen(settings.watch)
+    if not settings.data:
+        raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
+    _check_dev(settings)
+    roles_of(settings)
+    _check_rows(settings)
+
+
+def plan_of(settings: TrainSettings) -> Plan:
+    """DataError for rows that cannot be trained on: columns, labels and scores are looked at here; ConfigError as of `check_settings`, and for weights that cannot be."""
+    from pipeline.objectives.build import roles_of
+
+    check_settings(settings)
+    columns, optional, order = roles_of(settings)
+    sources = tuple(open_pairs(source, columns, optional) for source in settings.data)
+    rows = order_of(settings, sources, contiguous=order == "contiguous")
+    return Plan(rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources))
+
+
+def open_dev(settings: TrainSettings) -> "Dev | None":
+    """What the encoder is measured on between the steps; None for nothing. DataError for a file that cannot be used."""
+    from pipeline.train.dev import Dev
+
+    return None if settings.dev.uri is None else Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
+
+
+def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:
+    """One order of all rows. contiguous: batches are pieces of documents. ConfigError where such pieces would be blended, and for weights that do not divide a batch."""
+    kind = NeighbourOrder if contiguous else ShuffledOrder
+    weights = weights_of([source.settings.weight for source in sources])
+    if len(sources) == 1:
+        return kind(sources[0], settings.order)
+    if settings.mixing == "alternate":
+        return AlternatingOrder(tuple(kind(source, settings.order) for source in sources), weights, settings.order.seed)
+    if contiguous:
+        raise ConfigError("train.mixing", "alternate for an objective that reads neighbours, of which a batch is one piece", "blend", "leave it out")
+    parts = parts_of(settings.order.batch_rows, weights)
+    orders = tuple(kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True))
+    roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
+    return BlendedOrder(orders, roles, tuple(source.counts["rows"] for source in sources), settings.order.seed)
+
+
+def steps_of(settings: TrainSettings, order: Order) -> int:
+    """All steps of the training, at least one."""
+    steps = max(1, round(settings.epochs * order.steps_per_epoch))
+    return min(steps, settings.max_steps or steps)
+
+
+def _with_rows(settings: OrderSettings, rows: int) -> OrderSettings:
+    return settings.model_copy(update={"batch_rows": rows})
+
+
+def _check_dev(settings: TrainSettings) -> None:
+    """ConfigError where something goes by figures on dev, and nothing is measured; or accuracy is asked of what does not classify."""
+    from pipeline.objectives import OBJECTIVES
+
+    if settings.dev.measure == "accuracy" and not OBJECTIVES[settings.objective[0].name].classifies:
+        known = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
+        raise ConfigError("train.dev.measure accuracy", f"an objective that trains a classifier, as the first ({known})", settings.objective[0].name, "measure spearman")
+    if settings.dev.uri is not None:
+        return
+    if settings.dev.patience is not None:
+        raise ConfigError("train.dev.patience", "a file to measure on (train.dev.uri)", "none", "name one, or leave patience out")
+    if settings.schedule.name == "plateau":
+        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file to measure on, or take another schedule")
+
+
+def _check_rows(settings: TrainSettings) -> None:
+    """ConfigError where the workers cannot share a batch equally, or an objective has too few rows to tell one from another."""
+    from pipeline.objectives import OBJECTIVES
+
+    rows = settings.order.batch_rows
+    first, last = Share(0, settings.workers).bounds(rows)
+    seen = rows if settings.across_ranks else last - first
+    for one in settings.objective:
+        OBJECTIVES[one.name].check_batch(one.options, seen, everyone=seen == rows)
+        least = OBJECTIVES[one.name].least_rows
+        if seen < least:
+            where = "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers"
+            remedy = "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks")
+            raise ConfigError(where, f"{least} rows or more, since {one.name} compares them", f"{seen}", remedy)

@@ -1,0 +1,131 @@
+"""What each worker of a training does: its share of every batch, from the last checkpoint on; the first rank keeps the checkpoints and makes the product."""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError, ModelError
+from pipeline.flows.train.plan import Plan
+from pipeline.flows.train.product import Outcome, publish
+from pipeline.flows.train.run_folder import CHECKPOINTS, METRICS, RunFolder
+from pipeline.log import say
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.text.rows.batches import Share
+
+if TYPE_CHECKING:
+    from pipeline.flows.train.course import Course
+    from pipeline.objectives import Batch, Objective
+    from pipeline.train.dev import Dev
+    from pipeline.train.finite import NonFinite
+    from pipeline.train.loop import Training
+    from pipeline.train.metrics import TrainingLog
+
+Tell = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class TrainRank:
+    """One rank's work. encoder: what the training starts from, as workers can load it; begun: steps that were done when the command was given."""
+
+    run: RunFolder
+    encoder: EncoderSettings
+    settings: TrainSettings
+    plan: Plan
+    dev: "Dev | None" = None
+    begun: int = 0
+
+    def __call__(self, share: Share, device: str, tell: Tell) -> None:
+        """Train to the end, and publish what came of it. DataError where numbers are not finite any more, with the batch in refused/."""
+        from pipeline.flows.train.course import Course
+        from pipeline.train.checkpoint import Checkpoints
+
+        with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
+            course = Course(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
+            with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
+                self._follow(course, batches, log, tell)
+            chosen = course.product()
+        if share.rank == 0:
+            objective = self._objective()                # not the one that was trained: that may be in shards, on a GPU, or compiled
+            objective.load_state_dict(chosen.load()["objective"])
+            outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.doubts()))
+            publish(self.run, self.settings, objective.product(), outcome)
+
+    def _follow(self, course: "Course", batches: "Generator[Batch, None, None]", log: "TrainingLog | None", tell: Tell) -> None:
+        from pipeline.train.finite import NonFinite
+
+        try:
+            figure = course.begin()
+            if log is not None:
+                log.begin(figure)
+            _keep(course, log)
+            for step, figure in course.steps(batches):
+                if log is not None:
+                    log.add(step, figure)
+                _keep(course, log)
+                dev = "" if course.best.figure is None else f", best on dev {course.best.figure:.2f}"
+                tell(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
+        except (NonFinite, ModelError) as error:
+            raise self._refused(error, course.number + 1) from None
+
+    def _log(self, course: "Course", share: Share) -> "AbstractContextManager[TrainingLog | None]":
+        """What the first rank tells of the steps."""
+        from pipeline.train.metrics import MetricsFile, TrainingLog
+        from pipeline.train.trackers import Watched, open_trackers
+
+        if share.rank:
+            return nullcontext()
+        objective, watch = course.training.objective, self.settings.watch
+        for doubt in objective.doubts():
+            say(doubt)
+        trackers = open_trackers(watch, Watched(self.run.name, self.run.store, self.run.definition, course.number))
+        file = MetricsFile(self.run.store, METRICS, step=course.number)
+        return TrainingLog(file, trackers, every=watch.steps, steps_per_epoch=self.plan.steps_per_epoch, positives=objective.positives)
+
+    def _training(self, device: str) -> "Training":
+        from pipeline.train.loop import Training
+
+        return Training(self._objective(), self.settings, steps=self.plan.steps, steps_per_epoch=self.plan.steps_per_epoch, device=device)
+
+    def _objective(self) -> "Objective":
+        """The same on every rank, new weights included."""
+        import torch
+
+        from pipeline.models.trainable.encoder import load_trainable
+        from pipeline.models.trainable.lora import adapt
+        from pipeline.objectives.build import build_objective
+
+        torch.manual_seed(self.settings.seed)
+        encoder = load_trainable(open_folder(self.encoder), dropout=self.settings.dropout, fresh=self.settings.fresh)
+        adapt(encoder, self.settings.lora)
+        return build_objective(self.settings, encoder)
+
+    def _batches(self, start: int, share: Share) -> "Generator[Batch, None, None]":
+        from pipeline.objectives import ALONE
+        from pipeline.train.batches import batches
+        from pipeline.train.gather import Ranks
+
+        peers = Ranks() if self.settings.across_ranks else ALONE
+        return batches(self.plan.order, open_folder(self.encoder).tokenizer(), start=start, share=share, peers=peers)
+
+    def _refused(self, error: "NonFinite | ModelError", step: int) -> DataError:
+        """The error with the place of its batch, that of all ranks, which is stored now: by whichever rank has met it, since another may not come so far."""
+        path, sink = f"refused/step-{step}.parquet", pa.BufferOutputStream()
+        pq.write_table(next(self.plan.order.batches(step - 1)).table, sink)
+        self.run.store.write(path, sink.getvalue().to_pybytes())
+        where = error.where if error.where.startswith("step") else f"step {step}: {error.where}"
+        return DataError(where, error.expected, error.found, f"the batch is in {self.run.store.uri_of(path)}; {error.remedy}")
+
+
+def _keep(course: "Course", log: "TrainingLog | None") -> None:
+    """A checkpoint where one is wanted; what is told up to then is written before."""
+    if not course.wants_checkpoint():
+        return
+    if log is not None:
+        log.checkpoint()
+    course.save()

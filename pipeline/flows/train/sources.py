@@ -1,0 +1,53 @@
+"""Which manifest a training reads where a folder of them is named: the one that it began with, though there are later ones; else the newest."""
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.errors import DataError
+from pipeline.flows.train.run_folder import RESULT, RUN, RunRecord
+from pipeline.settings.training import PairSettings, TrainSettings
+from pipeline.store.store import Store, open_store
+from pipeline.text.rows.augmented import folder_of, newest, same_folder
+
+
+def pinned(settings: TrainSettings) -> Iterator[TrainSettings]:
+    """The settings with a manifest in the place of every folder of manifests: first as the trainings below train.root began that have not ended, the latest of them
+    first, whatever else they are about; last the newest ones. The settings alone where no folder is named. DataError where manifests cannot be listed."""
+    last = [newest(source.uri) for source in settings.data]
+    if not any(last):
+        yield settings
+        return
+    for sources in _open_trainings(settings):
+        if _fit(settings.data, last, sources):
+            yield _reading(settings, [None if now is None else then for now, then in zip(last, sources, strict=True)])
+    yield _reading(settings, last)
+
+
+def _reading(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettings:
+    """null: as it is."""
+    sources = (source if uri is None else source.model_copy(update={"uri": uri}) for source, uri in zip(settings.data, uris, strict=True))
+    return settings.model_copy(update={"data": tuple(sources)})
+
+
+def _fit(given: Sequence[PairSettings], last: Sequence[str | None], sources: Sequence[str]) -> bool:
+    """Whether `sources` name a manifest of the same folder wherever a folder is given."""
+    return len(given) == len(sources) and all(
+        now is None or ((folder := folder_of(then)) is not None and same_folder(folder, source.uri)) for source, now, then in zip(given, last, sources, strict=True)
+    )
+
+
+def _open_trainings(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
+    """What the trainings read that have begun and not ended: the one of train.name, or all below train.root."""
+    store = open_store(settings.root)
+    there = {entry.path: entry for entry in store.list("", ".json") if settings.name in (None, entry.path.partition("/")[0])}
+    begun = [entry for path, entry in there.items() if path.count("/") == 1 and path.endswith(f"/{RUN}") and path.removesuffix(RUN) + RESULT not in there]
+    for entry in sorted(begun, key=lambda entry: -entry.modified):
+        yield _sources(store, entry.path)
+
+
+def _sources(store: Store, path: str) -> tuple[str, ...]:
+    """Of one training; none where its record is of another version, or was never whole."""
+    try:
+        record = RunRecord.left(store, path)
+    except DataError:
+        return ()
+    return record.sources if record is not None else ()

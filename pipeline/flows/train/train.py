@@ -1,0 +1,131 @@
+"""The training of an encoder: checked, given to workers on the cluster, and gone on with wherever an earlier command was stopped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import DataError
+from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.train.mine import check_mining, mine
+from pipeline.flows.train.plan import Plan, check_settings, open_dev, plan_of
+from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.ranks import group_of
+from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
+from pipeline.flows.train.sources import pinned
+from pipeline.flows.workers.cluster import Cluster, connect
+from pipeline.log import Stages, say
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import EncoderSettings, Job
+from pipeline.settings.training import TrainSettings
+from pipeline.store.lease import holders, lease
+from pipeline.store.store import open_store
+
+_LEASES = "leases"      # below the folder of a training
+_MINED = "mined"        # below train.root, beside the trainings: what is mined serves all that begin with the same encoder and rows
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training that has ended. unchanged: by an earlier command."""
+
+    status: Literal["trained", "unchanged"]
+    run: RunFolder
+    result: ResultRecord
+
+
+def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
+    """The encoder of the job, trained; an equal command goes on where an earlier one stopped, and one that is done does nothing.
+
+    Before any worker starts: ConfigError for settings that cannot be, a name that another training has, or a cluster without room; DataError for rows that cannot be
+    trained on; ModelError for the encoder. Later: DataError where numbers are not finite any more; TransientError when workers died more often than train.failures.
+    """
+    job, run = opened(job)
+    run.check()
+    if (result := run.result()) is not None:
+        return Trained("unchanged", run, result)
+    dev, plan = open_dev(job.train), None if _mines(job) else _planned(job.train, stages)
+    with connect(job.cluster, stages, verbose=verbose) as cluster:
+        group = group_of(job.train, job.cluster)
+        group.check(cluster)
+        plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
+        begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
+        for other in holders(run.store, _LEASES):
+            say(f"another command is at work on this training ({other}): each does all of it, and the end is the same")
+        work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
+        with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
+            group.run(work, bar)
+            bar.reach(max(run.ended().steps - begun, 0))
+    return Trained("trained", run, run.ended())
+
+
+def opened(job: Job) -> tuple[Job, RunFolder]:
+    """The job with the encoder that training starts from and the manifests that it reads, and the training's folder. A training that has not ended goes on with the
+    manifests that it began with."""
+    *begun, newest = pinned(job.train)
+    for settings in begun:
+        try:
+            one, run = _opened(job, settings)
+            record = RunRecord.left(run.store, RUN)
+        except DataError:                               # a unit of then is gone, or the record is another version's
+            continue
+        if record is not None and record.digest == run.digest and run.result() is None:
+            if settings != newest:
+                say(f"training {run.name} goes on with {', '.join(record.sources)}, though there is a later manifest")
+            return one, run
+    return _opened(job, newest)
+
+
+def _opened(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
+    job = job.model_copy(update={"train": settings})
+    job = job.model_copy(update={"encoder": _start(job)})
+    return job, open_run(settings, open_folder(job.encoder))
+
+
+def _start(job: Job) -> EncoderSettings:
+    """The encoder that training starts from; a new recurrent one is made here, before anything else."""
+    if job.train.recurrent.cell is None:
+        return job.encoder
+    from pipeline.train.start import start_of
+
+    return start_of(job.train, job.encoder)
+
+
+def _named(job: Job) -> str:
+    """What training starts from, for people."""
+    new = job.train.recurrent
+    return job.encoder.path if new.cell is None else f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
+
+
+def _planned(settings: TrainSettings, stages: Stages) -> Plan:
+    with stages("data") as reading:
+        plan = plan_of(settings)
+        reading.add(sum(counts["rows"] for counts in plan.counts))
+    return plan
+
+
+def _mines(job: Job) -> bool:
+    """Whether the rows have to be given hard negatives first. ConfigError where that cannot be."""
+    if not job.train.mine.enabled:
+        return False
+    check_settings(job.train)                           # now, since mining may take long
+    check_mining(job)
+    return True
+
+
+def _with_negatives(job: Job, cluster: Cluster, stages: Stages) -> TrainSettings:
+    """The training over rows that have hard negatives."""
+    kept = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
+    return job.train.model_copy(update={"data": mine(job, job.train.data, kept, cluster, stages)})
+
+
+def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
+    """Put the training on record; steps that are done, which is said where there are any. sources: URIs of what is read."""
+    counts = tuple(dict(each) for each in plan.counts)
+    run.begin(RunRecord(
+        name=run.name, digest=run.digest, definition=run.definition, encoder=encoder, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps,
+        sources=tuple(sources),
+    ))
+    done = max((int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")), default=0)
+    if done:
+        say(f"training {run.name} goes on after step {done:,} of {plan.steps:,}")
+    return done

@@ -1,0 +1,62 @@
+"""Moments of the live rows: each unit's own, less those of its dead rows, merged as a fixed tree in unit order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import DataError
+from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.settings import Job
+from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
+from pipeline.store.dead import Dead
+from pipeline.store.units import FileRef, stored_by_content
+
+
+def live_moments(job: Job, source: LiveRows, units: Sequence[Placed], cluster: Cluster) -> Moments:
+    """Moments over the live rows of `units`; the same bits whatever cluster computed them. DataError without rows."""
+    groups = [tuple(units[start : start + GROUP]) for start in range(0, len(units), GROUP)]
+    task = MergeMoments(source)
+    if len(groups) == 1:                                # some two million rows: their dead ones are read faster than a worker starts
+        return _loaded(source, task.start()(groups[0]))
+    made = dict(map_units(task, groups, Pool(cluster.index_workers(job.cluster, len(groups)))))
+    return merge_tree(_loaded(source, made[number]) for number in range(len(groups)))
+
+
+def _loaded(source: LiveRows, reference: FileRef) -> Moments:
+    return Moments.from_bytes(source.store.read_checked(reference.path, reference.sha256))
+
+
+@dataclass(frozen=True)
+class MergeMoments:
+    """A group of units becomes one partial result, in a file named by its content."""
+
+    source: LiveRows
+
+    def start(self) -> Callable[[tuple[Placed, ...]], FileRef]:
+        return self._work
+
+    def _work(self, units: tuple[Placed, ...]) -> FileRef:
+        dead = Dead.load(self.source.store, self.source.dead)
+        merged = merge_tree(self._parts(units, dead))
+        stem = f"moments/{self.source.space_id[:16]}/merged"
+        return stored_by_content(self.source.store, merged.to_bytes(), stem, ".safetensors", rows=merged.count)
+
+    def _parts(self, units: Sequence[Placed], dead: Dead) -> Iterator[Moments]:
+        for placed in units:
+            if placed.unit.rows:
+                yield self._of_unit(placed, np.isin(placed_rows(placed) & 0xFFFFFFFF, dead.rows_of(placed.ordinal)))
+
+    def _of_unit(self, placed: Placed, gone: np.ndarray) -> Moments:
+        """Moments of the rows that are not `gone` (mask over the unit's vectors)."""
+        reference = placed.unit.moments
+        if reference is None:
+            raise DataError(placed.unit.path, "a record that names the unit's moments", "none", "delete the unit's record, and it is encoded again")
+        own = _loaded(self.source, reference)
+        if not gone.any():
+            return own
+        if gone.sum() <= MOST_DEAD * len(gone):
+            return own.without(Moments.of(vectors_at(self.source.open(placed), np.flatnonzero(gone))))
+        return merge_tree(Moments.of(vectors) for _, vectors in self.source.batches([placed]))

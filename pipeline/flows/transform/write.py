@@ -1,0 +1,69 @@
+"""The vectors of all units, transformed, as units of their own: what `manta whiten` writes with whiten.write_vectors."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.log import Stages
+from pipeline.post import Transform, space_after
+from pipeline.settings import Job
+from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
+from pipeline.store.store import Store, sha256_of
+from pipeline.store.units import Manifest, UnitRecord, create_record
+
+
+@dataclass(frozen=True)
+class WhitenUnit:
+    """Write one embedding unit's vectors transformed, under the transform's name."""
+
+    store: Store
+    transform: Transform
+
+    def start(self) -> Callable[[UnitRecord], UnitRecord]:
+        return self._work
+
+    def _work(self, unit: UnitRecord) -> UnitRecord:
+        name = f"{self.transform.transform_id[:16]}/{unit.sha256[:24]}"
+        path = f"units/whitened/{name}.json"
+        record = UnitRecord.left(self.store, path)
+        if record is None or not record.is_whole(self.store):
+            record = create_record(self.store, path, self._written(unit, name))
+        return record
+
+    def _written(self, unit: UnitRecord, name: str) -> UnitRecord:
+        with self.store.scratch() as scratch:
+            file = scratch / "whitened.parquet"
+            source = checked_space(pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.transform.space_id)
+            given = source.schema_arrow
+            kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
+            space = space_after(self.transform)
+            schema = vectors_schema(given.names[0], given.field(0).type, kept, self.transform.k, space)
+            with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
+                for table in _whitened(source, self.transform, schema):
+                    writer.write_table(table)
+            digest, size = sha256_of(file), file.stat().st_size
+            data = f"units/whitened/{name}-{digest[:12]}.parquet"
+            self.store.put(file, data)
+        counts = {"rows": unit.rows}
+        return UnitRecord(name=f"whitened/{name}", path=data, rows=unit.rows, bytes=size, sha256=digest, counts=counts, space_id=space, source=unit.sha256)
+
+
+def _whitened(source: pq.ParquetFile, transform: Transform, schema: pa.Schema) -> Iterator[pa.Table]:
+    for batch in source.iter_batches(8_192):
+        vectors = transform(vector_matrix(batch["vector"]))
+        columns = [vector_column(vectors, field) if field.name == "vector" else batch[field.name] for field in schema]
+        yield pa.Table.from_arrays(columns, schema=schema)
+
+
+def write_whitened(store: Store, vectors: Manifest, transform: Transform, cluster: Cluster, job: Job, stages: Stages) -> Manifest:
+    """Every unit's vectors, transformed, as units of their own."""
+    made: dict[int, UnitRecord] = {}
+    with stages("write whitened", vectors.rows) as bar:
+        for number, record in map_units(WhitenUnit(store, transform), vectors.units, Pool(cluster.index_workers(job.cluster, len(vectors.units)))):
+            made[number] = record
+            bar.add(record.rows)
+    return Manifest(stage="whitened", units=tuple(made[number] for number in range(len(vectors.units))), parents=(vectors.id,), settings_digest=transform.transform_id)

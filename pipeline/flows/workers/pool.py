@@ -1,0 +1,295 @@
+"""The verb that carries the work: every item of a list goes through one task on a pool of Ray Data actors, and comes back as a small value.
+
+Ray moves what names the work, never tensors: an item is a unit's record, an actor reads the unit, writes its output and returns the new record.
+"""
+
+import contextlib
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+import pyarrow as pa
+
+from pipeline.errors import PipelineError, TransientError
+from pipeline.flows.workers.heartbeat import Call
+from pipeline.flows.workers.local import at_hand, report
+from pipeline.flows.workers.metrics import count_unit
+from pipeline.flows.workers.room import Needs
+from pipeline.flows.workers.watch import Watch, watched
+from pipeline.log import Running
+
+_DEATHS = 20            # at one item in one run: nodes may come and go, but nothing dies so often by chance
+_LOOK_S = 1.0
+_REPORT_S = 0.2
+_LATE_S = 10.0          # that Ray Data has to end a call by itself that was given up
+_ENDS_S = 10.0          # that its loop has to end
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+Made_co = TypeVar("Made_co", covariant=True)
+
+
+class Task(Protocol[Item_contra, Made_co]):
+    """What one worker does: a value that travels; `start` runs once on the worker and loads what is heavy."""
+
+    def start(self) -> Callable[[Item_contra], Made_co]: ...
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Actors of one kind. Ray restarts lost actors and repeats their items without limit; finished items keep their records.
+
+    size: the most there are; least: the fewest (null: `size`); now: how many to begin with (null: `size`), more come while there is work and room for them.
+    deaths: of processes at one item, before the run is given up.
+    """
+
+    size: int
+    cpus: float = 1.0
+    gpus: float = 0.0
+    least: int | None = None
+    now: int | None = None
+    deaths: int = _DEATHS
+
+    def of_items(self, count: int) -> "tuple[int, int, int]":
+        """(fewest, most, at the beginning) for so many items."""
+        most = max(1, min(self.size, count))
+        least = min(self.least or self.size, most)
+        return least, most, max(least, min(self.now or self.size, most))
+
+    @property
+    def needs(self) -> Needs:
+        """What one actor takes."""
+        return Needs(self.cpus, self.gpus)
+
+
+def progress(rows: int, *, last: bool = False) -> None:
+    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item.
+
+    Between the first call and the `last` one rows must go on changing: an item whose rows stand still for too long is taken for one that hangs.
+    """
+    _report(rows, not last)
+    report(rows, not last)
+
+
+class _Report:
+    """Sends the progress of one item to the board, a few times a second."""
+
+    def __init__(self, call: Call, number: int) -> None:
+        self._call, self._number, self._sent = call, number, 0.0
+
+    def __call__(self, rows: int, counted: bool) -> None:
+        if counted and time.monotonic() - self._sent < _REPORT_S:
+            return
+        self._sent = time.monotonic()
+        self._call.put(self._number, rows, counted=counted)
+
+
+_report: Callable[[int, bool], Any] = lambda rows, counted: None        # noqa: E731  set in a worker while it is at an item
+
+
+class _Worker:
+    """One actor of a pool; Ray Data constructs it once per process. An error of ours comes back as a value, since Ray's wrapping would lose its type."""
+
+    def __init__(self, task: bytes, call: Call) -> None:
+        self._task, self._call = task, call
+        self._work: Callable[[Any], Any] | None = None
+        self._alive = call.live()
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        items = zip(batch["number"].to_pylist(), batch["item"].to_pylist(), strict=True)
+        made = [_attempt(self._task, partial(self._make, number), item) for number, item in items]
+        return pa.table({"number": batch["number"], "made": made})
+
+    def _make(self, number: int, item: bytes) -> Any:
+        _begin(self._call, number, self._task)
+        if self._work is None:
+            self._work = pickle.loads(self._task).start()
+        made = self._work(pickle.loads(item))
+        self._call.end(number)
+        return made
+
+
+def _begin(call: Call, number: int, task: bytes) -> None:
+    """Count the start, and send the item's progress to the board from now on."""
+    global _report
+    if call.begin(number) > 1:
+        count_unit(_name(task), "restarted")
+    _report = _Report(call, number)
+
+
+def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
+    try:
+        made = work(item)
+    except PipelineError as error:
+        count_unit(_name(task), "failed")
+        return pickle.dumps(error)
+    count_unit(_name(task), "done")
+    return pickle.dumps(made)
+
+
+def _name(task: bytes) -> str:
+    return type(pickle.loads(task)).__name__
+
+
+def _opened(made: bytes) -> Any:
+    value = pickle.loads(made)
+    if isinstance(value, PipelineError):
+        raise value
+    return value
+
+
+def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None) -> Iterator[tuple[int, Made]]:
+    """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
+
+    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, or is
+    killed since the item hangs, and when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s. ConfigError for an actor that
+    fits no node: at once, or after cluster.wait_s where the cluster can grow.
+    """
+    if not items:
+        return
+    if (process := at_hand()) is not None:
+        yield from ((number, _opened(made)) for number, made in process.run(task, items, bar))
+        return
+    import ray
+
+    with watched(type(task).__name__, pool.needs, pool.deaths, bar) as (call, watch):
+        try:
+            for row in _watched_rows(_dataset(task, items, pool, call, watch), watch):
+                yield row["number"], _opened(row["made"])
+        except ray.exceptions.RayError as error:
+            raise lost_worker(error) from error
+
+
+def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
+    """The rows of a dataset as they come, from a thread: Ray Data itself waits for ever for actors of its own that cannot live."""
+    made: queue.SimpleQueue[dict[str, Any] | _End] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            for row in dataset.iter_rows():
+                made.put(row)
+            made.put(_End())
+        except BaseException as error:                  # raised where the rows are taken
+            made.put(_End(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(row := _next(made, watch), _End):
+            yield row
+        if row.error is not None:
+            raise row.error
+    finally:
+        watch.stop()                                    # Ray Data's loop ends at its next step
+        thread.join(_ENDS_S)
+
+
+def _next(made: "queue.SimpleQueue[dict[str, Any] | _End]", watch: Watch) -> "dict[str, Any] | _End":
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return made.get(timeout=_LOOK_S)
+        watch.check(late_s=_LATE_S)
+
+
+@dataclass(frozen=True)
+class _End:
+    """What comes behind the last row: nothing more, or the error that ended the work."""
+
+    error: BaseException | None = None
+
+
+def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:
+    import ray
+    from ray.data import ActorPoolStrategy
+
+    rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
+    least, most, first = pool.of_items(len(rows))
+    made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        _Worker,
+        batch_size=1,
+        batch_format="pyarrow",
+        fn_constructor_args=(pickle.dumps(task), call),
+        compute=ActorPoolStrategy(min_size=least, max_size=most, initial_size=first, max_tasks_in_flight_per_actor=1),
+        num_cpus=pool.cpus,
+        num_gpus=pool.gpus or None,
+    )
+    context = made.context
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0       # with one item in flight per actor no pool is busier than that
+    context.execution_no_progress_timeout_s = -1                               # a long unit is no standstill; the watch knows better
+    context.max_consecutive_actor_init_deaths = pool.deaths                    # what is heavy starts with the first item, so only kills from outside
+    _Patience.watch = watch
+    context.custom_execution_callback_classes = [_Patience]
+    return made
+
+
+class _Patience:
+    """Ends Ray Data's loop when the watch gives up; made by it when the loop starts, one per execution."""
+
+    watch: Watch | None = None
+
+    def __init__(self) -> None:
+        self._watch = _Patience.watch
+
+    def before_execution_starts(self, executor: Any) -> None: ...
+
+    def on_execution_step(self, executor: Any) -> None:
+        if self._watch is not None:
+            self._watch.check()
+
+    def after_execution_succeeds(self, executor: Any) -> None: ...
+
+    def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
+
+
+def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
+    """What the task makes of one item, on one worker of the cluster. TransientError and ConfigError as of `map_units`."""
+    if (process := at_hand()) is not None:
+        return cast(Made, _opened(next(process.run(task, [item]))[1]))
+    import ray
+
+    remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=-1)
+    with watched(type(task).__name__, pool.needs, pool.deaths) as (call, watch):
+        made = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
+        try:
+            _wait(made, watch)
+            result: Made = _opened(ray.get(made))
+        except ray.exceptions.RayError as error:
+            raise lost_worker(error) from error
+    return result
+
+
+def _wait(made: Any, watch: Watch) -> None:
+    import ray
+
+    while not ray.wait([made], timeout=_LOOK_S)[0]:
+        try:
+            watch.check()
+        except PipelineError:
+            ray.cancel(made, force=True)
+            raise
+
+
+def _run(task: bytes, item: bytes, call: Call) -> bytes:
+    def work(packed: bytes) -> Any:
+        _begin(call, 0, task)
+        return pickle.loads(task).start()(pickle.loads(packed))
+
+    with call.alive():
+        return _attempt(task, work, item)
+
+
+def lost_worker(error: Exception) -> Exception:
+    """A worker that Ray gave up on, as an error that says what to do; anything else is a defect and goes up as it is."""
+    import ray
+
+    lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.ActorDiedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError)
+    if not isinstance(error, lost):
+        return error
+    remedy = "run again: finished units are kept; if it repeats, lower encode.max_tokens or run fewer workers (cluster.workers)"
+    return TransientError("a worker process", "it to finish its unit", f"{type(error).__name__}: {str(error).splitlines()[0]}", remedy)

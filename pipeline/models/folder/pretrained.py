@@ -1,0 +1,123 @@
+"""Load configurations, models and tokenizers through transformers. Code in a folder is never run, and no weight is left at a random value."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from safetensors import SafetensorError
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.modules import read_json
+
+OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""what every `from_pretrained` gets: without the latter transformers asks on the terminal whether to run a folder's code"""
+_AGAIN = "fetch its files again, or use another model"
+_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError, UnpicklingError)
+_PORTS = {"new": "gte", "NewModel": "gte", "NomicBertModel": "nomic_bert", "XLMRobertaLoRA": "jina_embeddings_v3"}
+"""classes and types of published remote code, and the model_type of transformers' own port of each"""
+
+
+def check_code(folder: Path) -> None:
+    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an adapter to another model. Imports nothing.
+
+    Raises:
+        ModelError: names the code and, if transformers has one, the type of its own port.
+    """
+    config = read_json(folder / "config.json")
+    where, kind = folder / "config.json", str(config.get("model_type"))
+    for name, value in _attentions(config):
+        if "/" in value:
+            raise ModelError(str(where), "an attention that is part of transformers", f"{name} {value!r}, a repository of code", "remove that line")
+    if (adapter := folder / "adapter_config.json").exists():        # transformers would load the model that it names, whatever is in this folder
+        base = read_json(adapter).get("base_model_name_or_path")
+        raise ModelError(str(adapter), "a model whose adapters are merged", f"an adapter to {base!r}", "merge it (peft's merge_and_unload) and save the model")
+    code = config.get("auto_map")
+    remote = code.get("AutoModel") if isinstance(code, dict) else code
+    if remote and kind not in _PORTS.values():           # a port has the model_type that its authors gave to their code
+        raise _no_code(where, f"auto_map, which names the code {remote}", kind, str(remote))
+
+
+def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, value) of each attention that a configuration chooses, for the model or for a part of it."""
+    parts = [("", config)]
+    while parts:
+        prefix, part = parts.pop()
+        for name, value in part.items():
+            if name in ("attn_implementation", "_attn_implementation"):
+                yield f"{prefix}{name}", str(value)
+            elif isinstance(value, dict):
+                parts.append((f"{prefix}{name}.", value))
+
+
+def _check_known(folder: Path) -> None:
+    """ModelError for a model_type that transformers does not know: it would ask for code."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = str(read_json(folder / "config.json", required=True).get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        raise _no_code(folder / "config.json", f"model_type {kind!r}", kind, "")
+
+
+def _no_code(where: Path, found: str, kind: str, remote: str) -> ModelError:
+    port = next((port for name, port in _PORTS.items() if name == kind or name in remote), None)
+    own = f"a copy that was saved with transformers' own port of it (model_type {port}, no auto_map)"
+    remedy = f"use {own}" if port else "use an encoder whose architecture is part of transformers"
+    return ModelError(str(where), "a model that is part of transformers, since code from a folder is not run", found, remedy)
+
+
+def load_whole(auto: Any, folder: Path, wanted: str, *, unused: Collection[str] = (), remedy: str = _AGAIN, **options: Any) -> Any:
+    """Load a model with every one of its weights.
+
+    Args:
+        auto: the transformers class that loads it.
+        folder: a model folder on this machine.
+        wanted: the kind of model, for the error message.
+        unused: first parts of names of weights that may be missing, since nobody reads what they compute.
+
+    Raises:
+        ModelError: the folder cannot be loaded, or lacks weights; transformers itself would draw those at random and go on.
+    """
+    check_code(folder)
+    _check_known(folder)
+    try:
+        model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
+    except _LOADING_ERRORS as error:
+        raise ModelError(str(folder), wanted, said(error), remedy) from None
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(tuple(unused)) and not name.endswith("position_ids"))
+    if missing:
+        found = f"{len(missing)} weights missing: {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+        raise ModelError(str(folder), f"{wanted}, with all its weights", found, remedy)
+    return model
+
+
+def load_config(folder: Path) -> Any:
+    """Load the configuration of a model folder. ModelError if transformers cannot read it."""
+    from transformers import AutoConfig
+
+    check_code(folder)
+    _check_known(folder)
+    try:
+        return AutoConfig.from_pretrained(str(folder), **OFFLINE)
+    except _LOADING_ERRORS as error:
+        raise ModelError(str(folder), "a config.json that transformers reads", said(error), _AGAIN) from None
+
+
+def load_pretrained_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a folder through transformers. ModelError if its files are damaged or missing; ImportError names a package that it needs."""
+    from transformers import AutoTokenizer
+
+    check_code(folder)
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
+    except ImportError:
+        raise
+    except Exception as error:
+        if not (isinstance(error, _LOADING_ERRORS) or type(error) is Exception):     # the tokenizers library raises the bare class
+            raise
+        raise ModelError(str(folder), "a tokenizer that transformers loads", said(error), "fetch its files again") from None
+
+
+def said(error: Exception) -> str:
+    """The error in one line of at most 200 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

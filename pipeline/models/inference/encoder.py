@@ -1,0 +1,376 @@
+"""Texts become vectors: tokenize ahead, plan packed buffers, run them, put the rows back into input order."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pipeline.device import Device, resolve
+from pipeline.errors import MODEL_FAILURES, ModelError
+from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.token_filter import load_filter
+from pipeline.models.inference.packed import PackedModel
+from pipeline.models.inference.padded import PaddedModel
+from pipeline.models.inference.recurrent import SteppedModel
+from pipeline.models.inference.word_average import BagModel
+from pipeline.models.layers.numerics import Arithmetic, arithmetic_of
+from pipeline.models.layers.pooling import Segments, layers_of, pool
+from pipeline.models.layers.post_pooling import load_mlp, load_tail, through
+from pipeline.models.layers.weights import open_checkpoint
+from pipeline.prefetch import ahead
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.text.tokens.budget import distinct
+from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from pipeline.models.inference.hidden_states import Inside
+
+_FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
+_SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
+_PENDING = 4                    # copies from the GPU under way
+_PLAIN = ("A sentence to try the encoder with.", "Another one.")
+
+Module = Callable[[Tensor], Tensor]
+Told = Callable[[float], None]          # takes the part, up to 1, that is computed
+
+
+class Model(Protocol):
+    """The backbone: packed, padded, or a table of words alone."""
+
+    width: int
+    layers: int
+
+    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]: ...
+
+    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]: ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Vectors of n texts, in input order."""
+
+    vectors: np.ndarray
+    """(n, dim) float32"""
+    bad: np.ndarray
+    """(n,) bool: the vector is zero or not finite"""
+    counts: TokenCounts
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64 tokens of each text as encoded."""
+        return self.counts.lengths
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """(n,) bool"""
+        return self.counts.truncated
+
+
+@dataclass
+class Counters:
+    """Work done since the encoder was loaded."""
+
+    texts: int = 0
+    repeats: int = 0
+    """texts that were not encoded because the same text stood in their window"""
+    tokens: int = 0
+    filling: int = 0
+    """tokens computed that belong to no text"""
+    waiting_s: float = 0.0
+    """time in which no tokenized texts were there"""
+    forward_s: float = 0.0
+
+
+class Encoder:
+    """An encoder folder on a device."""
+
+    def __init__(self, folder: EncoderFolder, encode: EncodeSettings, device: Device, name: str | None = None) -> None:
+        self.folder, self.name = folder, name or str(folder.path)
+        self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
+        self.counters = Counters()
+        self.arithmetic = arithmetic_of(encode, device, 0 if folder.family == "other" else folder.max_length)     # only a packed buffer has to hold any text
+        self._window_rows = encode.window_rows
+        self._threads = encode.threads if device.kind == "cpu" else None
+        self._tokenizer = folder.tokenizer()
+        self._parts = [Encoder(part, encode, device) for part in folder.parts]
+        self._model: Model
+        self._model, self._mlp = (self._parts[0]._model, None) if self._parts else _load(folder, self.arithmetic, self._tokenizer)
+        self._kept = load_filter(folder, self._tokenizer)
+        for part in self._parts:
+            part.counters = self.counters
+        self._tail = load_tail(folder, self.arithmetic.place)
+        self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
+
+    def __repr__(self) -> str:
+        device = f", {self.arithmetic.device}" if self.arithmetic.device.kind != "cpu" else ""
+        return f"Encoder({self.name!r}, {self.dim} dimensions, max_length {self.max_length}{device})"
+
+    @property
+    def numerics_id(self) -> str:
+        """sha256 of whatever can change the bits of a vector; under one numerics_id a text has one vector."""
+        return self.arithmetic.numerics_id(type(self._model).__name__)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of one packed buffer."""
+        return self.arithmetic.max_tokens
+
+    def encode(self, texts: str | Sequence[str], *, query: bool = False) -> np.ndarray:
+        """Encode one text or several.
+
+        Args:
+            texts: a string; or n strings as a sequence, a NumPy or pyarrow array, or a pandas or Polars series.
+            query: put the query prompt before the texts and use buffers as small as they are. Vectors are then equal to 1e-5, not to the bit.
+
+        Returns:
+            float32, (dim,) for a string, else (n, dim) in input order.
+
+        Raises:
+            TypeError: a text is not a string.
+        """
+        tokenizer = self._query_tokenizer if query else self._tokenizer
+        if isinstance(texts, str):
+            return self._window([texts], tokenizer, query).vectors[0]
+        return self._window(as_strings(texts), tokenizer, query).vectors
+
+    def check(self) -> None:
+        """Encode two plain sentences. ModelError if the encoder raises, or gives NaN, infinity or zeros: then no text is worth trying."""
+        where, remedy = self.folder.path, "fetch the model's files again, check encode.dtype, or use another encoder"
+        try:
+            vectors = self.encode(_PLAIN)
+        except MODEL_FAILURES as error:
+            found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ModelError(str(where), "an encoder that encodes a plain sentence", found, remedy) from error
+        if not np.isfinite(vectors).all():
+            raise ModelError(str(where), "finite vectors", f"NaN or infinity for {_PLAIN[0]!r}", remedy)
+        if not self.folder.whole_words and not vectors.any(axis=1).all():       # an encoder of words may know none of these
+            raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
+
+    def measured(self, texts: Sequence[str]) -> TokenCounts:
+        """Token counts of n texts as they would be encoded."""
+        return self._tokenizer.counts(self._tokenizer(texts))
+
+    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
+        """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
+        return self._tokenizer(texts).lengths
+
+    def inside(self) -> "Inside":
+        """Its hidden states, layer by layer, and its tokens. ModelError where it is several encoders."""
+        from pipeline.models.inference.hidden_states import Inside  # which imports scipy: a quarter of a second that no search needs
+
+        if self._parts:
+            remedy = f"name one of its parts: {self.folder.parts[0].path}"
+            raise ModelError(str(self.folder.path), "one encoder, to look into its layers", f"{len(self._parts)} side by side", remedy)
+        return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
+
+    def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None) -> Iterator[Encoded]:
+        """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows.
+
+        tell: called after each buffer, with the rows of the stream that the tokens computed so far amount to.
+        """
+        done = 0
+        with closing(ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))) as windows:
+            while (window := self._waited(windows)) is not None:
+                told = partial(_tell_part, tell, done, sum(window.rows)) if tell is not None else None
+                yield from _split(self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer, told), window.rows)
+                done += sum(window.rows)
+
+    def _waited(self, windows: "Iterator[_Window]") -> "_Window | None":
+        began = time.perf_counter()
+        window = next(windows, None)
+        self.counters.waiting_s += time.perf_counter() - began
+        return window
+
+    def _window(self, texts: list[str], tokenizer: Tokenizer, query: bool) -> Encoded:
+        unique, inverse = distinct(texts)
+        tokens = tokenizer(unique)
+        return self._encoded(tokens, inverse, self._small_buffer(tokens) if query else self.max_tokens, tokenizer)
+
+    def _tokenized(self, window: list[list[str]]) -> "_Window":
+        unique, inverse = distinct([text for batch in window for text in batch])
+        return _Window([len(batch) for batch in window], self._tokenizer(unique), inverse)
+
+    def _small_buffer(self, tokens: Tokens) -> int:
+        """The power of two that holds all tokens; few shapes, since each one costs preparation."""
+        total = max(int(tokens.offsets[-1]), _SMALLEST_BUFFER)
+        return min(self.max_tokens, 1 << (total - 1).bit_length())
+
+    def _encoded(self, tokens: Tokens, inverse: np.ndarray, max_tokens: int, tokenizer: Tokenizer, told: Told | None = None) -> Encoded:
+        began = time.perf_counter()
+        if self._kept is not None:
+            tokens = replace(tokens, kept=self._kept[tokens.ids])
+        skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
+        vectors = self._vectors(tokens, max_tokens, skip, told)
+        self.counters.forward_s += time.perf_counter() - began
+        self.counters.texts += len(inverse)
+        self.counters.repeats += len(inverse) - len(tokens)
+        self.counters.tokens += len(tokens.ids)
+        bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
+        return Encoded(vectors[inverse], bad[inverse], tokenizer.counts(tokens).of_rows(inverse))
+
+    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
+        """(texts, dim) float32; a device that runs out of memory gets half the budget from then on."""
+        while True:
+            try:
+                return self._run(tokens, max_tokens, skip, told)
+            except torch.OutOfMemoryError:              # of a GPU only; a host without memory raises another error
+                pass                                    # what the failed pass held is free only after this handler
+            max_tokens = self._halve(max_tokens)
+
+    def _halve(self, max_tokens: int) -> int:
+        if max_tokens // 2 < (_SMALLEST_BUFFER if isinstance(self._model, PaddedModel) else self.max_length):
+            found = f"out of memory even with encode.max_tokens={max_tokens}"
+            raise ModelError(str(self.arithmetic.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device")
+        torch.cuda.empty_cache()
+        self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
+        return max_tokens // 2
+
+    def _run(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
+        vectors, computed, total = np.zeros((len(tokens), self.dim), np.float32), 0, max(1, int(tokens.lengths.sum()))
+        pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
+        with torch.inference_mode(), _computing_with(self._threads):
+            for rows in self._model.plan(tokens.lengths, max_tokens):
+                pending.append((rows, _host_copy(self._forward(tokens, rows, max_tokens, skip))))
+                if len(pending) > _PENDING:
+                    _store(vectors, *pending.pop(0))
+                computed += int(tokens.lengths[rows].sum())
+                if told is not None:
+                    told(computed / total)
+            for rows, ready in pending:
+                _store(vectors, rows, ready)
+        return vectors
+
+    def _forward(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
+        """(len(rows), dim) float32 on the device."""
+        if self._parts:
+            x = torch.cat([part._forward(tokens, rows, max_tokens, skip) for part in self._parts], dim=-1)
+        else:
+            x = self._states_pooled(tokens, rows, max_tokens, skip)
+        return through(self._tail, x, tokens.lengths[rows])
+
+    def _states_pooled(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
+        """What goes into the modules behind the pooling."""
+        wanted = layers_of(self.folder.pooling, self._model.layers)
+        states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
+        self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
+        pooled = [self._pooled(name, states, where) for name in self.folder.pooling]
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+
+    def _pooled(self, name: str, states: dict[int, Tensor], where: Segments) -> Tensor:
+        pooled = pool(name, states, self._model.layers, where)
+        return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
+
+
+def load_encoder(settings: EncoderSettings | str, encode: EncodeSettings | None = None, device: Device | str = "cpu") -> Encoder:
+    """Load an encoder.
+
+    Args:
+        settings: a folder, URI, file of word vectors or hub id, alone or with the settings that override what the folder says.
+        encode: how to compute; None: the defaults, with as many threads as torch has now. torch's own number of threads stays as it is.
+        device: cpu, cuda, or auto.
+
+    Raises:
+        ModelError: the folder cannot be used; the message names file, expected and found.
+    """
+    settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
+    return Encoder(open_folder(settings), encode or EncodeSettings(threads=torch.get_num_threads()), resolve(device), settings.path)
+
+
+def as_strings(texts: Iterable[Any]) -> list[str]:
+    """The texts as a list. TypeError, with the position and the type found, if they are not n strings."""
+    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
+    rows = texts.to_pylist() if isinstance(texts, (pa.Array, pa.ChunkedArray)) else list(texts)
+    for number, text in enumerate(rows):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{number}]: expected a string, found {type(text).__name__}; replace missing texts by '' or leave them out")
+    return rows
+
+
+@contextmanager
+def _computing_with(threads: int | None) -> Iterator[None]:
+    """Give torch so many threads for the duration of the block; None: as many as it has."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Distinct texts of some batches, tokenized; `inverse` finds each row's text among them."""
+
+    rows: list[int]
+    tokens: Tokens
+    inverse: np.ndarray
+
+
+def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator[list[list[str]]]:
+    """Whole batches until a window has enough rows: few at first, up to `most`."""
+    window: list[list[str]] = []
+    rows, enough = 0, min(_FIRST_WINDOW, most)
+    for batch in batches:
+        window.append(batch.to_pylist() if isinstance(batch, (pa.Array, pa.ChunkedArray)) else list(batch))
+        rows += len(window[-1])
+        if rows >= enough:
+            yield window
+            window, rows, enough = [], 0, min(2 * enough, most)
+    if window:
+        yield window
+
+
+def _tell_part(tell: Callable[[int], None], done: int, rows: int, part: float) -> None:
+    """Tell of `done` rows and a part, between 0 and 1, of `rows` more."""
+    tell(done + int(part * rows))
+
+
+def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
+    """One part per batch of so many rows."""
+    cuts = np.cumsum(rows)[:-1]
+    parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.bad, *encoded.counts))
+    yield from (
+        Encoded(vectors, bad, TokenCounts(*counts)) for vectors, bad, *counts in zip(*parts, strict=True)
+    )
+
+
+def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -> tuple[Model, Module | None]:
+    """(backbone, the layer of cls_mlp where asked for)."""
+    checkpoint = open_checkpoint(folder)
+    if folder.family == "words":
+        return BagModel(folder, checkpoint, arithmetic, tokenizer), None
+    if folder.family == "recurrent":
+        return SteppedModel(folder, checkpoint, arithmetic), None
+    model: Model = PaddedModel(folder, arithmetic) if folder.family == "other" else PackedModel(folder, checkpoint, arithmetic)
+    return model, load_mlp(checkpoint, model.width, arithmetic.place) if "cls_mlp" in folder.pooling else None
+
+
+def _host_copy(vectors: Tensor) -> Callable[[], np.ndarray]:
+    """What gives the array once it is here; from a GPU through pinned memory, while the next buffer computes."""
+    if vectors.device.type == "cpu":
+        return vectors.numpy
+    host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+    host.copy_(vectors, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> np.ndarray:
+        done.synchronize()
+        return host.numpy()
+
+    return wait
+
+
+def _store(vectors: np.ndarray, rows: np.ndarray, ready: Callable[[], np.ndarray]) -> None:
+    vectors[rows] = ready()

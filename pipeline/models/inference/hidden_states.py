@@ -1,0 +1,61 @@
+"""What lies inside an encoder: the hidden states of every token, layer by layer, which tokens are words, and the table they come from."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.token_filter import kept_tokens
+from pipeline.models.layers.pooling import TABLE_STATE
+from pipeline.stats.contextuality import States, Tokenized
+from pipeline.text.tokens.tokens import Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from pipeline.models.inference.encoder import Model
+
+_MAX_TOKENS = 8_192         # of one pass: all layers of it are held on the host, 0.8 GB for 25 of width 1,024
+
+
+class Inside:
+    """The hidden states H[0] (embedding layer) to H[layers] of a transformer encoder, through the same forward pass that makes its vectors."""
+
+    def __init__(self, model: "Model", tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
+        self.layers, self.width = model.layers, model.width
+        self._model, self._tokenizer, self._folder = model, tokenizer, folder
+        self._table_width = int(folder.config.get("embedding_size") or self.width)
+        self._max_tokens = max(min(max_tokens, _MAX_TOKENS), folder.max_length)
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """The texts as the encoder reads them."""
+        return self._tokenizer(texts)
+
+    def states(self, tokens: Tokens) -> Iterator[States]:
+        """All layers of all texts that have tokens, a forward pass at a time; every token, special ones too. float32."""
+        for rows in self._model.plan(tokens.lengths, self._max_tokens):
+            yield States(rows, self._states(tokens, rows, list(range(self.layers + 1))))
+
+    def words(self, tokens: Tokens) -> Tokenized:
+        """Which tokens are words: no special tokens, no prompt, no punctuation. A piece of a word counts as a word."""
+        worded = kept_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0)
+        lengths = tokens.lengths
+        inside = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths)
+        before, after = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens), len(self._tokenizer.suffix)
+        text = (inside >= before) & (inside < np.repeat(lengths, lengths) - after)
+        return Tokenized(tokens.ids, tokens.offsets, worded[tokens.ids] & text)
+
+    def table(self, ids: np.ndarray) -> np.ndarray:
+        """(m, d) float32 rows of the word table for the token ids (m,)."""
+        rows = np.zeros((len(ids), self._table_width), np.float32)
+        offsets = np.append(np.arange(0, len(ids), self._folder.max_length), len(ids))
+        tokens = Tokens(ids.astype(np.int32), offsets, np.zeros(len(offsets) - 1, dtype=bool))
+        for texts in self._model.plan(tokens.lengths, self._max_tokens):
+            places = np.concatenate([np.arange(offsets[text], offsets[text + 1]) for text in texts])
+            rows[places], = self._states(tokens, texts, [TABLE_STATE])
+        return rows
+
+    def _states(self, tokens: Tokens, rows: np.ndarray, numbers: list[int]) -> tuple[np.ndarray, ...]:
+        with torch.inference_mode():
+            states, where = self._model.states(tokens, rows, set(numbers), self._max_tokens, 0)
+            return tuple(states[number][where.places].float().cpu().numpy() for number in numbers)

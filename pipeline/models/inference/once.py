@@ -1,0 +1,36 @@
+"""Vectors in one call: the encoder is loaded at the first one and kept for the next."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.settings import EncoderSettings
+
+_KEPT = 2           # encoders: two are compared more often than three
+
+
+def encode(texts: str | Sequence[str], encoder: str | EncoderSettings = "all-MiniLM-L6-v2", *, query: bool = False, device: str = "cpu") -> np.ndarray:
+    """Encode one text or several. The encoder is loaded at the first call; the two used last are kept.
+
+    Args:
+        texts: a string; or n strings as a sequence, a NumPy or pyarrow array, or a pandas or Polars series.
+        encoder: a folder, URI, file of word vectors or hub id, alone or with further settings.
+        query: put the query prompt before the texts, for searching among texts encoded without it.
+        device: cpu, cuda, or auto.
+
+    Returns:
+        float32, (dim,) for a string, else (n, dim) in input order.
+
+    Raises:
+        TypeError: a text is not a string.
+        ModelError: the encoder cannot be used; the message names file, expected and found.
+    """
+    settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
+    return _loaded(settings, device).encode(texts, query=query)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _loaded(settings: EncoderSettings, device: str) -> Encoder:
+    return load_encoder(settings, device=device)

@@ -1,0 +1,204 @@
+"""The unpadded forward pass of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet: every layer sees the same flat (T, d) tokens, whatever the texts are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.layers.attention import Group, attend_groups, attend_varlen, relative_bias
+from pipeline.models.layers.linear import Linear
+from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.weights import NAMES, Checkpoint, Names
+from pipeline.text.tokens.budget import plan_buffers
+from pipeline.text.tokens.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a family's model, by neutral names."""
+
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    vocabulary: int
+    positions: int
+    token_types: int
+    epsilon: float
+    activation: str
+    counts_from_pad: bool
+    """positions start behind the padding index and leave out padding tokens (RoBERTa, MPNet)"""
+    pad_id: int
+
+    def places(self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+        """(tokens,) rows of the position table. inside: place of each token in its text; starts: first token of each text; owners: the text of each token."""
+        if not self.counts_from_pad:
+            return inside
+        real = ids != self.pad_id                       # a padding token that the text itself spells out has the padding position, as in fairseq
+        counted = np.cumsum(real)
+        before = counted[starts] - real[starts]
+        return (counted - before[owners]) * real + self.pad_id
+
+
+def shape_of(family: str, config: Mapping[str, object]) -> Shape:
+    """Sizes from config.json; DistilBERT has names of its own."""
+
+    def number(*names: str, default: float = 0) -> float:
+        return next((float(str(config[name])) for name in names if config.get(name) is not None), default)
+
+    counts_from_pad = family in ("roberta", "mpnet")
+    return Shape(
+        width=int(number("hidden_size", "dim")), inner=int(number("intermediate_size", "hidden_dim")), heads=int(number("num_attention_heads", "n_heads")),
+        layers=int(number("num_hidden_layers", "n_layers")), vocabulary=int(number("vocab_size")), positions=int(number("max_position_embeddings")),
+        token_types=int(number("type_vocab_size", default=2)) if family in ("bert", "roberta") else 0, epsilon=number("layer_norm_eps", default=1e-12),
+        activation=str(config.get("activation") or config.get("hidden_act") or "gelu"), counts_from_pad=counts_from_pad,
+        pad_id=1 if family == "mpnet" else int(number("pad_token_id", default=1 if counts_from_pad else 0)),
+    )
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One forward pass: texts by falling length from token 0 on, then filling."""
+
+    ids: Tensor
+    """(T,) int64"""
+    positions: Tensor
+    """(T,) int64"""
+    groups: tuple[Group, ...]
+    where: Segments
+    bounds: Tensor
+    """int32 ends of the texts from 0 to T, the filling cut into texts too"""
+
+
+class Norm:
+    """Layer normalisation over the last dimension, of x or of a residual sum."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, epsilon: float, fused: Callable[..., Tensor] | None = None) -> None:
+        self._weight, self._bias, self._epsilon, self._fused = weight, bias, epsilon, fused
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
+
+    def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
+        """Of update + x; `update` is used up."""
+        return self(update.add_(x)) if self._fused is None else self._fused(update, x, self._weight, self._bias, self._epsilon)
+
+
+def _norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    return F.layer_norm(update + x, weight.shape, weight, bias, epsilon)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One post-norm Transformer layer (Vaswani et al. 2017)."""
+
+    qkv: Linear
+    output: Linear
+    output_norm: Norm
+    up: Linear
+    down: Linear
+    down_norm: Norm
+
+
+class PackedModel:
+    """Weights on a device, ready for buffers of T tokens."""
+
+    def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
+        self.shape = shape_of(folder.family, folder.config)
+        self.width, self.layers = self.shape.width, self.shape.layers
+        self._device, self._dtype, self._rows, self._longest = arithmetic.place, arithmetic.torch_dtype, arithmetic.max_tokens, folder.max_length
+        self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
+        self._tables = self._embeddings(checkpoint)
+        self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")
+        self._stack = [self._layer(checkpoint, NAMES[folder.family], number) for number in range(self.layers)]
+        self._bias = self._relative_bias(checkpoint, folder) if folder.family == "mpnet" else None
+        self._varlen = self._device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
+
+    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+        """Rows of each forward pass."""
+        return plan_buffers(lengths, max_tokens)
+
+    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
+        """Hidden states (max_tokens, d) of the wanted numbers, and where the texts `rows` lie in them."""
+        buffer = self._buffer(tokens, rows, max_tokens, skip)
+        return self._forward(buffer, wanted), buffer.where
+
+    def _forward(self, buffer: Buffer, wanted: set[int]) -> dict[int, Tensor]:
+        words = F.embedding(buffer.ids, self._tables[0])
+        x = self._norm(words + F.embedding(buffer.positions, self._tables[1]))
+        states = {0: x} | ({TABLE_STATE: words} if TABLE_STATE in wanted else {})
+        for number, layer in enumerate(self._stack[: max(0, *wanted)], start=1):
+            x = layer.output_norm.of_sum(layer.output(self._attend(layer.qkv(x), buffer)), x)
+            x = layer.down_norm.of_sum(layer.down(layer.up(x)), x)
+            states[number] = x
+            if number - 1 not in wanted:
+                del states[number - 1]
+        return states
+
+    def _attend(self, qkv: Tensor, buffer: Buffer) -> Tensor:
+        if self._varlen:
+            return attend_varlen(qkv, buffer.bounds, self._longest, self.shape.heads)
+        return attend_groups(qkv, buffer.groups, self.shape.heads, self._bias)
+
+    def _buffer(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Buffer:
+        part = tokens.of_rows(rows)
+        lengths, starts, total = part.lengths, part.offsets[:-1], len(part.ids)
+        owners = np.repeat(np.arange(len(rows)), lengths)
+        inside = np.arange(total) - starts[owners]
+        ids = np.full(max_tokens, self.shape.pad_id, np.int64)
+        ids[:total] = part.ids
+        positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
+        positions[:total] = self.shape.places(ids[:total], inside, starts, owners)
+        ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(np.int32)
+        where = segments(starts, lengths, skip, self._put, part.kept)
+        return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), where, self._put(ends))
+
+    def _put(self, values: np.ndarray) -> Tensor:
+        made = torch.from_numpy(values)
+        return made.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else made
+
+    def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
+        """(words, positions); the embedding of token type 0, which every token has, is added to the positions."""
+        words = checkpoint.tensor("embeddings.word_embeddings.weight", (self.shape.vocabulary, self.width))
+        positions = checkpoint.tensor("embeddings.position_embeddings.weight", (self.shape.positions, self.width))
+        if self.shape.token_types:
+            positions = positions + checkpoint.tensor("embeddings.token_type_embeddings.weight", (self.shape.token_types, self.width))[0]
+        return self._on_device(words), self._on_device(positions)
+
+    def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> Layer:
+        at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
+        parts = [checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)]
+        return Layer(
+            qkv=self._linear((torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts if bias is not None]))),
+            output=self._linear(checkpoint.linear(at + names.output, width, width)), output_norm=self._layer_norm(checkpoint, at + names.output_norm),
+            up=self._linear(checkpoint.linear(at + names.up, width, inner), self.shape.activation),
+            down=self._linear(checkpoint.linear(at + names.down, inner, width)), down_norm=self._layer_norm(checkpoint, at + names.down_norm),
+        )
+
+    def _linear(self, weights: tuple[Tensor, Tensor | None], activation: str | None = None) -> Linear:
+        weight, bias = weights
+        return Linear(self._on_device(weight), None if bias is None else self._on_device(bias), rows=self._rows, activation=activation)
+
+    def _layer_norm(self, checkpoint: Checkpoint, name: str) -> Norm:
+        weight, bias = (checkpoint.tensor(f"{name}.{part}", (self.width,)) for part in ("weight", "bias"))
+        return Norm(self._on_device(weight), self._on_device(bias), self.shape.epsilon, self._fused)
+
+    def _relative_bias(self, checkpoint: Checkpoint, folder: EncoderFolder) -> Tensor:
+        buckets = int(folder.config.get("relative_attention_num_buckets", 32))
+        table = checkpoint.tensor("encoder.relative_attention_bias.weight", (buckets, self.shape.heads))
+        return self._on_device(relative_bias(table, folder.max_length))
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype)
+
+
+def _groups(lengths: np.ndarray, starts: np.ndarray) -> tuple[Group, ...]:
+    """Runs of equal length."""
+    firsts = np.flatnonzero(np.diff(lengths, prepend=-1))
+    counts = np.diff(firsts, append=len(lengths))
+    return tuple(Group(int(starts[first]), int(count), int(lengths[first])) for first, count in zip(firsts, counts, strict=True))

@@ -1,0 +1,78 @@
+"""Texts to their translations by one loaded model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.device import Device
+from pipeline.errors import ModelError
+from pipeline.models.translation.decode import Request, plan, write
+from pipeline.models.translation.decode_beam import search
+from pipeline.models.translation.decode_choice import choice_of
+from pipeline.models.translation.decode_fused import FusedStepper, is_fused
+from pipeline.models.translation.decode_rules import rules_of
+from pipeline.models.translation.decode_steps import GeneralStepper
+from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, load_wording
+from pipeline.settings.augment import TranslatorSettings
+
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
+Uniforms = Callable[[int, int], np.ndarray]     # (place of a text, tokens at most) -> (hypotheses, tokens) in [0, 1)
+
+
+class Translator:
+    """A model, its tokenizer and how it decodes."""
+
+    def __init__(self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str) -> None:
+        self.longest, self._positions, self._where = folder.longest, folder.positions, str(folder.path)
+        self._decoding, self._device = settings.decoding, device.torch()
+        self._wording = load_wording(folder, settings)
+        self._model: Any = load_model(folder, getattr(torch, dtype)).to(self._device)
+        self._rules = rules_of(self._model, self._wording.first, self._wording.start, self._where)
+        self._stepper = FusedStepper(self._model) if is_fused(self._model) else GeneralStepper(self._model)
+        self._choice = choice_of(self._decoding)
+        self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.kind]
+        self.copies = self._decoding.beams if self._decoding.method == "beam" else self._decoding.hypotheses
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Source tokens of each text."""
+        return self._wording.tokens(texts)
+
+    def request(self, ids: Sequence[int], place: int, uniforms: Uniforms | None) -> Request:
+        """What is asked for a text, within the bounds of the settings and the positions of the model."""
+        decoding = self._decoding
+        most = max(1, min(int(decoding.max_ratio * len(ids) + decoding.max_extra), self._positions))
+        return Request(ids, min(int(decoding.min_ratio * len(ids)), most), most, uniforms(place, most) if uniforms else None)
+
+    def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[np.ndarray, list[list[list[int]]]]]:
+        """(places of a batch, tokens of each one's hypotheses), longest texts first. Where a GPU's memory does not suffice, what is left goes on in halves."""
+        batches = plan([len(request.ids) for request in requests], self.batch_tokens, self.copies)
+        while batches:
+            made = self._batch([requests[place] for place in batches[0]])
+            if made is not None:
+                yield batches.pop(0), made
+                continue
+            self._halve(len(batches[0]))
+            left = np.concatenate(batches)
+            batches = [left[part] for part in plan([len(requests[place].ids) for place in left], self.batch_tokens, self.copies)]
+
+    def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """What translations say."""
+        return self._wording.texts(tokens)
+
+    def _batch(self, requests: list[Request]) -> list[list[list[int]]] | None:
+        """None where the device ran out of memory; a host without memory raises another error."""
+        try:
+            if self._decoding.method == "beam":
+                return search(self._model, self._rules, requests, self._decoding, self._device)
+            return write(self._stepper, self._rules, requests, self._choice, self._decoding.hypotheses, self._device)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _halve(self, rows: int) -> None:
+        if rows == 1:
+            found = f"out of memory with one text of at most {self.longest} tokens"
+            raise ModelError(self._where, f"memory of {self._device} for one text", found, "lower max_length, hypotheses or beams, or use a larger device")
+        torch.cuda.empty_cache()
+        self.batch_tokens //= 2

@@ -1,0 +1,4 @@
+"""Tokens of texts: tokenizers, templates, budgets, and how much of a corpus a tokenizer covers.
+
+From outside: `Tokens`, `open_tokenizer`.
+"""

@@ -1,0 +1,74 @@
+"""Whatever commands a page prints run as printed, in paths with spaces and quotes too."""
+
+import contextlib
+import html
+import io
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.flows.night.nightly import nightly
+from pipeline.log import Stages
+from pipeline.report.training import Product, Report, render
+from pipeline.settings import Job
+from pipeline.settings.training import TrainSettings
+from tests.conftest import Ended
+from tests.flows.train.training import write_sts
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def blocks(page: str) -> list[str]:
+    """The blocks of code of a page, settings excepted."""
+    return [html.unescape(block) for block in re.findall(r"<pre>(.*?)</pre>", page.split("<h2>Provenance</h2>")[0], re.DOTALL)]
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """Arguments of each shell command."""
+    for block in blocks(page):
+        if block.startswith("manta "):
+            yield from (shlex.split(line)[1:] for line in block.splitlines())
+
+
+def printed(code: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, {})
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["commits beside", "commits apart"])
+def test_those_of_a_night_run(apart: bool, make_job: Callable[..., Job], tmp_path: Path, manta: Callable[..., Ended]):
+    root = tmp_path / "all 'my' releases"
+    roots = [f"release.root={root}", *([f"release.commits_root={tmp_path / 'its commits'}"] if apart else [])]
+    outcome = nightly(make_job("whiten.mode=off", *roots), Stages())
+    page = Path(outcome.report).read_text()
+    ran = [manta(*command) for command in commands(page)]
+    assert [(ended.code, ended.out.count("\n") > 1) for ended in ran] == [(0, True)]
+    search, faiss = (block for block in blocks(page) if "import" in block.splitlines()[0])
+    assert "row-0" in printed(search)
+    assert "row-0" in printed(faiss)
+
+
+def test_those_of_a_training_run(tmp_path: Path, encoder: Path, manta: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run, start = tmp_path / "my trainings" / "it's new", tmp_path / "the start"
+    shutil.copytree(encoder, run / "encoder")
+    shutil.copytree(encoder, start)
+    dev = write_sts(tmp_path / "own pairs.parquet")
+    report = Report(
+        name="new", uri=str(run), settings=TrainSettings.model_validate({"dev": {"uri": str(dev)}}), encoder=str(start), start_space="5f" * 32,
+        sources=(), steps=1, planned=1, steps_per_epoch=1, lines=(), product=Product("a1" * 32, 48, 64, ("mean",), True),
+    )  # fmt: skip
+    page = render(report)
+    (command,) = commands(page)
+    assert command[0] == "evaluate"
+    ended = manta(*command)
+    assert (ended.code, "the start" in ended.out) == (0, True), ended.err
+    (code,) = (block for block in blocks(page) if not block.startswith("manta "))
+    assert printed(code).count("[") == 3
+    assert list(commands(render(replace(report, settings=TrainSettings())))) == []

@@ -1,0 +1,67 @@
+"""The README's Python runs as it stands there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from pipeline import open_release
+from pipeline.flows.night.nightly import nightly
+from pipeline.log import Stages
+from pipeline.settings import Job
+from tests.flows.conftest import ROOT, sentences
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def published(make_job: Callable[..., Job]) -> str:
+    return nightly(make_job("whiten.mode=off", "index.kind=IVF4,Flat", "gates.recall_at_10="), Stages()).root
+
+
+def test_searching_from_python_and_with_plain_faiss(published: str, capsys: pytest.CaptureFixture[str]):
+    release = open_release(published)
+    names: dict[str, Any] = {"raw_vectors": release.encode(sentences(3))}
+    for block in searching(published)[:2]:
+        exec(block, names)
+    addresses, rows = names["addresses"], names["ids"].take(names["rows"])["id"].to_pylist()
+    assert addresses.shape == (3, 10)
+    assert [rows[place] for place in (0, 10, 20)] == ["row-00000", "row-00001", "row-00002"]
+    assert rows == release.search(names["raw_vectors"], 10)["id"].to_pylist()
+    assert "row-00000" in capsys.readouterr().out
+
+
+def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
+    job = make_job("whiten.mode=off", "index.kind=hnsw", "gates.recall_at_10=")
+    nightly(job, Stages())
+    part = Path(job.corpus.uri) / "part-2.parquet"
+    table = pa.parquet.read_table(part)
+    changed = [f"{text} again" if number < 3 else text for number, text in enumerate(table["text"].to_pylist())]
+    pa.parquet.write_table(table.set_column(1, "text", pa.array(changed)).slice(0, len(table) - 10), part)
+    root = nightly(job, Stages()).root
+    release = open_release(root)
+    assert (release.manifest.index.parts, release.manifest.tombstones is not None, len(release)) == (2, True, 390)
+    names: dict[str, Any] = {"raw_vectors": release.encode([*sentences(400)[-3:], changed[0]])}
+    for block in searching(root):
+        exec(block, names)
+    rows = names["ids"]["id"].to_pylist()
+    places = dict(zip(names["ids"]["address"].to_pylist(), rows, strict=True))
+    found = [places[address] for address in names["addresses"].ravel().tolist()]
+    assert found == release.search(names["raw_vectors"], 10)["id"].to_pylist()
+    assert found[30] == table["id"][0].as_py()
+    assert not set(found) & set(table["id"].to_pylist()[-10:])
+
+
+def searching(root: str) -> list[str]:
+    """The blocks that search: with this package, with plain faiss, and what plain faiss needs for two parts."""
+    found = [block.replace("out/quickstart/releases", root) for block in blocks() if "faiss" in block or "open_release" in block]
+    assert len(found) == 3
+    return found

@@ -1,0 +1,65 @@
+"""Pairs on which candidates differ most, against ranks by scipy."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import rankdata
+
+from pipeline.evaluate import Score
+from pipeline.flows.evaluate.disagreements import disagreements, ranks_of
+from pipeline.flows.evaluate.scoring import Result, Scored
+from pipeline.stats.tensors import pack
+from pipeline.store.store import Store, open_store
+from pipeline.store.units import stored_by_content
+
+
+class Pairs:
+    """A task of 20 pairs."""
+
+    name, kind, digest = "own", "sts", "d"
+
+    def sentences(self) -> list[str]:
+        return [f"{side} {row}" for side in ("left", "right") for row in range(20)]
+
+    def score(self, vectors: object) -> Score:
+        raise NotImplementedError
+
+    def statistic(self, evidence: object, rows: object) -> float:
+        raise NotImplementedError
+
+
+def scored(store: Store, prediction: np.ndarray | None) -> Scored:
+    evidence = None
+    if prediction is not None:
+        tensors = {"prediction": prediction, "gold": np.arange(20) / 4}
+        evidence = stored_by_content(store, pack(tensors, {"kind": "evidence"}), "evidence/rows", ".safetensors", rows=20)
+    result = Result(
+        kind="sts", task_digest="d", space_id="s", transform_id=None, numerics={}, metric="Spearman x100", value=1.0, count=20, evidence=evidence
+    )
+    return Scored(result, None)
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=30))
+def test_ranks_are_proportions_with_ties_counted_half(values: list[float]):
+    np.testing.assert_allclose(ranks_of(np.array(values)), (rankdata(values) - 1) / (len(values) - 1))
+
+
+def test_the_pairs_whose_ranks_are_furthest_apart_are_shown(tmp_path: Path):
+    store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
+    other = one.copy()
+    other[[2, 17]] = one[[17, 2]]
+    found = disagreements([Pairs()], [[scored(store, one), scored(store, other)]], ["now", "new"], store)
+    assert [(each.task, each.first, each.other) for each in found] == [("own", "now", "new")]
+    assert [(pair.left, pair.right, pair.gold) for pair in found[0].pairs] == [("left 2", "right 2", "0.5"), ("left 17", "right 17", "4.25")]
+    assert found[0].pairs[0].similarities == pytest.approx((one[2], one[17]))
+    assert found[0].pairs[0].ranks == pytest.approx((2 / 19, 17 / 19))
+
+
+def test_candidates_that_agree_and_tasks_without_evidence_are_left_out(tmp_path: Path):
+    store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
+    assert disagreements([Pairs()], [[scored(store, one), scored(store, 2 * one)]], ["now", "new"], store) == ()
+    assert disagreements([Pairs()], [[scored(store, one), scored(store, None)]], ["now", "new"], store) == ()
+    assert disagreements([Pairs()], [[scored(store, one)]], ["now"], store) == ()

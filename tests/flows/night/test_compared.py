@@ -1,0 +1,77 @@
+"""A night's report compares with the previous release: fixed queries are asked of both, and what is unknown of the previous one is left out."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.overview import Summary, load_summary, summary_path
+from pipeline.flows.night.report import _drawn
+from pipeline.index.search import open_release
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.store.store import open_store
+from pipeline.store.units import ChangedRow, ChangedRows
+from tests.flows.conftest import write_corpus
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def page_of(job: Job, number: int) -> str:
+    return (Path(job.release.root) / f"releases/{number:08d}/report.html").read_text()
+
+
+def test_the_next_night_asks_the_same_queries_and_shows_what_changed(make_job: Callable[..., Job], tmp_path: Path):
+    job = make_job("whiten.mode=off")
+    nightly(job, Stages())
+    store = open_store(job.release.root)
+    first = load_summary(store, 1)
+    assert first is not None
+    assert first.rows == 400
+    assert len(first.answers) == 6
+    write_corpus(tmp_path / "corpus", count=380)
+    outcome = nightly(job, Stages())
+    second = load_summary(store, 2)
+    assert second is not None
+    assert [each.query for each in second.answers] == [each.query for each in first.answers]
+    found = open_release(job.release.root, 2).search([each.query for each in second.answers], k=5).to_pylist()
+    for number, each in enumerate(second.answers):
+        others = [row["id"] for row in found if row["query"] == number and row["text"] != each.query][:4]
+        assert [hit.id for hit in each.hits] == others
+    page = page_of(job, 2)
+    changed = sum([hit.id for hit in then.hits] != [hit.id for hit in now.hits] for then, now in zip(first.answers, second.answers, strict=True))
+    assert page.count("<h4>release 1</h4>") == changed
+    assert outcome.facts["queries"] == {"asked": 6, "changed": changed}
+    assert "The same 6 queries are asked of every release." in page
+    assert "\u221220 since release 1" in page
+    assert len(re.findall(r"Deleted rows <span class=\"soft\">· 5 of 20", page)) == 1
+
+
+def test_a_damaged_file_of_drawn_rows_leaves_them_out_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    store = open_store(tmp_path)
+    assert _drawn(store, "corpus") == ()
+    store.write(ChangedRows.path("corpus"), ChangedRows(rows=(ChangedRow(now=7),)).to_json())
+    assert _drawn(store, "corpus") == (ChangedRow(now=7),)
+    store.write(ChangedRows.path("corpus"), b'{"rows": 3}\n')
+    assert _drawn(store, "corpus") == ()
+    assert "the report shows no new, changed and deleted rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", [None, b"{", b"{}\n"], ids=["none", "cut off", "empty"])
+def test_a_release_whose_summary_is_missing_or_damaged_is_compared_as_far_as_its_manifest_goes(left: bytes | None, make_job: Callable[..., Job], tmp_path: Path):
+    job = make_job("whiten.mode=off")
+    nightly(job, Stages())
+    store = open_store(job.release.root)
+    store.delete(summary_path(1))
+    if left is not None:
+        store.write(summary_path(1), left)
+    write_corpus(tmp_path / "corpus", count=390)
+    nightly(job, Stages())
+    page = page_of(job, 2)
+    assert "\u221210 since release 1" in page
+    assert "Changed answers" not in page
+    summary = load_summary(store, 2)
+    assert isinstance(summary, Summary)
+    assert summary.answers

@@ -1,0 +1,243 @@
+"""Nights that change: after any sequence of them, what is published is what a first night on the same corpus would publish."""
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import load_settings
+from pipeline.flows.night.nightly import Outcome, nightly
+from pipeline.flows.night.plan import plan
+from pipeline.index.search import open_release
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.stats.moments import Moments
+from pipeline.store.dead import Dead
+from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
+from tests.flows.conftest import job_arguments, sentences
+from tests.models.folders import save_folder
+
+pytestmark = pytest.mark.usefixtures("cluster")
+TEXTS = sentences(80, seed=3)
+Corpus = dict[str, list[tuple[str, str]]]
+
+
+class Night:
+    """A corpus folder and a root, and the nights over them."""
+
+    def __init__(self, folder: Path, encoder: Path, *overrides: str) -> None:
+        self.folder, self.input = folder, folder / "corpus"
+        self.input.mkdir(parents=True)
+        arguments = [argument for argument in job_arguments(folder, encoder) if not argument.startswith("corpus.keep")]
+        self.job: Job = load_settings(Job, None, (*arguments, "encode.unit_rows=16", "index.queries=20", "corpus.keep=[]", "corpus.max_quarantined=1", *overrides))
+        self.files: Corpus = {}
+        self.clock = 0
+
+    def put(self, files: Corpus) -> None:
+        """Make the folder hold exactly these files; each written one gets a time of its own."""
+        for name in self.files.keys() - files.keys():
+            (self.input / name).unlink()
+        for name, rows in files.items():
+            if self.files.get(name) != rows:
+                self.clock += 1
+                columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+                pq.write_table(pa.table(columns, names=["id", "text"]), self.input / name)
+                os.utime(self.input / name, ns=(self.clock, self.clock))
+        self.files = dict(files)
+
+    def run(self) -> Outcome:
+        return nightly(self.job, Stages())
+
+    def current(self) -> ReleaseManifest:
+        found = Releases(open_store(self.job.release.root)).current()
+        assert found is not None
+        return found
+
+
+def live_vectors(night: Night) -> dict[str, bytes]:
+    """id -> the bytes of its live vector, read from the release's units as anybody can."""
+    manifest, store = night.current(), open_store(night.job.release.root)
+    dead = Dead.load(store, manifest.dead)
+    found: dict[str, bytes] = {}
+    for unit in manifest.units:
+        table = pq.read_table(store.open(unit.path, unit.sha256))
+        rows = np.delete(np.arange(unit.rows + len(unit.dropped)), unit.dropped)
+        live = ~np.isin(rows, dead.rows_of(unit.ordinal))
+        vectors = vector_matrix(table["vector"])[live]
+        ids = table["id"].filter(pa.array(live)).to_pylist()
+        assert not found.keys() & set(ids)
+        found |= dict(zip(ids, (row.tobytes() for row in vectors), strict=True))
+    assert len(found) == manifest.rows
+    return found
+
+
+def moments(night: Night) -> Moments:
+    manifest, store = night.current(), open_store(night.job.release.root)
+    assert manifest.moments is not None
+    return Moments.from_bytes(store.read_checked(manifest.moments.path, manifest.moments.sha256))
+
+
+def same(incremental: Night, scratch: Night) -> None:
+    """Equal vectors to the bit, moments to rounding, and equal answers; ids of equal score may come in any order."""
+    mine, fresh = live_vectors(incremental), live_vectors(scratch)
+    assert mine == fresh
+    one, other = moments(incremental), moments(scratch)
+    assert one.count == other.count == len(mine)
+    scale = np.abs(other.scatter).max()
+    np.testing.assert_allclose(one.scatter, other.scatter, rtol=0, atol=1e-10 * scale)
+    np.testing.assert_allclose(one.mean, other.mean, rtol=0, atol=1e-10 * np.abs(other.mean).max())
+    queries = np.stack([np.frombuffer(vector, np.float32) for vector in list(fresh.values())[:10]])
+    answers = [open_release(night.job.release.root).search(queries, len(fresh)) for night in (incremental, scratch)]
+    for query in range(len(queries)):
+        rows = [table.filter(pa.array(table["query"].to_numpy() == query)) for table in answers]
+        scores = [dict(zip(table["id"].to_pylist(), table["score"].to_pylist(), strict=True)) for table in rows]
+        assert scores[0].keys() == scores[1].keys() == fresh.keys()
+        assert all(abs(scores[0][name] - scores[1][name]) < 2e-6 for name in fresh)
+        ranked = [np.array(table["score"].to_pylist()) for table in rows]
+        assert (np.diff(ranked[0]) <= 0).all()
+    counts = incremental.current().counts
+    assert counts["total"] == incremental.current().rows + counts["quarantined"]
+
+
+rows = st.lists(st.tuples(st.sampled_from([f"id-{number}" for number in range(40)]), st.sampled_from([*TEXTS[:40], ""])), min_size=1, max_size=30)
+corpora = st.dictionaries(st.sampled_from(["a.parquet", "b.parquet", "c.parquet"]), rows, min_size=1, max_size=3)
+BASE = [(f"base-{number}", TEXTS[40 + number]) for number in range(40)]
+
+
+@settings(max_examples=settings.default.max_examples // 10)        # an example is four nights
+@given(st.lists(corpora, min_size=3, max_size=3))
+def test_incremental_equals_from_scratch(tmp_path, encoder, sequence):
+    top = tmp_path / uuid.uuid4().hex
+    night = Night(top / "nights", encoder, "index.kind=flat", "whiten.mode=off")
+    for files in sequence:
+        night.put({"0.parquet": BASE, **files})
+        night.run()
+    scratch = Night(top / "scratch", encoder, "index.kind=flat", "whiten.mode=off")
+    scratch.put(night.files)
+    scratch.run()
+    same(night, scratch)
+
+
+@pytest.fixture
+def nights(tmp_path: Path, encoder: Path) -> Callable[..., Night]:
+    return lambda *overrides: Night(tmp_path / uuid.uuid4().hex, encoder, *overrides)
+
+
+def test_only_new_and_changed_texts_are_encoded_and_known_ones_are_copied(nights: Callable[..., Night]):
+    night = nights("index.kind=flat")
+    night.put({"a.parquet": BASE})
+    night.run()
+    changed = [("base-0", TEXTS[0]), *BASE[1:30], ("other", TEXTS[45]), ("new", TEXTS[1])]     # one changed, ten gone, one with a text that was there, one new
+    night.put({"a.parquet": changed, "renamed.parquet": BASE[30:32]})
+    outcome = night.run()
+    assert {name: outcome.facts["counts"][name] for name in ("new", "changed", "deleted", "encoded", "reused")} == {
+        "new": 2, "changed": 1, "deleted": 8, "encoded": 2, "reused": 32,
+    }
+    decisions = {choice["what"]: choice for choice in outcome.facts["decisions"]}
+    assert decisions["corpus"]["numbers"]["changed"] == 1
+    assert decisions["index"]["chosen"] == "in place"
+    scratch = nights("index.kind=flat")
+    scratch.put(night.files)
+    scratch.run()
+    same(night, scratch)
+
+
+def test_files_that_only_moved_publish_nothing(nights: Callable[..., Night]):
+    night = nights()
+    night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:]})
+    night.run()
+    night.put({"moved.parquet": BASE[:20], "b.parquet": BASE[20:]})
+    outcome = night.run()
+    assert (outcome.status, outcome.release) == ("unchanged", 1)
+
+
+def test_a_text_that_changes_and_changes_back_has_the_vector_that_it_had(nights: Callable[..., Night]):
+    night = nights()
+    night.put({"a.parquet": BASE})
+    night.run()
+    first = live_vectors(night)
+    night.put({"a.parquet": [("base-0", TEXTS[0]), *BASE[1:]]})
+    night.run()
+    assert live_vectors(night)["base-0"] != first["base-0"]
+    night.put({"a.parquet": BASE})
+    outcome = night.run()
+    assert live_vectors(night) == first
+    assert outcome.facts["counts"]["encoded"] == 0
+
+
+def test_a_night_after_a_rollback_goes_on_from_the_release_that_is_current(nights: Callable[..., Night]):
+    night = nights("index.kind=flat")
+    releases = Releases(open_store(night.job.release.root))
+    night.put({"a.parquet": BASE[:20]})
+    night.run()
+    night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:]})
+    night.run()
+    late = {unit.ordinal for unit in releases.get(2).units}
+    releases.rollback(1)
+    night.put({"a.parquet": BASE[:20], "c.parquet": [(f"other-{number}", TEXTS[number]) for number in range(5)]})
+    outcome = night.run()
+    assert outcome.facts["counts"]["new"] == 5
+    assert night.current().parent == 1
+    fresh = {unit.ordinal for unit in night.current().units} - {unit.ordinal for unit in releases.get(1).units}
+    assert min(fresh) > max(late)                       # addresses of the release that was rolled back are never given to other rows
+    scratch = nights("index.kind=flat")
+    scratch.put(night.files)
+    scratch.run()
+    same(night, scratch)
+
+
+def test_another_encoder_starts_a_new_base_and_says_why(nights: Callable[..., Night], tmp_path: Path):
+    night = nights()
+    night.put({"a.parquet": BASE})
+    night.run()
+    night.put({"a.parquet": [*BASE[5:], ("new", TEXTS[0])]})
+    night.run()
+    space = night.current().space_id
+    other = save_folder(tmp_path / "other", "bert", seed=5)
+    night.job = night.job.model_copy(update={"encoder": night.job.encoder.model_copy(update={"path": str(other)})})
+    outcome = night.run()
+    now = night.current()
+    assert now.space_id != space
+    assert {unit.space_id for unit in now.units} == {now.space_id}
+    assert (outcome.facts["counts"]["encoded"], now.dead) == (36, None)
+    corpus = next(choice for choice in outcome.facts["decisions"] if choice["what"] == "corpus")
+    assert space in corpus["sentence"]
+    assert now.space_id in corpus["sentence"]
+
+
+def test_duplicate_ids_come_to_life_and_die(nights: Callable[..., Night]):
+    night = nights("index.kind=flat")
+    night.put({"a.parquet": BASE, "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
+    outcome = night.run()
+    assert outcome.facts["counts"]["quarantined_duplicate_id"] == 2
+    first = live_vectors(night)
+    night.put({"a.parquet": BASE[2:], "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
+    outcome = night.run()                               # both losers live now: one with another text, one with the text of the row that went
+    assert (outcome.facts["counts"]["changed"], outcome.facts["counts"]["quarantined"]) == (1, 0)
+    now = live_vectors(night)
+    assert now["base-0"] != first["base-0"]
+    assert now["base-1"] == first["base-1"]
+    night.put({"a.parquet": BASE, "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
+    night.run()
+    assert live_vectors(night) == first
+
+
+def test_a_plan_tells_what_changed_since_the_live_release(nights: Callable[..., Night]):
+    night = nights()
+    night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:]})
+    assert plan(night.job, Stages(), seconds=0.1).release is None
+    night.run()
+    assert plan(night.job, Stages(), seconds=0.1).changed_files == 0
+    night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:35]})
+    found = plan(night.job, Stages(), seconds=0.1)
+    assert (found.release, found.changed_files) == (1, 1)
+    assert 10 < (found.tonight_rows or 0) < 25

@@ -1,0 +1,249 @@
+"""A night over three Ray nodes that share nothing but an S3 server: own addresses, /tmp/ray, shared memory and disk each, as three machines would have.
+
+The network is made of namespaces and a bridge, the disks of mounts that the others do not see. It needs root and the command `ip`. By hand:
+pytest -m slow tests/flows/night/test_namespaces.py
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.flows.conftest import ROOT, job_arguments, write_corpus
+
+pytestmark = pytest.mark.alone
+
+_PATIENCE_S = 180.0
+_ROWS, _UNITS, _NODES = 1_200, 48, 3
+_HEAD, _PORT, _S3_PORT = "10.77.0.1", 6379, 5000
+_BIN = Path(sys.executable).parent
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def why_not() -> str | None:
+    """What this machine refuses; None when namespaces can be made."""
+    name = f"manta-{os.getpid()}-try"
+    if shutil.which("ip") is None or shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        return "the commands ip, unshare and nsenter are needed (iproute2, util-linux)"
+    try:
+        run("ip", "netns", "add", name)
+        run("ip", "netns", "exec", name, "unshare", "-m", "-u", "mount", "-t", "tmpfs", "none", "/mnt")
+        run("ip", "-n", name, "link", "add", "br0", "type", "bridge")
+    except subprocess.CalledProcessError as error:
+        return f"this machine refuses namespaces: {' '.join(error.cmd)}: {error.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return None
+
+
+@dataclass
+class Machines:
+    """Three nodes and a switch between them. disk: what the first one alone sees; scratch: at the same path on every node another one."""
+
+    disk: Path
+    scratch: Path
+    logs: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def name(self, number: int) -> str:
+        return f"manta-{os.getpid()}-{number}"
+
+    def address(self, number: int) -> str:
+        return f"10.77.0.{number}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        access = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_", "MANTA_"))}
+        own = {"MANTA_CACHE": str(self.scratch / "cache"), "TMPDIR": str(self.scratch), "PYTHONPATH": str(ROOT), "MANTA_LOG": "json", "RAY_AUTH_MODE": "disabled"}
+        return kept | access | own | {"AWS_ENDPOINT_URL": f"http://{_HEAD}:{_S3_PORT}", "PATH": f"{_BIN}:{os.environ['PATH']}"}
+
+    def build(self) -> None:
+        """The network, then Ray on every node and the S3 server on the first."""
+        run("ip", "netns", "add", self.name(0))
+        run("ip", "-n", self.name(0), "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", self.name(0), "link", "set", "br0", "up")
+        for number in range(1, _NODES + 1):
+            self._connect(number)
+        common = ["--num-cpus=1", "--object-store-memory=80000000", "--block"]
+        self._boot(1, ["ray", "start", "--head", f"--node-ip-address={_HEAD}", f"--port={_PORT}", "--include-dashboard=false", *common])
+        self.started.append(self.inside([sys.executable, "-m", "moto.server", "-H", _HEAD, "-p", str(_S3_PORT)], subprocess.DEVNULL))
+        self._wait_for(1)
+        for number in range(2, _NODES + 1):
+            self._boot(number, ["ray", "start", f"--address={_HEAD}:{_PORT}", f"--node-ip-address={self.address(number)}", *common])
+        for number in range(2, _NODES + 1):
+            self._wait_for(number)
+
+    def _connect(self, number: int) -> None:
+        name = self.name(number)
+        run("ip", "netns", "add", name)
+        hosts = Path("/etc/netns", name, "hosts")
+        hosts.parent.mkdir(parents=True, exist_ok=True)
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{self.address(each)} node{each}\n" for each in range(1, _NODES + 1)))
+        run("ip", "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"port{number}", "netns", self.name(0))
+        run("ip", "-n", self.name(0), "link", "set", f"port{number}", "master", "br0", "up")
+        run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            run("ip", "-n", name, "link", "set", device, "up")
+
+    def _boot(self, number: int, command: list[str]) -> None:
+        """Ray on one node, which sees a /tmp/ray, a /dev/shm and a scratch directory of its own, and of the disk's directory nothing unless it is the first."""
+        own = ["/tmp/ray", "/dev/shm", str(self.scratch), *([str(self.disk)] if number > 1 else [])]
+        mounts = "; ".join(f"mount -t tmpfs none {place}" for place in own)
+        script = f'set -e; mount --make-rprivate /; hostname node{number}; {mounts}; exec "$@"'
+        Path("/tmp/ray").mkdir(exist_ok=True)
+        whole = ["ip", "netns", "exec", self.name(number), "unshare", "-m", "-u", "bash", "-c", script, "bash", *command]
+        with self._log(number).open("w") as log:
+            self.started.append(subprocess.Popen(whole, stdout=log, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=ROOT))
+
+    def _log(self, number: int) -> Path:
+        return self.logs / f"node{number}.log"
+
+    def _wait_for(self, number: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while "Ray runtime started" not in self._log(number).read_text():
+            assert time.monotonic() < deadline, self._log(number).read_text()
+            time.sleep(0.1)
+
+    def inside(self, command: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """A process on the first node."""
+        enter = ["nsenter", "-t", str(self.started[0].pid), "-m", "-u", "-n", f"--wd={ROOT}"]
+        return subprocess.Popen([*enter, *command], stdin=subprocess.PIPE, stdout=output, stderr=output, text=True, env=self.environment)
+
+    def pids(self, number: int) -> list[int]:
+        return [int(pid) for pid in run("ip", "netns", "pids", self.name(number)).split()]
+
+    def kill(self, number: int) -> None:
+        """kill -9 of every process of the node."""
+        while pids := self.pids(number):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def at_work(self) -> set[int]:
+        """Nodes of which a worker of a pool has an item in hand."""
+        return {number for number in range(1, _NODES + 1) if any(map(_has_item, self.pids(number)))}
+
+    def tear_down(self) -> None:
+        for number in range(1, _NODES + 1):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self.kill(number)
+            shutil.rmtree(Path("/etc/netns", self.name(number)), ignore_errors=True)
+        for process in self.started:
+            process.wait()
+        for number in range(_NODES + 1):
+            subprocess.run(["ip", "netns", "del", self.name(number)], capture_output=True, check=False)
+
+
+def _has_item(pid: int) -> bool:
+    try:
+        title = " ".join(psutil.Process(pid).cmdline()[:1])
+    except psutil.Error:
+        return False
+    return "MapWorker" in title and ".submit" in title
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Iterator[Machines]:
+    if reason := why_not():
+        pytest.skip(reason)
+    disk = tmp_path_factory.mktemp("disk")
+    write_corpus(disk / "corpus", count=_ROWS)
+    shutil.copytree(encoder, disk / "encoder")
+    built = Machines(disk, tmp_path_factory.mktemp("scratch"), tmp_path_factory.mktemp("logs"))
+    try:
+        built.build()
+        bucket = built.inside([sys.executable, "-c", "import s3fs; s3fs.S3FileSystem().mkdir('corpus-vectors')"])
+        assert bucket.wait() == 0, bucket.communicate()[1]
+        yield built
+    finally:
+        built.tear_down()
+
+
+class Listing:
+    """Listings of a root, by a process on the first node."""
+
+    def __init__(self, machines: Machines, root: str) -> None:
+        self._process, self._root = machines.inside([sys.executable, "-m", "tests.flows.documents.listing"]), root
+
+    def files(self) -> dict[str, tuple[str, float]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(self._root, file=self._process.stdin, flush=True)
+        return {path: (stamp, modified) for path, (stamp, modified) in json.loads(self._process.stdout.readline()).items()}
+
+    def written(self) -> dict[str, str]:
+        """Etags of what a night made, without what tells of its time (manifest, report, commit) and the index's working files."""
+        made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
+        return {path: stamp for path, (stamp, _) in self.files().items() if path.startswith(made) and not path.startswith("indexes/work/")}
+
+    def records(self) -> dict[str, tuple[str, float]]:
+        return {path: facts for path, facts in self.files().items() if path.startswith("units/vectors/") and path.endswith(".json")}
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def start(machines: Machines, encoder: Path, root: str) -> subprocess.Popen[str]:
+    own = ["encode.unit_rows=25", "whiten.mode=off", "gates.recall_at_10=0.1", f"cluster.address={_HEAD}:{_PORT}", "cluster.workers=3", f"release.root={root}"]
+    return machines.inside([sys.executable, "-m", "jobs.nightly", "--json", *job_arguments(machines.disk, encoder), *own])
+
+
+def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    out, errors = night.communicate(timeout=_PATIENCE_S)
+    assert night.returncode == 0, errors[-3000:]
+    return dict(json.loads(out)), errors
+
+
+@pytest.fixture(scope="module")
+def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
+    """(what a night that nobody disturbed wrote, nodes that were seen at work); the encoder and the corpus lie on the first node's disk alone."""
+    listing = Listing(machines, "s3://corpus-vectors/undisturbed")
+    night, seen = start(machines, machines.disk / "encoder", "s3://corpus-vectors/undisturbed"), set[int]()
+    while night.poll() is None and len(listing.records()) < _UNITS:
+        seen |= machines.at_work()
+        time.sleep(0.1)
+    answer, _ = finish(night)
+    assert (answer["status"], answer["rows"]) == ("published", _ROWS)
+    try:
+        return listing.written(), seen
+    finally:
+        listing.close()
+
+
+def test_a_night_needs_nothing_of_the_drivers_disk_on_other_nodes(undisturbed: tuple[dict[str, str], set[int]]):
+    files, seen = undisturbed
+    assert seen == {1, 2, 3}, "every node encoded"
+    assert sum(path.endswith("model.safetensors") for path in files) == 1, "one copy of the encoder, below the root"
+
+
+def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(machines: Machines, undisturbed: tuple[dict[str, str], set[int]]):
+    listing = Listing(machines, "s3://corpus-vectors/disturbed")
+    night = start(machines, machines.disk / "encoder", "s3://corpus-vectors/disturbed")
+    while night.poll() is None and len(listing.records()) < 8:
+        time.sleep(0.1)
+    machines.kill(3)
+    before = listing.records()
+    assert 8 <= len(before) < _UNITS, "it was killed in the middle of encoding"
+    answer, said = finish(night)
+    assert (answer["status"], answer["rows"]) == ("published", _ROWS)
+    after = listing.records()
+    assert {path: after[path] for path in before} == before, "what was finished was not made again"
+    assert listing.written() == undisturbed[0], "the same bytes"
+    assert f"node {machines.address(3)} is lost; what it had not finished is done again on the 2 that are left" in said
+    listing.close()

@@ -1,0 +1,126 @@
+"""A night over three Ray nodes with an object store between them; nodes that disappear cost what they had not finished and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.store.store import open_store
+from tests.flows.conftest import ROOT, job_arguments, write_corpus
+
+pytestmark = pytest.mark.slow
+_PATIENCE_S = 240.0
+_ROWS, _UNITS = 1_200, 48
+
+
+@dataclass
+class Nodes:
+    """The process that holds the nodes."""
+
+    process: subprocess.Popen[str]
+    address: str
+    raylets: list[int]
+
+    def order(self, words: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(words, file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline().strip() == "done"
+
+    def at_work(self) -> set[int]:
+        """Raylets of which a worker of a pool has an item in hand."""
+        return {raylet for raylet in self.raylets if any("MapWorker" in title and ".submit" in title for title in _titles(raylet))}
+
+
+def _titles(raylet: int) -> list[str]:
+    try:
+        return [" ".join(child.cmdline()[:1]) for child in psutil.Process(raylet).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture
+def environment(s3: str, tmp_path: Path) -> dict[str, str]:
+    """For nodes and drivers: the S3 server, a cache of their own, no address from elsewhere."""
+    own = {"MANTA_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT), "MANTA_LOG": "json"}
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
+
+
+@pytest.fixture
+def nodes(environment: dict[str, str]) -> Iterator[Nodes]:
+    command = [sys.executable, "-m", "tests.flows.night.nodes"]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        yield Nodes(process, **json.loads(process.stdout.readline()))
+    finally:
+        process.communicate("\n", timeout=_PATIENCE_S)
+
+
+def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    out, errors = night.communicate(timeout=_PATIENCE_S)
+    assert night.returncode == 0, errors[-3000:]
+    return dict(json.loads(out)), errors
+
+
+def written(root: str) -> dict[str, tuple[str, float]]:
+    """What a night made below the root, by path: etag and time. Not what tells of its time (manifest, report, commit, marks of attempts), nor working files."""
+    made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
+    there = (entry for entry in open_store(root).list() if entry.path.startswith(made))
+    return {entry.path: (entry.stamp, entry.modified) for entry in there if not entry.path.startswith("indexes/work/") and ".attempts/" not in entry.path}
+
+
+def finished(root: str) -> dict[str, tuple[str, float]]:
+    """Records of encoded units, and the data files of those."""
+    vectors = {path: facts for path, facts in written(root).items() if path.startswith("units/vectors/")}
+    records = {path.rpartition(".")[0] for path in vectors if path.endswith(".json")}
+    return {path: facts for path, facts in vectors.items() if path.rpartition(".")[0] in records or path.rpartition("-")[0] in records}
+
+
+def wait_for_units(root: str, count: int, night: subprocess.Popen[str], nodes: Nodes) -> set[int]:
+    """Raylets that were seen at work until so many units had a record."""
+    deadline, seen = time.monotonic() + _PATIENCE_S, set[int]()
+    while sum(path.endswith(".json") for path in finished(root)) < count and night.poll() is None and time.monotonic() < deadline:
+        seen |= nodes.at_work()
+        time.sleep(0.1)
+    return seen
+
+
+def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(s3: str, nodes: Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path):
+    write_corpus(tmp_path / "corpus", count=_ROWS)
+    own = ["encode.unit_rows=25", "whiten.mode=off", "gates.recall_at_10=0.1", f"cluster.address={nodes.address}", "cluster.workers={min: 1, max: 3}"]
+    quiet, disturbed = f"{s3}/{tmp_path.name}/quiet", f"{s3}/{tmp_path.name}/disturbed"
+
+    night = start([*job_arguments(tmp_path, encoder), *own, f"release.root={quiet}"], environment)
+    seen = wait_for_units(quiet, _UNITS, night, nodes)
+    answer, _ = finish(night)
+    assert (answer["status"], answer["rows"]) == ("published", _ROWS)
+    assert len(seen) >= 2, "workers of at least two nodes encoded"
+
+    night = start([*job_arguments(tmp_path, encoder), *own, f"release.root={disturbed}"], environment)
+    wait_for_units(disturbed, 6, night, nodes)
+    nodes.order("remove 0")
+    before = finished(disturbed)
+    wait_for_units(disturbed, 16, night, nodes)
+    nodes.order("kill 1")
+    before |= finished(disturbed)
+    assert 12 <= len(before) < 2 * _UNITS, "both were lost in the middle of encoding"
+    answer, said = finish(night)
+    assert (answer["status"], answer["rows"]) == ("published", _ROWS)
+    after = written(disturbed)
+    assert {path: after[path] for path in before} == before, "what was finished was not made again"
+    assert {path: stamp for path, (stamp, _) in after.items()} == {path: stamp for path, (stamp, _) in written(quiet).items()}, "the same bytes"
+    assert said.count("is lost; what it had not finished is done again") == 2

@@ -1,0 +1,125 @@
+"""The whole night on an object store: corpus, encoder, releases and search over s3://, without credentials anywhere, and with commits elsewhere."""
+
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from pipeline import open_release
+from pipeline.config import load_settings
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.preflight import preflight
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.store.store import open_store
+from tests.conftest import Ended
+from tests.faults import Faults, FaultyProxy
+from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
+from tests.server import ACCESS_KEY, SECRET_KEY
+
+SECRETS = [word.encode() for word in (ACCESS_KEY, SECRET_KEY, quote(SECRET_KEY, safe=""), base64.b64encode(SECRET_KEY.encode()).decode(), "aws_secret")]
+
+
+def upload(folder: Path, uri: str) -> None:
+    store = open_store(uri)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            store.write(file.relative_to(folder).as_posix(), file.read_bytes())
+
+
+def uploaded(bucket: str, folder: Path, encoder: Path) -> tuple[str, ...]:
+    """A job with corpus, encoder and releases below one prefix of the bucket, as command line overrides."""
+    base = f"{bucket}/{folder.name}"
+    upload(write_corpus(folder / "corpus"), f"{base}/corpus")
+    upload(encoder, f"{base}/encoder")
+    own = (f"corpus.uri={base}/corpus", f"encoder.path={base}/encoder", f"release.root={base}/releases", "gates.recall_at_10=0.5", "whiten.mode=off")
+    return (*job_arguments(folder, encoder), *own)
+
+
+@pytest.fixture
+def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+    given = uploaded(s3, tmp_path, encoder)
+    return lambda *more: (*given, *more)
+
+
+def seen_of_a_night(job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, list[bytes]]:
+    """Everything that a preflight, a night, a second night and a search of them store, pickle and say."""
+    pickled: list[bytes] = []
+    dumps = pickle.dumps
+
+    def heard(*given: Any, **options: Any) -> bytes:
+        pickled.append(dumps(*given, **options))
+        return pickled[-1]
+
+    monkeypatch.setattr(pickle, "dumps", heard)
+    assert not [check for check in preflight(job, Stages()) if check.problem]
+    outcome = nightly(job, Stages())
+    assert (outcome.status, outcome.rows) == ("published", 400)
+    assert nightly(job, Stages()).status == "unchanged"
+    found = open_release(job.release.root).search([sentences(400)[7]], 3).to_pylist()
+    assert found[0]["id"] == "row-00007"
+    store = open_store(job.release.root)
+    stored = [store.read(entry.path) for entry in store.list()]
+    return {"stored": stored, "pickled": [*pickled, dumps(store), dumps(job)], "said": ["".join(capfd.readouterr()).encode()]}
+
+
+def assert_no_secret(seen: dict[str, list[bytes]]) -> None:
+    assert min(len(contents) for name, contents in seen.items() if name != "said") > 15
+    assert not {(where, secret) for where, contents in seen.items() for content in contents for secret in SECRETS if secret in content}
+
+
+def test_a_night_lives_on_an_object_store_and_tells_nobody_its_credentials(
+    cluster: Cluster, arguments: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+):
+    assert_no_secret(seen_of_a_night(load_settings(Job, None, arguments()), monkeypatch, capfd))
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "jobs.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_without_conditional_writes_neither_night_nor_preflight_goes_on(
+    cluster: Cluster, faulty: FaultyProxy, arguments: Callable[..., tuple[str, ...]], manta: Callable[..., Ended]
+):
+    faulty.faults = Faults(drops_conditions=True)
+    problems = {check.name: check.problem for check in preflight(load_settings(Job, None, arguments()), Stages()) if check.problem}
+    assert list(problems) == ["store"]
+    assert "release.commits_root" in str(problems["store"])
+    ended = manta("nightly", *arguments())
+    assert ended.code == 2, ended.err
+    assert "release.commits_root" in ended.err
+
+
+@pytest.mark.slow
+def test_with_commits_elsewhere_a_store_without_conditional_writes_serves(
+    faulty: FaultyProxy, arguments: Callable[..., tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+):
+    """Every process of it, Ray's workers included, talks to a store that ignores conditions, throttles, and loses answers."""
+    faulty.faults = Faults(drops_conditions=True, throttled=0.03, internal=0.03, lost=0.03, seed=1)
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    commits = str(tmp_path / "commits")
+    job = arguments(f"release.commits_root={commits}", "cluster.workers=1", ON_RAY)
+    root = next(each for each in job if each.startswith("release.root=s3")).removeprefix("release.root=")
+    for number, rows in enumerate((400, 450), start=1):
+        upload(write_corpus(tmp_path / f"corpus-{rows}", rows), root.replace("/releases", "/corpus"))
+        ended = process("nightly", *job, "--json")
+        assert ended.returncode == 0, ended.stderr
+        assert json.loads(ended.stdout)["release"] == number
+    apart = ("--commits-root", commits, "--json")
+    assert process("releases", "rollback", "1", root, *apart).returncode == 0
+    listed = json.loads(process("releases", "list", root, *apart).stdout)
+    assert (listed["current"], [commit["kind"] for commit in listed["commits"]]) == (1, ["publish", "publish", "rollback"])
+    assert process("releases", "prune", "--keep", "1", "--grace-hours", "0", root, *apart).returncode == 0
+    assert json.loads(process("releases", "list", root, *apart).stdout)["current"] == 1
+    found = open_release(root, commits=commits).search([sentences(400)[7]], 1).to_pylist()
+    assert found[0]["id"] == "row-00007"
+    assert not open_store(root).list("commits")
+    assert faulty.met["throttled"] + faulty.met["lost"] + faulty.met["internal"] > 10

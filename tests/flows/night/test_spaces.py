@@ -1,0 +1,88 @@
+"""Vectors of two encoders never meet, however somebody brings them together."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError, SpaceMismatch
+from pipeline.flows.encode.unit import EncodeUnit
+from pipeline.flows.night.previous import load_before
+from pipeline.flows.night.stages import open_releases
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.store.store import open_store
+from tests.flows.night.test_incremental import BASE, Night, live_vectors
+from tests.models.folders import save_folder
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Night:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    made = Night(tmp_path / "night", save_folder(folder, "bert"), "index.kind=flat")
+    made.put({"a.parquet": BASE})
+    return made
+
+
+def replace_model(night: Night, tmp_path: Path) -> str:
+    """Another model under the same name; its space."""
+    place = Path(night.job.encoder.path)
+    shutil.rmtree(place)
+    place.mkdir()
+    save_folder(place, "bert", seed=9)
+    return open_folder(night.job.encoder).space_id
+
+
+def test_a_worker_that_finds_another_model_than_the_driver_refuses(night: Night, tmp_path: Path):
+    here = open_folder(night.job.encoder).space_id
+    task = EncodeUnit(open_store(tmp_path / "out"), EncoderSettings(path=night.job.encoder.path), EncodeSettings(), here, "id", "run")
+    there = replace_model(night, tmp_path)
+    with pytest.raises(SpaceMismatch, match=f"{here}.*{there}"):
+        task.start()
+
+
+def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: Night, tmp_path: Path):
+    night.run()
+    first, vectors = night.current(), live_vectors(night)
+    there = replace_model(night, tmp_path)
+    night.run()
+    now = night.current()
+    assert (first.space_id != there, now.space_id) == (True, there)
+    corpus = next(choice.sentence for choice in now.choices if choice.what == "corpus")
+    assert f"the encoder's space is {there}, that of release 1 is {first.space_id} (the settings are the same: a file of the encoder changed)" in corpus
+    assert not {unit.path for unit in first.units} & {unit.path for unit in now.units}
+    assert live_vectors(night).keys() == vectors.keys()
+    assert not set(live_vectors(night).values()) & set(vectors.values())
+
+
+def test_a_night_with_another_encoder_says_which_settings_make_it_one(night: Night):
+    night.run()
+    before = load_before(open_releases(night.job))
+    other = night.job.encoder.model_copy(update={"pooling": "max", "max_length": 12, "query_prompt": "query: "})
+    reason = before.parent(night.job.model_copy(update={"encoder": other}), 1).anew
+    assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
+
+
+def test_a_record_that_was_put_into_another_space_is_refused_by_both_names(night: Night, tmp_path: Path):
+    night.run()
+    first = night.current()
+    store = open_store(night.job.release.root)
+    there = replace_model(night, tmp_path)
+    unit = first.units[0]
+    store.write(unit.record.replace(first.space_id[:16], there[:16]), store.read(unit.record))
+    with pytest.raises(SpaceMismatch, match=f"{there}.*{first.space_id}"):
+        night.run()
+
+
+def test_a_release_whose_encoder_was_replaced_answers_nothing(night: Night):
+    from pipeline.index.search import open_release
+
+    night.run()
+    manifest, store = night.current(), open_store(night.job.release.root)
+    config = f"{manifest.encoder.path}/config.json"
+    changed = json.loads(store.read(config)) | {"layer_norm_eps": 1e-3}
+    store.write(config, json.dumps(changed).encode())
+    with pytest.raises(DataError, match="sha256"):
+        open_release(night.job.release.root).search("a dog runs")

@@ -1,0 +1,92 @@
+"""Each stage alone: what it leaves can be read with plain tools, and running it again changes nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.flows.night.audit import remeasure
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.plan import plan
+from pipeline.flows.night.stages import through_encoding, through_index, through_whitening
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.stats.moments import Moments
+from pipeline.store.schema import vector_matrix
+from pipeline.store.units import Manifest
+
+Make = Callable[..., Job]
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
+    return np.concatenate([vector_matrix(pq.read_table(Path(root, unit.path))["vector"]).astype(np.float64) for unit in manifest.units])
+
+
+def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make):
+    job = make_job()
+    _, corpus, first = through_encoding(job, Stages())
+    _, _, again = through_encoding(job, Stages())
+    assert again == first
+    assert first.rows == corpus.rows == 400
+    assert first.counts()["tokens"] > 400 * 8
+
+
+def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Make):
+    job = make_job("whiten.mode=on", "whiten.write_vectors=true", "whiten.k=20")
+    store, decision, written = through_whitening(job, Stages())
+    assert written is not None
+    assert decision.fitted is not None
+    whitened = stored_vectors(store.uri, written)
+    assert whitened.shape == (400, 20)
+    np.testing.assert_allclose(np.cov(whitened.T, bias=True), np.eye(20), atol=2e-3)
+    assert len({unit.space_id for unit in written.units}) == 1
+    assert written.units[0].space_id != decision.fitted.space_id, "whitened vectors are another space than raw ones"
+
+
+def test_moments_of_the_units_are_those_of_all_vectors_together(make_job: Make):
+    job = make_job("whiten.mode=off")
+    _, _, vectors = through_encoding(job, Stages())
+    _, decision, _ = through_whitening(job, Stages())
+    whole = Moments.of(stored_vectors(job.release.root, vectors))
+    np.testing.assert_allclose(decision.moments.covariance(), whole.covariance(), atol=1e-12)
+    assert decision.moments.count == 400
+
+
+def test_units_of_another_size_hold_the_same_vectors(make_job: Make, tmp_path: Path):
+    small, large = make_job(), make_job("encode.unit_rows=400", f"release.root={tmp_path / 'other'}")
+    found = [through_encoding(job, Stages())[2] for job in (small, large)]
+    assert [len(manifest.units) for manifest in found] == [8, 1]
+    np.testing.assert_array_equal(*(stored_vectors(job.release.root, manifest) for job, manifest in zip((small, large), found, strict=True)))
+
+
+def test_the_index_alone_publishes_nothing(make_job: Make):
+    job = make_job("whiten.mode=off", "index.kind=IVF8,Flat")
+    store, built = through_index(job, Stages())
+    assert built.rows == 400
+    assert all(store.exists(ref.path) for ref in (*built.files, *built.ids))
+    assert store.list("commits") == []
+    assert store.list("releases") == []
+
+
+def test_half_precision_vectors_are_stored_searched_and_evaluated(make_job: Make):
+    job = make_job("encode.vectors=float16", "whiten.mode=off", "gates.recall_at_10=0.9")
+    outcome = nightly(job, Stages())
+    unit = pq.read_schema(next(Path(outcome.root).glob("units/vectors/*/*.parquet")))
+    assert unit.field("vector").type.value_type == pa.float16()
+    gates = remeasure(job, Stages()).gates
+    assert {name for name, gate in gates.items() if not gate.passed} == set()
+    assert gates["recall_at_10"].value == 1.0
+
+
+def test_a_plan_writes_nothing_and_knows_the_rows(make_job: Make, tmp_path: Path):
+    job = make_job()
+    made = plan(job, Stages(), seconds=0.2)
+    assert (made.rows, made.exact, made.files, made.units) == (400, True, 3, 8)
+    assert made.vector_bytes == 400 * 48 * 4
+    assert made.index.kind == "flat"
+    assert made.rows_per_s > 0
+    assert not (tmp_path / "releases").exists()

@@ -1,0 +1,104 @@
+"""One changed byte in what was published is named with its sha256 where it is opened, by a searcher or by the next night."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import open_release
+from pipeline.config import load_settings
+from pipeline.errors import DataError, PipelineError
+from pipeline.flows.night.nightly import Outcome, nightly
+from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.store import open_store
+from pipeline.store.units import Corpus
+from tests.flows.conftest import job_arguments, sentences, write_corpus
+
+pytestmark = pytest.mark.usefixtures("cluster")
+SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat")
+
+
+@pytest.fixture(scope="module")
+def published(child: OneProcess, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and a release of it."""
+    folder = tmp_path_factory.mktemp("published")
+    write_corpus(folder / "corpus")
+    with working_with(child):
+        nightly(load_settings(Job, None, (*job_arguments(folder, encoder), *SETTINGS)), Stages())
+    return folder
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def manifest_of(root: Path) -> ReleaseManifest:
+    manifest = Releases(open_store(root)).current()
+    assert manifest is not None
+    return manifest
+
+
+def searched(manifest: ReleaseManifest) -> dict[str, str]:
+    """Files that a searcher opens."""
+    return {"index": manifest.index.files[0].path, "ids": manifest.ids[0].path, "encoder": f"{manifest.encoder.path}/{manifest.encoder.files[-1].path}"}
+
+
+@pytest.mark.parametrize("what", ["index", "ids", "encoder"])
+def test_a_searcher_refuses_a_changed_file(published: Path, tmp_path: Path, what: str):
+    root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
+    name = searched(manifest_of(root))[what]
+    flip(root / name)
+    with pytest.raises(DataError, match="sha256") as caught:
+        open_release(root).search(sentences(1), 1)
+    assert name.rsplit("/", 1)[-1] in str(caught.value)
+
+
+def test_a_changed_manifest_is_no_release(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
+    flip(root / "releases" / "00000001" / "manifest.json")
+    with pytest.raises(DataError, match="a published release"):
+        open_release(root)
+    with pytest.raises(DataError, match="sha256"):
+        open_release(root, 1)
+    assert "sha256" in capsys.readouterr().err
+
+
+@pytest.fixture
+def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Outcome]:
+    """The next night over a copy of what is published, with one row less in its corpus."""
+    for name in ("corpus", "releases"):
+        shutil.copytree(published / name, tmp_path / name, copy_function=shutil.copy2)
+    file = tmp_path / "corpus" / "part-0.parquet"
+    pq.write_table(pq.read_table(file).slice(1), file)
+    return lambda *more: nightly(load_settings(Job, None, (*job_arguments(tmp_path, encoder), *SETTINGS, *more)), Stages())
+
+
+@pytest.mark.parametrize("what", ["corpus record", "key table", "unit"])
+def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(night: Callable[..., Outcome], tmp_path: Path, what: str):
+    root = tmp_path / "releases"
+    manifest = manifest_of(root)
+    corpus = Corpus.load(open_store(root), manifest.corpus.path)
+    assert corpus is not None
+    name = {"corpus record": manifest.corpus.path, "key table": corpus.keys[0].path, "unit": manifest.units[0].path}[what]
+    flip(root / name)
+    with pytest.raises(PipelineError, match="sha256") as caught:
+        night("index.kind=hnsw")                    # another kind is filled from the units
+    assert caught.value.exit_code == 3
+    assert name.rsplit("/", 1)[-1] in str(caught.value)
+    assert [commit.release for commit in Releases(open_store(root)).history()] == [1]
+
+
+@pytest.mark.parametrize("what", ["index", "ids"])
+def test_the_next_night_makes_a_changed_index_anew_and_says_so(night: Callable[..., Outcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]):
+    root = tmp_path / "releases"
+    flip(root / searched(manifest_of(root))[what])
+    assert night().status == "published"
+    assert "sha256" in capsys.readouterr().err
+    assert open_release(root).search([sentences(400)[7]], 1)["id"].to_pylist() == ["row-00007"]

@@ -1,0 +1,144 @@
+"""A night with word vectors is a night like any other: its release needs neither the file of vectors nor that of the counts again."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import load_settings
+from pipeline.errors import DataError, ModelError
+from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.night.preflight import _encoder
+from pipeline.index.search import open_release
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncodeSettings, Job
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
+from pipeline.text.tokens.stop_words import STOP_WORDS
+from tests.conftest import Ended
+from tests.flows.conftest import WORDS, job_arguments, sentences, write_corpus
+from tests.models.folder.wordfiles import write_counts, write_words
+
+Manta = Callable[..., Ended]
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A corpus of 300 texts and one without a known word, vectors of its words with one word twice, and counts."""
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    write_corpus(tmp_path / "corpus", count=300)
+    pq.write_table(pa.table({"id": ["strange"], "text": ["qqzzq xxyyx"], "lang": ["??"]}), tmp_path / "corpus" / "part-9.parquet")
+    vectors = np.random.default_rng(0).normal(size=(len(WORDS) + 1, 24)).astype(np.float32)
+    write_words(tmp_path / "words.txt.gz", (*WORDS, "a"), vectors, "word2vec")
+    write_counts(tmp_path / "counts.parquet", Counter(word for text in sentences(300) for word in text.split()))
+    words = [f"encoder.path={tmp_path / 'words.txt.gz'}", f"encoder.frequencies={tmp_path / 'counts.parquet'}", "encoder.sif=0.001"]
+    return [*job_arguments(tmp_path, Path("replaced")), "whiten.mode=off", "gates.recall_at_10=", *words]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(arguments: list[str], manta: Manta, tmp_path: Path):
+    first = manta("nightly", "--json", *arguments)
+    assert first.code == 0, first.err[-3000:]
+    assert "1 lines repeat a word; its first vector is used" in first.err
+    assert '"status": "unchanged"' in manta("nightly", "--json", *arguments).out
+    raw = load_encoder(load_settings(Job, None, tuple(arguments)).encoder, load_settings(Job, None, tuple(arguments)).encode)
+    expected = raw.encode(sentences(300))
+    for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
+        gone.unlink()
+    shutil.rmtree(tmp_path / "cache")
+    release = open_release(tmp_path / "releases")
+    assert (len(release), release.manifest.counts["quarantined"], release.space_id) == (300, 1, raw.space_id)
+    np.testing.assert_array_equal(release.encode(sentences(300)[:40]), expected[:40])
+    cosines = expected @ expected[7] / np.linalg.norm(expected, axis=1) / np.linalg.norm(expected[7])
+    found = release.search(sentences(300)[7], k=5)
+    np.testing.assert_allclose(found["score"].to_numpy(), np.sort(cosines)[::-1][:5], atol=1e-5)
+    assert found["text"][0].as_py() == sentences(300)[7]
+    stored = pa.concat_tables([pq.read_table(open_store(tmp_path / "releases").local(unit.path)) for unit in release.manifest.units])
+    np.testing.assert_array_equal(vector_matrix(stored["vector"])[:40], expected[:40])
+    with pytest.raises(DataError, match="search: query: expected a word that the release's encoder knows, found 'xxyyx'"):
+        release.search("xxyyx")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(arguments: list[str], manta: Manta, tmp_path: Path):
+    assert manta("nightly", *arguments).code == 0
+    pq.write_table(pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]}), tmp_path / "corpus" / "part-late.parquet")
+    second = manta("nightly", "--json", *arguments)
+    assert second.code == 0, second.err[-3000:]
+    assert json.loads(second.out)["gates"]["canary_cosine"]["value"] == pytest.approx(1)
+
+
+def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):
+    job = load_settings(Job, None, tuple(arguments))
+    [found] = _encoder(job)
+    assert found.startswith(f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space ")
+    (tmp_path / "counts.parquet").unlink()
+    with pytest.raises(ModelError, match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check it"):
+        list(_encoder(job))
+
+
+def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_path: Path, s3: str):
+    encoder = load_settings(Job, None, tuple(arguments)).encoder
+    expected = load_encoder(encoder, EncodeSettings())
+    there = for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"))
+    for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
+        gone.unlink()
+    shutil.rmtree(tmp_path / "cache")
+    loaded = load_encoder(there, EncodeSettings())
+    assert (loaded.space_id, loaded.folder.files) == (expected.space_id, expected.folder.files)
+    np.testing.assert_array_equal(loaded.encode(sentences(50)), expected.encode(sentences(50)))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_vectors_that_lack_stop_words_and_punctuation_publish_english_and_refuse_chinese(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    words = tuple(word for word in WORDS if word not in STOP_WORDS)
+    vectors = np.random.default_rng(0).normal(size=(len(words), 24)).astype(np.float32)
+    write_words(tmp_path / "words.txt.gz", words, vectors, "word2vec")
+    punctuated = [f"{text.replace(' ', ', ')}, and so it isn't." for text in sentences(100)]
+    pq.write_table(
+        pa.table({"id": [f"p{row}" for row in range(100)], "text": punctuated, "lang": ["en"] * 100}),
+        tmp_path / "corpus" / "punctuated.parquet",
+    )
+    english = manta("nightly", "--json", *arguments)
+    assert english.code == 0, english.err[-3000:]
+    assert json.loads(english.out)["gates"]["unknown_tokens"]["value"] < 0.05
+    assert json.loads(english.out)["warnings"] == []
+    segmented = ["\u6211\u4eec \u5728 \u5b66\u6821 \u5b66\u4e60 dog"] * 400
+    pq.write_table(
+        pa.table({"id": [f"c{row}" for row in range(400)], "text": segmented, "lang": ["zh"] * 400}),
+        tmp_path / "corpus" / "chinese.parquet",
+    )
+    refused = manta("nightly", *arguments)
+    assert refused.code == 5
+    assert "unknown to the encoder's tokenizer" in refused.err
+    assert "Chinese texts" in refused.err
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_text_without_a_vector_is_on_no_page_once_it_is_deleted(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    def page(number: int) -> str:
+        return (tmp_path / f"releases/releases/{number:08d}/report.html").read_text()
+
+    strange = tmp_path / "corpus" / "part-0a.parquet"  # its unit holds other rows too, and lives on
+    (tmp_path / "corpus" / "part-9.parquet").rename(strange)
+    assert manta("nightly", *arguments).code == 0
+    assert "qqzzq xxyyx" in page(1)
+    strange.unlink()
+    second = manta("nightly", "--json", *arguments)
+    assert json.loads(second.out)["counts"]["quarantined"] == 0
+    more = pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]})
+    pq.write_table(more, tmp_path / "corpus" / "part-late.parquet")
+    assert manta("nightly", *arguments).code == 0
+    assert "qqzzq xxyyx" not in page(3), "page 2 shows it among the deleted rows"
+    listed = manta("releases", "quarantine", str(tmp_path / "releases"), "--json").out
+    assert "qqzzq" not in listed

@@ -1,0 +1,177 @@
+"""What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+from pipeline.errors import DataError
+from pipeline.flows.train.plan import open_dev, plan_of
+from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.run_folder import open_run
+from pipeline.flows.train.train import begin
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.text.rows.batches import Share
+from pipeline.train.metrics import read_metrics
+from tests.flows.conftest import sentences
+from tests.flows.train.training import Stop, losses, training_job, until, weights, work, write_sts
+from tests.train.test_start import write_nli
+
+
+def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
+    job = training_job(folder, encoder, *overrides)
+    run, plan = open_run(job.train, open_folder(job.encoder)), plan_of(job.train)
+    begin(run, plan, job.encoder.path)
+    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
+
+
+def train(rank: TrainRank, stop: int = -1) -> None:
+    rank(Share(), "cpu", until(stop))
+
+
+def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder)
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    trained = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
+    assert (result.steps, result.space_id) == (12, trained.space_id)
+    assert trained.space_id != open_folder(EncoderSettings(path=str(encoder))).space_id
+    assert "# run" in Path(rank.run.encoder, "README.md").read_text()
+    assert Path(rank.run.report).read_text().startswith("<!doctype html>")
+    texts = sentences(20, seed=3)
+    np.testing.assert_allclose(trained.encode(texts), SentenceTransformer(rank.run.encoder, device="cpu").encode(texts), atol=1e-5)
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, encoder: Path):
+    whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
+    train(whole)
+    for stop in (3, 6, 11):                             # before the first checkpoint, and between two of them
+        with pytest.raises(Stop):
+            train(parts, stop)
+    train(parts)
+    expected, found = weights(Path(whole.run.encoder)), weights(Path(parts.run.encoder))
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+
+
+def test_an_encoder_that_was_deleted_is_made_again(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder)
+    train(rank)
+    before, result = weights(Path(rank.run.encoder)), rank.run.result()
+    shutil.rmtree(rank.run.encoder)
+    assert rank.run.result() is None
+    train(rank)
+    after = weights(Path(rank.run.encoder))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert rank.run.result() == result
+
+
+def dev_of(folder: Path, *more: str) -> tuple[str, ...]:
+    return f"train.dev.uri={write_sts(folder / 'sts.parquet')}", "train.dev.steps=3", *more
+
+
+def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_stopped(tmp_path: Path, encoder: Path):
+    whole, parts = (rank_of(tmp_path, encoder, *dev_of(tmp_path, f"train.name={name}")) for name in ("whole", "parts"))
+    train(whole)
+    for stop in (2, 5, 9, 11):
+        with pytest.raises(Stop):
+            train(parts, stop)
+    train(parts)
+    expected, found = whole.run.result(), parts.run.result()
+    assert expected is not None
+    assert found is not None
+    assert (found.best_step, found.figures, found.space_id) == (expected.best_step, expected.figures, expected.space_id)
+    assert whole.dev is not None
+    product = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
+    left, right = product.encode(whole.dev.left), product.encode(whole.dev.right)
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.figures["dev"], abs=0.01)
+
+
+def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_with(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30", "train.dev.patience=2"))
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    assert (result.best_step, result.steps) == (0, 6), "two measurements later it gave up"
+    before, after = weights(encoder), weights(Path(rank.run.encoder))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_the_last_weights_are_the_product_where_that_is_wanted(tmp_path: Path, encoder: Path):
+    kept, plain = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last")), rank_of(tmp_path, encoder, "train.name=plain")
+    train(kept)
+    train(plain)
+    expected, found = weights(Path(plain.run.encoder)), weights(Path(kept.run.encoder))
+    assert all(np.array_equal(expected[name], found[name]) for name in expected), "measuring changes nothing"
+
+
+@pytest.mark.parametrize("scheme", ["file", "s3"])
+def test_a_training_lives_at_any_uri(tmp_path: Path, encoder: Path, s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    root = (tmp_path / "there").as_uri() if scheme == "file" else f"{s3}/{tmp_path.name}"
+    rank = rank_of(tmp_path, encoder, f"train.root={root}", "train.max_steps=5")
+    with pytest.raises(Stop):
+        train(rank, 4)
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    assert open_folder(EncoderSettings(path=rank.run.encoder)).space_id == result.space_id
+    assert {entry.path.partition("/")[0] for entry in rank.run.store.list()} >= {"checkpoints", "encoder", "result.json"}
+
+
+def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder, "train.optimizer={name: sgd, learning_rate: 1.0e+38, clip: null}")
+    with pytest.raises(DataError, match=r"step \d.*finite.*the batch is in .*refused/step-\d+.parquet") as caught:
+        train(rank)
+    assert type(caught.value) is DataError, "it travels, and the batch does not"
+    (refused,) = Path(rank.run.store.uri).glob("refused/*.parquet")
+    kept = pq.read_table(refused)
+    step = int(refused.stem.removeprefix("step-"))
+    batch = next(rank.plan.order.batches(step - 1)).table
+    assert kept["row"].to_pylist() == batch["row"].to_pylist()
+    assert kept["text"].to_pylist() == batch["text"].to_pylist()
+    assert rank.run.result() is None
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, encoder: Path):
+    whole, parts = rank_of(tmp_path, encoder, "train.dropout=0"), rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts")
+    train(whole)
+    train_apart(parts, tmp_path, stop=6)                # two of them, past the checkpoint of step 4
+    train(parts)                                        # one
+    expected, found = losses(Path(whole.run.store.uri)), losses(Path(parts.run.store.uri))
+    assert len(found) == 12
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert np.ptp(expected) > 0.01, "steps differ by far more than rounding"
+
+
+def train_apart(rank: TrainRank, folder: Path, stop: int) -> None:
+    """Two processes."""
+    torch.multiprocessing.start_processes(work, (2, rank, stop, folder / "meeting"), nprocs=2, start_method="spawn")
+
+
+def test_a_schedule_goes_by_what_the_classifier_gets_right(tmp_path: Path, encoder: Path):
+    data, dev = write_nli(tmp_path / "nli.parquet"), write_nli(tmp_path / "dev.parquet")
+    classifies = (f"train.data={data}", "train.objective=classification", f"train.dev={{uri: {dev}, measure: accuracy, steps: 3}}")
+    plateau = ("train.schedule={name: plateau, decay: 1.0, drop: 0.2, least: 1.0e-5}", "train.optimizer={name: sgd, learning_rate: 1.0, clip: 5.0}", "train.max_steps=12")
+    rank = rank_of(tmp_path, encoder, *classifies, *plateau)
+    train(rank)
+    lines = read_metrics(rank.run.store)
+    told = [line.dev for line in lines if line.dev is not None]
+    assert len(told) == 5
+    assert all(figure == pytest.approx(round(1.92 * figure) / 1.92) for figure in told), "percent of 192 pairs"
+    falls = sum(later < earlier for earlier, later in pairwise(told[:-1]))
+    assert falls, "else the test says nothing"
+    assert lines[-1].learning_rate == pytest.approx(0.2**falls)
+    report = Path(rank.run.report).read_text()
+    assert "Accuracy, % on dev" in report
+    assert "Spearman" not in report

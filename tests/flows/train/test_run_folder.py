@@ -1,0 +1,104 @@
+"""A training is known by what defines it: equal settings find its folder again, others are told what differs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.flows.train.run_folder import RESULT, ResultRecord, RunFolder, RunRecord, open_run
+from pipeline.models.folder.folder import open_folder
+from tests.flows.train.training import training_job, write_sentences
+
+
+def run_of(folder: Path, encoder: Path, *overrides: str) -> RunFolder:
+    job = training_job(folder, encoder, *overrides)
+    return open_run(job.train, open_folder(job.encoder))
+
+
+def record_of(run: RunFolder) -> RunRecord:
+    return RunRecord(name=run.name, digest=run.digest, definition=run.definition, encoder="MiniLM", counts=({"rows": 96, "unlabelled": 0},), steps_per_epoch=12, steps=12)
+
+
+def test_what_changes_no_step_changes_no_name(tmp_path: Path, encoder: Path):
+    free = ("train.name=null", "train.objective=simcse")
+    name = run_of(tmp_path, encoder, *free).name
+    assert name.startswith("simcse-")
+    for same in ("train.workers=2", "train.threads=3", "train.failures=0", "train.checkpoint.steps=9", "train.watch.steps=7", "cluster.cpus_per_worker=2"):
+        assert run_of(tmp_path, encoder, *free, same).name == name
+    for other in ("train.seed=1", "train.epochs=2", "train.order.seed=1", "train.objective={name: simcse, options: {temperature: 0.1}}", "encoder.pooling=cls"):
+        assert run_of(tmp_path, encoder, *free, other).name != name
+
+
+def test_the_name_follows_the_files_and_what_their_columns_are(tmp_path: Path, encoder: Path):
+    before = run_of(tmp_path, encoder, "train.name=null")
+    write_sentences(tmp_path / "sentences.parquet", count=97)
+    after = run_of(tmp_path, encoder, "train.name=null")
+    assert before.name != after.name
+    source = f"{{uri: {tmp_path / 'sentences.parquet'}, weight: 2}}"
+    assert run_of(tmp_path, encoder, "train.name=null", f"train.data={source}").name != after.name
+
+
+def test_the_name_does_not_follow_the_way_an_encoder_is_named(tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(encoder.parent)
+    names = {run_of(tmp_path, encoder, "train.name=null", f"encoder.path={path}").name for path in (encoder, f"./{encoder.name}", encoder.as_uri())}
+    assert len(names) == 1
+
+
+def test_an_explicit_name_with_other_settings_is_refused_and_the_keys_are_named(tmp_path: Path, encoder: Path):
+    run = run_of(tmp_path, encoder)
+    assert run.begin(record_of(run))
+    again = run_of(tmp_path, encoder, "train.workers=2", "train.checkpoint.keep=3")
+    assert not again.begin(record_of(again))
+    other = run_of(tmp_path, encoder, "train.seed=5", "train.optimizer.learning_rate=0.5")
+    with pytest.raises(ConfigError, match=r"train.name run.*train.optimizer.learning_rate is 0.5 and was 0.001; train.seed is 5 and was 0; give these as they were"):
+        other.check()
+
+
+def test_a_file_that_was_changed_is_another_training(tmp_path: Path, encoder: Path):
+    run = run_of(tmp_path, encoder)
+    run.begin(record_of(run))
+    os.utime(tmp_path / "sentences.parquet", ns=(1, 1))
+    with pytest.raises(ConfigError, match=r"data\[0\].files\[0\]"):
+        run_of(tmp_path, encoder).check()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, encoder: Path):
+    run = run_of(tmp_path, encoder)
+    run.store.write("notes.txt", b"mine")
+    with pytest.raises(ConfigError, match=r"notes.txt and no run.json; set train.name or train.root"):
+        run.begin(record_of(run))
+
+
+def test_a_file_where_trainings_are_to_be_is_named(tmp_path: Path, encoder: Path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(ConfigError, match=r"file.*: expected a directory, found a file"):
+        run_of(tmp_path, encoder, f"train.root={tmp_path / 'file'}").check()
+
+
+def test_a_record_of_which_only_the_beginning_was_written_is_written_again(tmp_path: Path, encoder: Path):
+    run = run_of(tmp_path, encoder)
+    run.store.write("run.json", record_of(run).to_json()[:50])
+    assert not run.begin(record_of(run))
+    assert RunRecord.load(run.store, "run.json") == record_of(run)
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", "", ".hidden", "a b"])
+def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, encoder: Path, name: str):
+    with pytest.raises(ConfigError, match=r"train.name: expected letters"):
+        run_of(tmp_path, encoder, f"train.name='{name}'")
+
+
+def test_training_files_that_are_not_there_are_named(tmp_path: Path, encoder: Path):
+    with pytest.raises(DataError, match=r"none.parquet"):
+        run_of(tmp_path, encoder, f"train.data={tmp_path / 'none.parquet'}")
+
+
+def test_a_result_is_found_again(tmp_path: Path, encoder: Path):
+    run = run_of(tmp_path, encoder)
+    assert run.result() is None
+    result = ResultRecord(name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, figures={"dev": 81.25})
+    run.store.create(RESULT, result.to_json())
+    assert run.result() is None, "without its encoder"
+    run.store.write("encoder/config.json", b"{}")
+    assert run.result() == result

@@ -1,0 +1,92 @@
+"""A training on a folder of manifests reads the newest, names it, and goes on with it though there is a later one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.flows.train.plan import open_dev, plan_of
+from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.run_folder import RunFolder
+from pipeline.flows.train.train import begin, opened
+from pipeline.settings import Job
+from pipeline.store.store import open_store
+from pipeline.text.rows.batches import Share
+from tests.flows.conftest import sentences
+from tests.flows.train.training import Stop, training_job, until, weights
+from tests.text.rows.augmenting import write_manifest
+
+CERT = "train.objective={name: cert, options: {queue: 16, width: 8}}"
+
+
+def variants(count: int, seed: int) -> dict[str, Any]:
+    """Rows of which every eighth lacks its first variant, and every tenth its second."""
+    zh, de = sentences(count, seed), sentences(count, seed + 1)
+    lacking = np.arange(count)
+    return {"text": sentences(count, seed + 2), "variant_zh": np.where(lacking % 8, zh, None), "variant_de": np.where(lacking % 10, de, None)}
+
+
+def job_of(folder: Path, encoder: Path, *overrides: str) -> Job:
+    data = f"train.data={{uri: {folder / 'augmented' / 'main'}, columns: {{anchor: variant_zh, positive: variant_de}}, missing: drop}}"
+    return training_job(folder, encoder, data, CERT, "train.name=null", *overrides)
+
+
+def trained(job: Job, stop: int = -1) -> tuple[Job, RunFolder]:
+    """As `train` does, in this process."""
+    job, run = opened(job)
+    plan = plan_of(job.train)
+    begun = begin(run, plan, job.encoder.path, [source.uri for source in job.train.data])
+    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), begun)(Share(), "cpu", until(stop))
+    return job, run
+
+
+def test_cert_is_trained_on_a_manifest_and_says_which_and_how_many_rows_were_left_out(tmp_path: Path, encoder: Path):
+    uri = write_manifest(open_store(tmp_path), "main", [variants(80, 0), variants(40, 5)])
+    job, run = trained(job_of(tmp_path, encoder))
+    assert [source.uri for source in job.train.data] == [uri]
+    missing = sum(row % 8 == 0 or row % 10 == 0 for rows in (80, 40) for row in range(rows))
+    record = run.record()
+    assert (record.sources, record.counts) == ((uri,), ({"rows": 120, "unlabelled": 0, "missing": missing},))
+    assert run.ended().steps == (120 - missing) // 8
+    assert f"augmented/main/00000001.json` ({120 - missing} rows)" in Path(run.encoder, "README.md").read_text()
+    assert "without a text" in Path(run.report).read_text()
+
+
+@pytest.mark.parametrize("name", ["null", "mine"])
+def test_an_interrupted_training_goes_on_with_the_rows_it_began_with_and_the_next_one_has_the_newest(tmp_path: Path, encoder: Path, name: str):
+    store = open_store(tmp_path)
+    first = write_manifest(store, "main", [variants(80, 0)])
+    _, whole = trained(job_of(tmp_path, encoder, f"train.root={tmp_path / 'whole'}"))
+    with pytest.raises(Stop):
+        trained(job_of(tmp_path, encoder, f"train.name={name}"), stop=5)
+    second = write_manifest(store, "main", [variants(80, 0), variants(40, 5)])
+    other, _ = opened(job_of(tmp_path, encoder, "train.name=null", "train.seed=9"))
+    assert [source.uri for source in other.train.data] == [second], "another training has the newest"
+    job, run = trained(job_of(tmp_path, encoder, f"train.name={name}"))
+    assert [source.uri for source in job.train.data] == [first]
+    expected, found = weights(Path(whole.encoder)), weights(Path(run.encoder))
+    assert all(np.array_equal(expected[each], found[each]) for each in expected)
+    later, _ = opened(job_of(tmp_path, encoder, f"train.name={name}"))
+    assert [source.uri for source in later.train.data] == [second], "it has ended"
+
+
+def test_of_several_sources_each_folder_is_replaced_and_files_are_not(tmp_path: Path, encoder: Path):
+    store = open_store(tmp_path)
+    uris = [write_manifest(store, name, [variants(40, number)]) for number, name in enumerate(("main", "more"))]
+    training_job(tmp_path, encoder)                     # writes sentences.parquet
+    data = f"[{tmp_path}/augmented/more, {tmp_path}/sentences.parquet, {{uri: {tmp_path}/augmented/main, weight: 2}}]"
+    job, run = opened(training_job(tmp_path, encoder, f"train.data={data}"))
+    assert [source.uri for source in job.train.data] == [uris[1], f"{tmp_path}/sentences.parquet", uris[0]]
+    assert run.digest == opened(training_job(tmp_path, encoder, f"train.data=[{uris[1]}, {tmp_path}/sentences.parquet, {{uri: {uris[0]}, weight: 2}}]"))[1].digest
+
+
+def test_a_training_whose_units_are_gone_begins_anew_with_the_newest(tmp_path: Path, encoder: Path):
+    store = open_store(tmp_path)
+    write_manifest(store, "main", [variants(80, 0)])
+    with pytest.raises(Stop):
+        trained(job_of(tmp_path, encoder), stop=5)
+    for entry in store.list("units"):
+        store.delete(entry.path)
+    second = write_manifest(store, "main", [variants(40, 5)])
+    assert [source.uri for source in opened(job_of(tmp_path, encoder))[0].train.data] == [second]

@@ -1,0 +1,83 @@
+"""Training rows, and jobs that are over in seconds."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+from safetensors.numpy import load_file
+
+from pipeline.config import load_settings
+from pipeline.flows.train.rank import TrainRank
+from pipeline.settings import Job
+from pipeline.text.rows.batches import Share
+from tests.flows.conftest import sentences
+
+
+def write_sentences(file: Path, count: int = 96, seed: int = 0) -> Path:
+    """Rows with a column `text`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": sentences(count, seed)}), file, row_group_size=40)
+    return file
+
+
+def write_sts(file: Path, count: int = 24, seed: int = 1) -> Path:
+    """Pairs of sentences, scored by how many words they share."""
+    left, right = sentences(count, seed), sentences(count, seed + 1)
+    scores = [5 * len(set(a.split()) & set(b.split())) / len({*a.split(), *b.split()}) for a, b in zip(left, right, strict=True)]
+    pq.write_table(pa.table({"sentence1": left, "sentence2": right, "score": scores}), file)
+    return file
+
+
+def training_arguments(folder: Path, encoder: Path) -> list[str]:
+    """A training of 12 steps over 96 sentences, as command line overrides."""
+    return [
+        f"encoder.path={encoder}", f"train.data={folder / 'sentences.parquet'}", f"train.root={folder / 'trainings'}", "train.name=run", "train.order.batch_rows=8",
+        "train.order.window_rows=32", "train.checkpoint={steps: 4, minutes: null}", "train.optimizer.learning_rate=0.001", "train.watch={steps: 1, trackers: []}",
+    ]
+
+
+def training_job(folder: Path, encoder: Path, *overrides: str) -> Job:
+    if not (folder / "sentences.parquet").exists():
+        write_sentences(folder / "sentences.parquet")
+    return load_settings(Job, None, (*training_arguments(folder, encoder), *overrides))
+
+
+class Stop(Exception):
+    """Ends a training in its middle."""
+
+
+def until(step: int) -> Callable[[int, str], None]:
+    """What a worker is to tell its steps to, so that it ends in that one."""
+
+    def tell(done: int, note: str) -> None:
+        if done == step:
+            raise Stop
+
+    return tell
+
+
+def work(rank: int, world: int, task: TrainRank, stop: int, meeting: Path) -> None:
+    """One of several ranks, in a process of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=world)
+    with suppress(Stop):
+        task(Share(rank, world), "cpu", until(stop))
+    dist.destroy_process_group()
+
+
+def losses(run: Path) -> list[float]:
+    """Of every step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def weights(folder: Path) -> Mapping[str, np.ndarray]:
+    """Those of an encoder folder, by name."""
+    found: dict[str, np.ndarray] = load_file(folder / "model.safetensors")
+    return found

@@ -1,0 +1,273 @@
+"""Any affine transform stands in the published index: what faiss answers to raw vectors is what numpy finds after applying it. Nights of one process."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.covariance import OAS
+
+from pipeline.config import load_settings
+from pipeline.errors import ConfigError, DataError
+from pipeline.flows.encode.probe import SampleTexts
+from pipeline.flows.night.nightly import Outcome, nightly
+from pipeline.flows.night.previous import load_before
+from pipeline.flows.night.stages import open_releases
+from pipeline.flows.rows import LiveRows, placed_in
+from pipeline.flows.transform.decide import HeldMoments, check_dev, dev_pairs
+from pipeline.index.search import open_release
+from pipeline.log import Stages
+from pipeline.post import load_transform
+from pipeline.post.chain import name_of
+from pipeline.settings import Job, WhitenSettings
+from pipeline.stats.moments import Moments
+from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
+from tests.flows.conftest import job_arguments, sentences, write_corpus
+
+pytestmark = pytest.mark.usefixtures("cluster")
+Map = Callable[[np.ndarray], np.ndarray]
+NEW_SETTINGS = ("transform", "rotation", "shrinkage", "ridge", "remove", "centred", "flow")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
+    """A corpus of 400 rows; its vectors, once encoded, serve every night below."""
+    folder = tmp_path_factory.mktemp("nights")
+    write_corpus(folder / "corpus")
+    return folder
+
+
+@pytest.fixture
+def night(root: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    monkeypatch.setenv("MANTA_CACHE", str(root / "cache"))
+
+    def run(*overrides: str) -> Outcome:
+        return nightly(make(root, encoder, *overrides), Stages())
+
+    return run
+
+
+def make(root: Path, encoder: Path, *overrides: str) -> Job:
+    return load_settings(Job, None, (*job_arguments(root, encoder), "gates.recall_at_10=0.5", *overrides))
+
+
+def raw_vectors(root: str, manifest: ReleaseManifest) -> np.ndarray:
+    return np.concatenate([vector_matrix(pq.read_table(Path(root, unit.path))["vector"]) for unit in manifest.units])
+
+
+def without_top(x: np.ndarray, fit: np.ndarray, count: int) -> np.ndarray:
+    top = np.linalg.svd(fit, full_matrices=False)[2][:count]
+    return x - x @ top.T @ top
+
+
+def sif(x: np.ndarray) -> Map:
+    return lambda v: without_top(v, x, 1)
+
+
+def standardized_without_top(x: np.ndarray) -> Map:
+    def scaled(v: np.ndarray) -> np.ndarray:
+        return (v - x.mean(axis=0)) / x.std(axis=0)
+
+    return lambda v: without_top(scaled(v), scaled(x), 2)
+
+
+def shrunken_zca(x: np.ndarray) -> Map:
+    values, axes = np.linalg.eigh(OAS().fit(x).covariance_)
+    return lambda v: (v - x.mean(axis=0)) @ axes @ np.diag(values**-0.5) @ axes.T
+
+
+@pytest.mark.parametrize(("settings", "name", "oracle"), [
+    (("whiten.transform=components", "whiten.centred=false"), "components", sif),
+    (("whiten.transform=standardize+components", "whiten.remove=2", "index.kind=IVF4,Flat", "index.nprobe=4"), "standardize+components", standardized_without_top),
+    (("whiten.rotation=zca", "whiten.shrinkage=auto"), "whitening", shrunken_zca),
+])
+def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(night: Callable[..., Outcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]):
+    outcome = night("whiten.mode=on", *settings)
+    release = open_release(outcome.root)
+    assert release.manifest.transform is not None
+    assert name_of(load_transform(Path(outcome.root, release.manifest.transform.path).read_bytes())) == name
+    raw = raw_vectors(outcome.root, release.manifest).astype(np.float64)
+    moved = oracle(raw)(raw)
+    unit = moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    cosines = unit[:20] @ unit.T
+    scores, addresses = faiss.read_index(str(Path(outcome.root, outcome.facts["index"]["files"][0]["path"]))).search(raw[:20].astype(np.float32), 5)
+    np.testing.assert_allclose(scores, -np.sort(-cosines, axis=1)[:, :5], atol=2e-3)
+    placed = (addresses >> 32) * 50 + (addresses & 0xFFFFFFFF)
+    np.testing.assert_allclose(np.take_along_axis(cosines, placed, axis=1), scores, atol=2e-3)
+    assert release.search(sentences(400)[:5], 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(5)]
+    said = next(choice for choice in release.manifest.choices if choice.what == "whitening")
+    assert said.sentence.startswith("Whitening is used" if name == "whitening" else f"The transform {name} is used")
+    assert "transform and normalisation are inside the index" in Path(outcome.report).read_text()
+
+
+def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(night: Callable[..., Outcome], root: Path, encoder: Path):
+    first = night("whiten.mode=on", "whiten.k=20")
+    releases = open_releases(make(root, encoder))
+    newest = releases.get(first.release)
+    older = {**newest.settings, "whiten": {name: value for name, value in newest.settings["whiten"].items() if name not in NEW_SETTINGS}}
+    releases.publish(newest.model_copy(update={"parent": first.release, "settings": older}), lambda number: "")
+    assert night("whiten.mode=on", "whiten.k=20").status == "unchanged", "what the older version did not know is as it is by default"
+    pq.write_table(pa.table({"id": ["late"], "text": ["a late row stands near the old river"], "lang": ["en"]}), root / "corpus" / "part-late.parquet")
+    outcome = night("whiten.mode=on", "whiten.k=20")
+    assert (outcome.status, outcome.rows, outcome.facts["transform_id"]) == ("published", 401, first.facts["transform_id"])
+    told = {choice["what"]: choice for choice in outcome.facts["decisions"]}
+    assert told["whitening"]["chosen"] == "kept, used"
+    assert told["index"]["chosen"] != "built anew"
+    (root / "corpus" / "part-late.parquet").unlink()
+
+
+def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Callable[..., Outcome]):
+    outcome = night("whiten.mode=on", "whiten.k=likelihood")
+    numbers = next(choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening")
+    curve = {int(name[2:]): figure for name, figure in numbers.items() if name.startswith("k_")}
+    assert numbers["k"] == max(curve, key=lambda k: curve[k])
+    assert outcome.facts["index"]["dim"] == numbers["k"]
+    page = Path(outcome.report).read_text()
+    assert "chosen by log-likelihood per row, nats" in page
+    assert f"k {numbers['k']}: {curve[numbers['k']]:.4f}" in page
+
+
+def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(night: Callable[..., Outcome], root: Path, encoder: Path):
+    manifest = open_releases(make(root, encoder)).current()
+    assert manifest is not None
+    source = LiveRows(open_store(root / "releases"), manifest.space_id, "id")
+    drawn = HeldMoments(source, 80).start()(placed_in(manifest))
+    moments = Moments.from_bytes(source.store.read_checked(drawn.path, drawn.sha256))
+    raw = raw_vectors(str(root / "releases"), manifest)
+    assert moments.count == 80
+    assert np.abs(moments.mean - raw.mean(axis=0)).max() < 5 * raw.std(axis=0).max() / np.sqrt(80)
+    assert HeldMoments(source, 80).start()(placed_in(manifest)) == drawn
+
+
+def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., Outcome], root: Path):
+    texts, rng = sentences(60), np.random.default_rng(0)
+    pq.write_table(pa.table({"sentence1": texts[:30], "sentence2": texts[30:], "score": rng.uniform(0, 5, 30)}), root / "dev.parquet")
+    by_dev = ("whiten.k=dev", "whiten.remove=dev", f"whiten.dev={root / 'dev.parquet'}")
+    outcome = night("whiten.mode=on", "whiten.transform=components+whitening", *by_dev)
+    numbers = next(choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening")
+    assert {"k", "remove", "remove_0", "remove_1"} <= set(numbers)
+    assert outcome.facts["index"]["dim"] == numbers["k"]
+    page = Path(outcome.report).read_text()
+    assert "Components kept, k, chosen by Spearman" in page
+    assert "Directions removed, chosen by Spearman" in page
+    with pytest.raises(DataError, match=r"whiten.dev.*Parquet"):
+        night("whiten.transform=components", "whiten.remove=dev", f"whiten.dev={root / 'none.parquet'}")
+
+
+GIVEN = {"sentence1": ["one", "two", "three"], "sentence2": ["four", "five", None], "score": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"score": [2.5, 2.5, 2.5]}, "at least two pairs with different scores, found 3 pairs, all with 2.5"),
+    ({"score": pa.array([2, None, None], pa.int64())}, "at least two pairs with different scores, found 1;"),
+    ({"score": [2.5, 1.0, float("inf")]}, "expected finite scores, found 1 that are not"),
+    ({"score": [2.5, float("nan"), None]}, "at least two pairs with different scores, found 1;"),
+    ({"score": ["3.5", "high", "1"]}, "two columns of strings and scores as numbers, found string, string, string"),
+    ({"score": [{"a": 1}] * 3}, "scores as numbers"),
+    ({"sentence1": [1, 2, 3]}, "two columns of strings and scores as numbers, found int64, string, int64"),
+    ({}, "expected columns sentence1, sentence2, score, found sentence1, sentence2; add score"),
+])
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_a_dev_file_that_cannot_be_used_is_refused_before_anything_is_read(tmp_path: Path, encoder: Path, columns: dict[str, object], message: str, mode: str):
+    given = {**GIVEN, **columns} if columns else {name: GIVEN[name] for name in ("sentence1", "sentence2")}
+    write_corpus(tmp_path / "corpus")
+    pq.write_table(pa.table(given), tmp_path / "dev.parquet")
+    job = make(tmp_path, encoder, "whiten.k=dev", f"whiten.mode={mode}", f"whiten.dev={tmp_path / 'dev.parquet'}")
+    with pytest.raises(DataError, match=message) as caught:
+        nightly(job, Stages())
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "releases" / "units").exists()
+
+
+def test_a_folder_is_no_dev_file(tmp_path: Path):
+    with pytest.raises(DataError, match=r"whiten\.dev: .*: expected a Parquet file, found .*; check the path"):
+        dev_pairs(str(tmp_path))
+
+
+def test_dev_pairs_are_those_with_a_score(tmp_path: Path):
+    for score in (pa.array([1, None, 3], pa.int32()), pa.array([1.0, float("nan"), 3.0])):
+        columns = {**GIVEN, "score": score, "sentence1": pa.array(["one", "two", "one"]).dictionary_encode()}
+        pq.write_table(pa.table(columns), tmp_path / "dev.parquet")
+        left, right, gold = dev_pairs(str(tmp_path / "dev.parquet"))
+        assert (left, right, gold.tolist()) == (("one", "one"), ("four", " "), [1.0, 3.0])
+
+
+def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_drift_is_no_other_fit(night: Callable[..., Outcome], root: Path):
+    pq.write_table(pa.table({"sentence1": sentences(40)[:20], "sentence2": sentences(40)[20:], "score": list(range(20))}), root / "gone.parquet")
+    settings = ("whiten.k=dev", f"whiten.dev={root / 'gone.parquet'}")
+    first = night(*settings)
+    (root / "gone.parquet").unlink()
+    outcome = night(*settings, "whiten.max_drift=0.2")
+    assert (outcome.status, outcome.facts["transform_id"]) == ("published", first.facts["transform_id"])
+    assert next(choice["chosen"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening").startswith("kept")
+    with pytest.raises(DataError, match=r"whiten\.dev: .*expected a Parquet file"):
+        night(*settings, "whiten.ridge=0.1")
+
+
+def test_settings_that_shape_no_release_publish_none(night: Callable[..., Outcome]):
+    used = ("whiten.mode=on", "whiten.k=16")
+    assert night(*used).status == "published"
+    assert night(*used, "whiten.flow.seed=3", "whiten.write_vectors=true").status == "unchanged"
+    assert night(*used, "whiten.ridge=0.2").status == "published"
+    assert night("whiten.mode=off").status == "published"
+    assert night("whiten.mode=off", "whiten.ridge=0.2").status == "unchanged"
+
+
+def test_a_fit_whose_file_is_gone_is_made_anew(night: Callable[..., Outcome], root: Path, capsys: pytest.CaptureFixture[str]):
+    first = night("whiten.mode=on", "whiten.k=18")
+    stored = Path(first.root, "transforms", f"{first.facts['transform_id'][:24]}.safetensors")
+    content = stored.read_bytes()
+    stored.unlink()
+    outcome = night("whiten.mode=on", "whiten.k=18", "whiten.max_drift=0.2")
+    assert f"{stored.name}, of release {first.release}, is gone" in capsys.readouterr().err
+    assert (outcome.status, outcome.facts["transform_id"], stored.read_bytes()) == ("published", first.facts["transform_id"], content)
+
+
+def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path, encoder: Path):
+    def whitening(count: int, seed: int = 0) -> dict[str, object]:
+        shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
+        write_corpus(tmp_path / "corpus", count, seed=seed)
+        outcome = nightly(make(tmp_path, encoder, "whiten.max_drift=0.6"), Stages())
+        assert outcome.status == "published"
+        return dict(next(choice for choice in outcome.facts["decisions"] if choice["what"] == "whitening"))
+
+    first = whitening(100)
+    assert first["chosen"] == "decided, not used"
+    assert "rows" in str(first["sentence"])
+    second, third = whitening(102), whitening(104)
+    assert second["chosen"] == third["chosen"] == "kept, not used"
+    assert f"{first['sentence']} No fit was tried again: 104 rows, 100 then, drift " in str(third["sentence"])
+    assert whitening(180)["chosen"] == "decided, not used", "more rows by more than max_drift"
+    release = Releases(open_store(tmp_path / "releases")).current()
+    assert release is not None
+    kept = WhitenSettings.model_validate(release.settings["whiten"] | {"dev": str(tmp_path / "none.parquet")})
+    settings = release.settings | {"whiten": kept.model_dump(mode="json")}
+    with pytest.raises(DataError, match=r"whiten\.dev: .*expected a Parquet file"):
+        check_dev(kept, release.model_copy(update={"settings": settings}))
+    assert "decided" in str(whitening(400)["chosen"])
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ("whiten.transform=flow", "affine map, which a faiss index can hold.*manta whiten"), ("whiten.transform=standardize+flow", "affine map"),
+    ("whiten.transform=whitenig", "did you mean 'whitening'"), ("whiten.remove=dev", "components among the steps"),
+])
+def test_what_no_index_can_hold_is_refused_before_anything_is_read(tmp_path: Path, encoder: Path, settings: str, message: str):
+    write_corpus(tmp_path / "corpus")
+    with pytest.raises(ConfigError, match=message) as caught:
+        nightly(make(tmp_path, encoder, settings), Stages())
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "releases" / "units").exists()
+
+
+def test_a_corpus_of_short_texts_has_none_to_compare_on(night: Callable[..., Outcome], root: Path, encoder: Path):
+    releases = open_releases(make(root, encoder))
+    corpus = load_before(releases).corpus
+    assert corpus is not None
+    assert SampleTexts(releases.store, 5, 10_000).start()(corpus.units) == ()
+    assert len(SampleTexts(releases.store, 5, 15).start()(corpus.units)) == 5

@@ -1,0 +1,195 @@
+"""The child process that does a small night's work: the same promises as a pool of Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.errors import DataError, TransientError
+from pipeline.flows.workers import local as module
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import OneProcess, standing_by, working_with
+from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.headway import headway
+from pipeline.log import Stages
+from pipeline.settings import ClusterSettings
+from pipeline.store.cache import kept
+from pipeline.store.store import open_store
+from tests.faults import Faults, FaultyProxy
+from tests.flows.conftest import ROOT
+from tests.flows.tasks import Compute, Count, DieOnce, Double, Fetch, HangOnce, Kept
+
+
+def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised():
+    with standing_by(True) as process:
+        assert process is not None
+        with working_with(process):
+            made = list(map_units(Double(), [1, 2, 3], Pool(4)))
+            assert [(number, value) for number, (value, _) in made] == [(0, 2), (1, 4), (2, 6)]
+            workers = {worker for _, (_, worker) in made}
+            assert len(workers) == 1
+            assert os.getpid() not in workers
+            assert run_task(Double(), 21, Pool(1))[0] == 42
+            with pytest.raises(DataError) as caught:
+                list(map_units(Double(), [5, 13], Pool(1)))
+            assert caught.value.remedy == "take another number"
+    assert not psutil.pid_exists(workers.pop())
+    with standing_by(False) as nothing:
+        assert nothing is None
+
+
+def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with standing_by(True) as process:
+        assert process is not None
+        with working_with(process):
+            assert dict(map_units(DieOnce(str(tmp_path)), [1, 2], Pool(1))) == {0: 1, 1: 2}
+            monkeypatch.setattr(module, "MOST_STARTS", 2)
+            with pytest.raises(TransientError, match="2 that died at it"):
+                run_task(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_child_that_hangs_is_killed_and_its_item_begins_again(tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
+    with standing_by(True, patience_s=2.5) as process:
+        assert process is not None
+        with working_with(process):
+            assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1))) == {0: 7}
+            hung = int((tmp_path / "7").read_text())
+            assert not psutil.pid_exists(hung)
+    said = capfd.readouterr().err
+    assert said.count("item 0 of HangOnce has shown no progress for ") == 1
+
+
+def test_a_child_that_computes_without_a_word_is_left_alone(capfd: pytest.CaptureFixture[str]):
+    with standing_by(True, patience_s=4.0) as process:
+        assert process is not None
+        with working_with(process):
+            assert run_task(Compute(6.0), 7, Pool(1)) == 7
+    assert "no progress" not in capfd.readouterr().err
+
+
+def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_that_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
+    place, begun, over = tmp_path / "ab" / f"{7:064x}", threading.Event(), threading.Event()
+
+    def download(copy: Path) -> None:
+        begun.set()
+        while not over.wait(0.2):
+            headway()
+        copy.touch()
+
+    with standing_by(True, patience_s=4.0) as process, ThreadPoolExecutor(1) as other:
+        assert process is not None
+        copied = other.submit(kept, place, download, Path.is_file)
+        begun.wait()
+        threading.Timer(7.0, over.set).start()
+        with working_with(process):
+            assert run_task(Kept(str(place)), 7, Pool(1)) == 7
+        copied.result()
+    assert "no progress" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own_limits(s3: str, faulty: FaultyProxy, capfd: pytest.CaptureFixture[str]):
+    open_store(s3).write("slow", b"slow")
+    faulty.faults = Faults(delayed=1.0, delay_s=4.5)
+    with standing_by(True, patience_s=3.0) as process:
+        assert process is not None
+        with working_with(process):
+            assert run_task(Fetch(s3, "slow"), 0, Pool(1)) == 4
+    assert "no progress" not in capfd.readouterr().err
+
+
+def test_the_bar_follows_the_item_at_work():
+    stages = Stages()
+    with standing_by(True) as process:
+        assert process is not None
+        with working_with(process), stages("count", 20) as bar:
+            seen = [bar.stage.done for _ in map_units(Count(), [0, 1], Pool(1), bar)]
+    assert 8 <= seen[0] <= 10
+    assert 16 <= seen[1] <= 20
+
+
+def test_the_child_ends_with_a_driver_that_is_killed():
+    code = "from pipeline.flows.workers.local import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
+        "if __name__ == '__main__':\n    p = OneProcess(); print(next(p.run(Double(), [1]))[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert driver.stdout is not None
+    child = int(driver.stdout.readline().split()[1])
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_was_closed_starts_a_new_child():
+    process = OneProcess()
+    first = run_in(process)
+    process.close()
+    second = run_in(process)
+    process.close()
+    assert first != second
+
+
+@pytest.mark.parametrize("cpus", [0.5, 1, 4])
+def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: float):
+    settings = ClusterSettings(cpus_per_worker=cpus)
+    with connect(settings, Stages(), process=OneProcess()) as cluster:
+        assert cluster.pool(settings, 10).size == 1
+
+
+class Raced(list[int]):
+    """What parent and child share. At read or write number `at` of an element the other side makes its move, in between."""
+
+    def __init__(self, at: int, move: Callable[[], object]) -> None:
+        super().__init__([0, 0, 0, 0])
+        self._left, self._move = at, move
+
+    def _turn(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._move()
+
+    def __getitem__(self, place: Any) -> Any:
+        self._turn()
+        return super().__getitem__(place)
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        for number, each in zip(range(4)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]:
+            self._turn()
+            super().__setitem__(number, each)       # one after the other, as in shared memory
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(at: int, monkeypatch: pytest.MonkeyPatch):
+    looks: list[tuple[int, int, bool]] = []
+    told = Raced(at, lambda: looks.append(module._reported(list(told))))
+    monkeypatch.setattr(module, "_told", told)
+    module.report(7, counted=False)
+    assert all(look in ((1, 7, False), (0, look[1], look[2])) for look in looks)
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(at: int, monkeypatch: pytest.MonkeyPatch):
+    told = Raced(at, lambda: module.report(7, counted=False))
+    monkeypatch.setattr(module, "_told", told)
+    look = module._reported(told)
+    assert look[0] == 0 or look == (1, 7, False)
+
+
+def run_in(process: OneProcess) -> int:
+    with working_with(process):
+        return int(run_task(Double(), 1, Pool(1))[1])

@@ -1,0 +1,123 @@
+"""Two encoders as one, whose vectors stand side by side."""
+
+import copy
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
+from pipeline.models.trainable.saving import save_joined
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folders import TEXTS, edit_json, save_folder
+from tests.models.trainable.recurrents import recurrent_folder
+
+Pair = tuple[TrainableEncoder, TrainableEncoder]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Two encoders that began as one."""
+    source = save_folder(tmp_path_factory.mktemp("source") / "bert", "bert")
+    first = load_trainable(open_folder(EncoderSettings(path=str(source))))
+    second = copy.deepcopy(first)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return first.eval(), second.eval()
+
+
+@pytest.fixture(scope="module")
+def joined(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> EncoderFolder:
+    return save_joined(pair, tmp_path_factory.mktemp("joined") / "encoder")
+
+
+def loaded(path: Path, **settings: object) -> Encoder:
+    return load_encoder(EncoderSettings(path=str(path), **settings), EncodeSettings())
+
+
+def test_its_vectors_are_those_of_both_encoders_side_by_side(pair: Pair, joined: EncoderFolder):
+    encoder = loaded(joined.path)
+    tokens = joined.tokenizer()(TEXTS)
+    with torch.no_grad():
+        expected = torch.cat([each(tokens) for each in pair], dim=1).numpy()
+    assert encoder.dim == joined.dim == expected.shape[1] == 2 * pair[0].dim
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=2e-5)
+    np.testing.assert_allclose(encoder.encode(TEXTS, query=True), expected, atol=2e-5)
+    assert (encoder.counters.texts, encoder.counters.filling >= 0) == (2 * len(TEXTS), True)
+
+
+def test_each_part_is_an_encoder_of_its_own(joined: EncoderFolder):
+    whole = loaded(joined.path).encode(TEXTS)
+    for part, half in zip(joined.parts, np.split(whole, 2, axis=1), strict=True):
+        assert np.array_equal(loaded(part.path).encode(TEXTS), half)
+    np.testing.assert_allclose(SentenceTransformer(str(joined.parts[0].path), device="cpu").encode(list(TEXTS)), whole[:, :48], atol=2e-5)
+
+
+def test_another_library_refuses_the_whole(joined: EncoderFolder):
+    with pytest.raises(ValueError, match="manta-joined"):
+        SentenceTransformer(str(joined.path), device="cpu")
+
+
+def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(joined: EncoderFolder, tmp_path: Path):
+    for name in joined.files:
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(joined.file(name), tmp_path / "copy" / name)
+    copied = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
+    assert (copied.space_id, dict(copied.files)) == (joined.space_id, dict(joined.files))
+    assert all(joined.file(name).is_file() for name in joined.weights)
+    edit_json(tmp_path / "copy" / "config.json", parts=["1_Second", "0_First"])
+    turned = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
+    assert turned.space_id != joined.space_id
+    np.testing.assert_array_equal(loaded(turned.path).encode(TEXTS), np.roll(loaded(joined.path).encode(TEXTS), 48, axis=1))
+
+
+def test_recurrent_encoders_stand_side_by_side_too(tmp_path: Path):
+    torch.manual_seed(0)
+    first = load_trainable(recurrent_folder(tmp_path / "gru", "bigru"))
+    second = copy.deepcopy(first).draw()
+    whole = loaded(save_joined((first, second), tmp_path / "joined").path)
+    with torch.no_grad():
+        expected = torch.cat([each.eval()(whole.folder.tokenizer()(TEXTS)) for each in (first, second)], dim=1).numpy()
+    np.testing.assert_allclose(whole.encode(TEXTS), expected, atol=2e-5)
+    assert np.abs(expected[:, : first.dim] - expected[:, first.dim :]).max() > 0.01
+
+
+def test_settings_reach_each_part_and_the_length_is_that_of_the_whole(joined: EncoderFolder):
+    whole = loaded(joined.path, normalize=True)
+    assert whole.folder.normalize
+    assert not joined.normalize
+    assert whole.space_id != joined.space_id
+    plain = loaded(joined.path).encode(TEXTS)
+    np.testing.assert_allclose(whole.encode(TEXTS), plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
+    first = loaded(joined.path, pooling="cls", max_length=8)
+    np.testing.assert_array_equal(first.encode(TEXTS)[:, :48], loaded(joined.parts[0].path, pooling="cls", max_length=8).encode(TEXTS))
+
+
+def test_what_needs_one_encoder_names_a_part(joined: EncoderFolder):
+    with pytest.raises(ModelError, match=r"one encoder to train.*2 side by side.*0_First"):
+        load_trainable(joined)
+    with pytest.raises(ModelError, match=r"to look into its layers.*0_First"):
+        loaded(joined.path).inside()
+
+
+def test_parts_that_read_texts_differently_are_refused(joined: EncoderFolder, tmp_path: Path):
+    shutil.copytree(joined.path, tmp_path / "copy")
+    edit_json(tmp_path / "copy" / "1_Second" / "sentence_bert_config.json", max_seq_length=20)
+    with pytest.raises(ModelError, match=r"the same max length as 0_First"):
+        open_folder(EncoderSettings(path=str(tmp_path / "copy")))
+    shutil.rmtree(tmp_path / "copy" / "1_Second")
+    with pytest.raises(ModelError, match="names of two folders"):
+        open_folder(EncoderSettings(path=str(tmp_path / "copy")))
+
+
+def test_a_place_that_is_taken_is_left_alone(pair: Pair, joined: EncoderFolder):
+    with pytest.raises(ModelError, match="a path that is free"):
+        save_joined(pair, joined.path)

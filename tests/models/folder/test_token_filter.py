@@ -1,0 +1,136 @@
+"""Averages without biased tokens equal averages over the tokens that a plain reading of each filter leaves."""
+
+import shutil
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folder.wordfiles import write_counts, write_words
+from tests.models.folders import LONG, TEXTS, hidden_states, table_rows
+
+FILTERS = ("frequent", "subword", "case", "punctuation")
+COUNTS = {"dog": 1, "the": 900, "The": 90, "A": 500, "window": 300, "book.": 60, "lazy": 80, "jumps": 40}
+SIGNS = {*string.punctuation, "—"}
+SENTENCES = (*(text for text in TEXTS if text), LONG, "!!!", "Two", "catladders dogwindows, Thelazy")
+
+
+FORMULAS = {
+    "table": lambda rows, states, places: rows[places].mean(0),
+    "static": lambda rows, states, places: states[0][places].mean(0),
+    "mean": lambda rows, states, places: states[-1][places].mean(0),
+    "max+cls": lambda rows, states, places: np.concatenate([states[-1][places].max(0), states[-1][0]]),
+}
+
+
+@pytest.fixture
+def counts(tmp_path) -> Path:
+    return write_counts(tmp_path / "counts.parquet", COUNTS)
+
+
+def encoder_of(path: Path | str, **changes: object) -> Encoder:
+    return load_encoder(EncoderSettings.model_validate({"path": str(path), **changes}), EncodeSettings())
+
+
+def commonest(tokenizer: transformers.PreTrainedTokenizerBase, byte_level: bool, most: int) -> set[int]:
+    totals: dict[int, int] = {}
+    for word, count in COUNTS.items():
+        for number in tokenizer(f" {word}" if byte_level else word, add_special_tokens=False)["input_ids"]:
+            totals[number] = totals.get(number, 0) + count
+    return set(sorted(totals, key=lambda number: (-totals[number], number))[:most])
+
+
+def left(folder: Path, text: str, exclude: tuple[str, ...], most: int) -> list[int]:
+    """Places of the tokens that stay."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(text, truncation=True, max_length=64)["input_ids"]
+    byte_level = "Ġ" in tokenizer.get_vocab()
+    common = commonest(tokenizer, byte_level, most)
+    places = []
+    for place, number in enumerate(ids):
+        token, shown = tokenizer.convert_ids_to_tokens(number), tokenizer.decode([number]).strip().removeprefix("##")
+        out = {
+            "frequent": number in common, "subword": not token.startswith("Ġ") if byte_level else token.startswith("##"),
+            "case": any(letter.isupper() for letter in shown), "punctuation": shown != "" and set(shown) <= SIGNS,
+        }
+        if 0 < place < len(ids) - 1 and not any(out[name] for name in exclude):
+            places.append(place)
+    return places or list(range(len(ids)))
+
+
+WAYS = [(family, "table", exclude) for family in ("bert", "roberta") for exclude in (*((name,) for name in FILTERS), ("subword", "case"))]
+MORE = [("bert", "mean", FILTERS), ("bert", "max+cls", ("case",)), ("roberta", "static", FILTERS), ("electra", "table", FILTERS)]
+
+
+@pytest.mark.parametrize(("family", "pooling", "exclude"), [*WAYS, *MORE])
+def test_an_average_is_over_the_tokens_that_are_left(folders, counts, family, pooling, exclude):
+    encoder = encoder_of(folders[family], pooling=pooling, exclude=exclude, frequencies=str(counts), frequent=5)
+    removed = 0
+    for text, vector in zip(SENTENCES, encoder.encode(SENTENCES), strict=True):
+        states, rows = [state.numpy() for state in hidden_states(folders[family], text)], table_rows(folders[family], text)
+        places = left(folders[family], text, exclude, 5)
+        removed += max(0, len(rows) - 2 - len(places))
+        np.testing.assert_allclose(vector, FORMULAS[pooling](rows, states, places), atol=1e-5)
+    assert removed > 0, "the filter has something to do"
+
+
+def test_word_vectors_are_filtered_too(tmp_path, counts, monkeypatch):
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    x = np.eye(6, dtype=np.float32)
+    file = write_words(tmp_path / "words.txt", ("the", "Dog", "sees", "!", "##s", "window"), x)
+    text = "the Dog sees window!"
+    for exclude, frequent, places in [
+        (("punctuation",), 1, [0, 1, 2, 5]), (("case",), 1, [0, 2, 5, 3]), (("frequent",), 1, [1, 2, 5, 3]), (("frequent",), 2, [1, 2, 3]),
+        (("frequent",), 36, [1, 2, 3]), (("subword",), 1, [0, 1, 2, 5, 3]), (FILTERS, 1, [2, 5]),
+    ]:
+        vector = encoder_of(file, exclude=exclude, frequencies=str(counts), frequent=frequent).encode([text])[0]
+        np.testing.assert_allclose(vector, x[places].mean(0), atol=1e-6)
+
+
+def test_the_bits_of_a_text_do_not_depend_on_its_neighbours(folders):
+    encoder = encoder_of(folders["bert"], exclude=["punctuation", "subword"])
+    together = encoder.encode(SENTENCES)
+    np.testing.assert_array_equal(np.concatenate([encoder.encode([text]) for text in SENTENCES]), together)
+
+
+def test_filters_are_part_of_the_space_and_nothing_else_is(folders, counts):
+    def space(**changes: object) -> str:
+        return open_folder(EncoderSettings.model_validate({"path": str(folders["bert"]), **changes})).space_id
+
+    plain = space()
+    assert plain == space(frequencies=str(counts)) == space(frequent=5) == space(exclude=[])
+    ways = [{"exclude": ["case"]}, {"exclude": ["case", "punctuation"]}, {"exclude": ["frequent"], "frequencies": str(counts)}]
+    assert len({plain, *(space(**way) for way in ways), space(**ways[2], frequent=5)}) == 5
+    assert space(exclude=["case", "punctuation"]) == space(exclude=["punctuation", "case", "case"])
+    assert space(exclude=["case"], frequencies="/none") == space(exclude=["case"]) == space(exclude=["case"], frequent=5)
+
+
+def test_a_copy_has_the_counts_of_the_most_frequent_tokens_in_it(folders, counts, tmp_path):
+    settings = EncoderSettings(path=str(folders["bert"]), exclude=("frequent",), frequencies=str(counts), frequent=3)
+    folder = open_folder(settings)
+    (tmp_path / "copy").mkdir()
+    for name in folder.files:
+        shutil.copy(folder.file(name), tmp_path / "copy" / name)
+    counts.unlink()
+    copy = encoder_of(tmp_path / "copy", exclude=["frequent"], frequencies=str(counts), frequent=3)
+    assert copy.space_id == folder.space_id
+
+
+def test_the_space_of_the_packaged_minilm_stays_what_it_was(minilm):
+    assert minilm.space_id == "4b24206b1656eff47dac70240bc7a112470e14dbf68492ab707c705f0ad5f44f"
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"exclude": ["frequent"]}, r"encoder\.exclude: frequent: expected how often words occur, in encoder\.frequencies, found null"),
+    ({"exclude": ["case"], "pooling": "cls"}, r"encoder\.exclude: expected a pooling over all tokens, such as mean or table, found 'cls'"),
+    ({"exclude": ["case"], "pooling": "cls+last"}, r"found 'cls\+last'"),
+])
+def test_settings_that_cannot_be_are_refused(folders, changes, message):
+    with pytest.raises(ModelError, match=message):
+        open_folder(EncoderSettings.model_validate({"path": str(folders["bert"]), **changes}))

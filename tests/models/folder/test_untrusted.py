@@ -1,0 +1,124 @@
+"""Encoder folders from strangers: no code of theirs runs, nothing is asked, no name leads to a file outside."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.folder import JOINED, open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folders import save_folder
+from tests.models.inference.poisoned import LOADED, REFUSED, Poisoned, save_poisoned
+
+
+def encode(settings: EncoderSettings) -> None:
+    load_encoder(settings, EncodeSettings(compile=False)).encode(["a man reads"])
+
+
+def train(settings: EncoderSettings) -> None:
+    load_trainable(open_folder(settings))
+
+
+@pytest.fixture
+def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that code of a folder would make; neither that happened nor a question on the terminal."""
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    yield tmp_path / "witness"
+    assert not (tmp_path / "witness").exists()
+    assert not asked
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])  # read by our code, and by transformers
+@pytest.mark.parametrize("way", LOADED)
+def test_code_that_changes_no_vector_is_let_be(
+    tmp_path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch, way: str, family: str
+):
+    folder = save_poisoned(tmp_path / "encoder", family, LOADED[way], witness)
+    monkeypatch.chdir(folder)
+    for load in (encode, train):
+        load(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+@pytest.mark.parametrize("way", REFUSED)
+def test_code_that_a_folder_cannot_do_without_is_refused(
+    tmp_path: Path, witness: Path, way: str, family: str
+):
+    folder = save_poisoned(tmp_path / "encoder", family, REFUSED[way], witness)
+    with pytest.raises(ModelError) as caught:
+        encode(EncoderSettings(path=str(folder)))
+    assert caught.value.exit_code == 4
+    with contextlib.suppress(ModelError):  # a training may want another file than the one at fault
+        train(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "{outside}", "a/../../secret.safetensors", "..\\secret.safetensors", 7]
+)
+def test_weights_outside_the_folder_are_not_read(tmp_path: Path, name: object):
+    folder = save_folder(tmp_path / "encoder", "bert")
+    outside = (folder / "model.safetensors").rename(tmp_path / "secret.safetensors")
+    name = str(outside) if name == "{outside}" else name
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}})
+    )
+    with pytest.raises(ModelError, match="names of files in the folder"):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("path", ["..", "/etc", "a/../../b"])
+def test_modules_outside_the_folder_are_not_read(tmp_path: Path, place: int, path: str):
+    folder = save_folder(tmp_path / "encoder", "bert")
+    kinds = ("Transformer", "Pooling", "Dense")
+    entries = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path if number == place else ""}
+        for number, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(ModelError, match="names of files in the folder"):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize("parts", [["..", "a"], ["a", "/etc"], ["a", 7]])
+def test_encoders_outside_the_folder_are_not_joined(tmp_path: Path, parts: list[object]):
+    folder = tmp_path / "encoder"
+    save_folder(folder / "a", "bert")
+    (folder / "config.json").write_text(json.dumps({"model_type": JOINED, "parts": parts}))
+    with pytest.raises(ModelError, match="names of files in the folder"):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "config_sentence_transformers.json"])
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, name: str):
+    folder = save_folder(tmp_path / "encoder", "bert")
+    (folder / name).write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=name):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 10**30, [], {}, True, float("nan")])
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size"])
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, value: object):
+    folder = save_folder(tmp_path / "encoder", "bert")
+    Poisoned(folder, tmp_path).edit("config.json", **{name: value})
+    with pytest.raises(ModelError, match=r"config\.json"):
+        open_folder(EncoderSettings(path=str(folder)))
+
+
+def test_an_adapter_is_not_taken_for_the_model_that_it_names(tmp_path: Path):
+    folder, other = (
+        save_folder(tmp_path / "encoder", "electra"),
+        save_folder(tmp_path / "other", "electra", seed=1),
+    )
+    Poisoned(folder, tmp_path).edit(
+        "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(other)
+    )
+    with pytest.raises(ModelError, match=r"an adapter to .*merge_and_unload"):
+        open_folder(EncoderSettings(path=str(folder)))

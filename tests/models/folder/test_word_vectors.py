@@ -1,0 +1,221 @@
+"""A file of word vectors is an encoder: the mean of its words' vectors, in the same space wherever its copy lies."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.locate import anywhere
+from pipeline.models.folder.word_vectors import TABLE, build_folder
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.store.store import open_store
+from tests.models.folder.wordfiles import FORMS, minilm_table, write_words
+from tests.models.folders import LONG, TEXTS
+
+SENTENCES = (*TEXTS, "A MAN reads; the man's dog (3.5 years) doesn't.", LONG)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """One of the test's own."""
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def glove(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_words(tmp_path_factory.mktemp("vectors") / "glove.txt", *minilm_table())
+
+
+def encoder_of(path: Path | str, **changes: object) -> Encoder:
+    return load_encoder(EncoderSettings.model_validate({"path": str(path), **changes}), EncodeSettings())
+
+
+def tokens_of(words: list[str], text: str, tmp_path: Path) -> list[str]:
+    """The known tokens of a text under a vocabulary."""
+    file = write_words(tmp_path / "own.txt", tuple(words), np.ones((len(words), 2), np.float32))
+    file = file.rename(tmp_path / f"{abs(hash(tuple(words)))}.txt")
+    return [words[number] for number in encoder_of(file)._tokenizer([text]).ids]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "sqrt_len", "static", "table", "mean+max"])
+def test_vectors_are_poolings_of_the_table_by_plain_numpy(glove, pooling):
+    words, table = minilm_table()
+    places = {word: place for place, word in enumerate(words)}
+    formulas = {"max": lambda x: x.max(0), "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x))}
+    for text, vector in zip(SENTENCES, encoder_of(glove, pooling=pooling).encode(SENTENCES), strict=True):
+        simple = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())           # all that these texts need
+        rows = table[[places[word] for word in simple if word in places]].astype(np.float64)
+        expected = [formulas.get(name, lambda x: x.mean(0))(rows) if len(rows) else np.zeros(384) for name in pooling.split("+")]
+        np.testing.assert_allclose(vector, np.concatenate(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["txt", "bin.gz"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_space_and_bits(glove, tmp_path, form, ending):
+    words, table = minilm_table()
+    first, other = encoder_of(glove), encoder_of(write_words(tmp_path / f"words.{ending}", words, table, form))
+    assert first.space_id == other.space_id
+    np.testing.assert_array_equal(first.encode(SENTENCES), other.encode(SENTENCES))
+
+
+def test_a_text_has_the_same_bits_whatever_is_encoded_with_it_and_however_large_a_buffer_is(glove):
+    texts = [" ".join(np.random.default_rng(seed).choice(LONG.split(), 1 + seed % 70)) for seed in range(300)]
+    encoder = encoder_of(glove)
+    together, order = encoder.encode(texts), np.random.default_rng(0).permutation(300)
+    np.testing.assert_array_equal(encoder.encode([texts[place] for place in order]), together[order])
+    np.testing.assert_array_equal(np.concatenate([encoder.encode([text], query=True) for text in texts[:20]]), together[:20])
+    large = load_encoder(EncoderSettings(path=str(glove)), EncodeSettings(max_tokens=8_192))
+    np.testing.assert_array_equal(large.encode(texts), together)
+    torch.set_num_threads(2)
+    np.testing.assert_array_equal(encoder.encode(texts), together)
+
+
+def test_a_text_without_a_known_word_has_the_zero_vector_and_is_told_apart(glove):
+    [encoded] = encoder_of(glove, normalize=True).encode_stream([["the cat", "qqzzq xxyyx", " ", "cat qqzzq"]])
+    assert encoded.bad.tolist() == [False, True, True, False]
+    assert encoded.lengths.tolist() == [2, 0, 0, 1]
+    np.testing.assert_allclose(np.linalg.norm(encoded.vectors, axis=1), [1, 0, 0, 1], atol=1e-6)
+
+
+def test_counters_see_no_filling_and_what_is_cut_is_counted(glove):
+    encoder = encoder_of(glove, max_length=8)
+    [encoded] = encoder.encode_stream([["the cat", LONG]])
+    assert encoded.truncated.tolist() == [False, True]
+    assert encoded.lengths.tolist() == [2, 8]
+    assert (encoder.counters.tokens, encoder.counters.filling) == (10, 0)
+    np.testing.assert_array_equal(encoded.vectors[1], encoder.encode([" ".join(re.findall(r"\w+|[.,]", LONG)[:8])])[0])
+    assert encoder_of(glove).max_length == 1_024
+
+
+@pytest.mark.parametrize(("words", "text", "expected"), [
+    (["the", "cat", "."], "The cat. THE", ["the", "cat", ".", "the"]),                      # no upper case in the vocabulary: texts are lower-cased
+    (["The", "the", "cat"], "The CAT, the cat", ["The", "the", "cat"]),                     # else case tells words apart
+    (["do", "n't", "'s", "it", "don"], "Don't, it\u2019s DON 's", ["do", "n't", "it", "'s", "don", "'s"]),
+    (["don't", "do", "n't"], "don't", ["don't"]),
+    (["well", "known", "-"], "well-known", ["well", "-", "known"]),
+    (["well", "known", "-", "well-known"], "well-known, known-well", ["well-known", "known", "-", "well"]),
+    (["3.14", "3", "14", "."], "3.14 14.3", ["3.14", "14", ".", "3"]),
+    (["new_york", "new", "york"], "New_York new york", ["new_york", "new", "york"]),
+    (["(", ")", "!", "a", "€"], "(a!!) €", ["(", "a", "!", "!", ")", "€"]),
+    (["naïve", "नमस्ते", "می\u200cخواهم", "cafe\u0301"], "naïve नमस्ते می\u200cخواهم cafe\u0301", ["naïve", "नमस्ते", "می\u200cخواهم", "cafe\u0301"]),
+    (["a b", "a", "b"], "a b", ["a", "b"]),
+])
+def test_tokens_are_words_numbers_and_signs_as_the_vocabulary_has_them(tmp_path, words, text, expected):
+    assert tokens_of(words, text, tmp_path) == expected
+
+
+def test_a_few_words_with_upper_case_do_not_make_case_matter(tmp_path):
+    words = ["UNK", "the", *(f"w{number}" for number in range(200))]
+    assert tokens_of(words, "The THE UNK", tmp_path) == ["the", "the"]
+
+
+@pytest.mark.parametrize("characters", [40, 700])
+def test_a_long_text_is_cut_to_the_tokens_that_the_whole_of_it_begins_with(glove, characters):
+    tokenizer = encoder_of(glove, max_length=16)._tokenizer
+    text = ("x" * characters + " the cat's well-known dog doesn't run ") * 60
+    whole = encoder_of(glove)._tokenizer([text[: 16 * (characters + 40)]]).ids[:16]
+    assert tokenizer([text]).ids.tolist() == whole.tolist()
+
+
+def test_of_a_repeated_word_the_first_vector_counts_and_it_is_said(tmp_path, capsys):
+    write_words(tmp_path / "words.txt", ("a", "b", "a", "a"), np.arange(8, dtype=np.float32).reshape(4, 2))
+    np.testing.assert_array_equal(encoder_of(tmp_path / "words.txt").encode(["a", "b"]), [[0, 1], [2, 3]])
+    assert "2 lines repeat a word; its first vector is used" in capsys.readouterr().err
+
+
+def test_the_file_is_read_once_on_a_machine_and_again_when_it_changed(tmp_path, cache, capsys):
+    file = write_words(tmp_path / "words.txt", ("a", "b"), np.eye(2, dtype=np.float32))
+    first = open_folder(EncoderSettings(path=str(file)))
+    assert "once on this machine" in capsys.readouterr().err
+    assert open_folder(EncoderSettings(path=f"file://{file}")) == first
+    assert capsys.readouterr().err == ""
+    write_words(file, ("a", "c"), np.eye(2, dtype=np.float32))
+    assert open_folder(EncoderSettings(path=str(file))).space_id != first.space_id
+    (first.path / "vocab.txt").write_text("a\nbroken")              # a copy that somebody changed is made anew
+    os.utime(file, (1, 1))
+    write_words(file, ("a", "b"), np.eye(2, dtype=np.float32))
+    assert open_folder(EncoderSettings(path=str(file))).space_id == first.space_id
+
+
+@pytest.mark.parametrize("form", ["glove", "binary"])
+def test_memory_holds_the_vocabulary_and_one_batch(tmp_path, monkeypatch, form):
+    monkeypatch.setattr("pipeline.models.folder.vectorfile._BATCH_BYTES", 5_000)
+    monkeypatch.setattr("pipeline.models.folder.vectorfile._PIECE", 5_000)
+    words, dim = tuple(f"word{number}" for number in range(1_000)), 300                     # 1.2 MB of vectors
+    file = write_words(tmp_path / "words.bin", words, np.ones((len(words), dim), np.float32), form)
+    tracemalloc.start()
+    build_folder(file, "words", tmp_path / "folder")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert load_file(tmp_path / "folder" / "model.safetensors")[TABLE].shape == (1_000, 300)
+    assert peak < 0.6e6, f"{peak / 1e6:.1f} MB"
+
+
+def test_a_remote_file_is_the_same_encoder(s3, tmp_path):
+    words, table = minilm_table()
+    local = write_words(tmp_path / "words.txt.gz", words, table, "word2vec")
+    open_store(f"{s3}/vectors").write("words.txt.gz", local.read_bytes())
+    remote, own = encoder_of(f"{s3}/vectors/words.txt.gz"), encoder_of(local)
+    assert remote.space_id == own.space_id
+    np.testing.assert_array_equal(remote.encode(SENTENCES), own.encode(SENTENCES))
+    with pytest.raises(ModelError, match=r"expected an encoder folder with config\.json"):
+        encoder_of(f"{s3}/vectors/none.txt")
+
+
+def test_a_copy_of_the_files_is_the_same_encoder(glove, tmp_path):
+    folder = encoder_of(glove, max_length=50).folder
+    for name in folder.files:
+        shutil.copy(folder.file(name), tmp_path / name)
+    (tmp_path / "copy").mkdir()
+    for name in folder.files:
+        (tmp_path / name).rename(tmp_path / "copy" / name)
+    copy = encoder_of(tmp_path / "copy", max_length=50)
+    assert (copy.space_id, copy.folder.files) == (folder.space_id, folder.files)
+    np.testing.assert_array_equal(copy.encode(SENTENCES), encoder_of(glove, max_length=50).encode(SENTENCES))
+
+
+def test_a_worker_gets_full_paths(glove, monkeypatch):
+    monkeypatch.chdir(glove.parent)
+    assert anywhere(EncoderSettings(path=glove.name, frequencies=glove.name)) == EncoderSettings(path=str(glove), frequencies=str(glove))
+    assert anywhere(EncoderSettings()) == EncoderSettings()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "first_last", "mean+last2", "cls_mlp"])
+def test_a_pooling_that_a_table_of_words_cannot_do_is_refused(glove, pooling):
+    with pytest.raises(ModelError, match=r"encoder\.pooling: expected one of mean, max, .* for word vectors"):
+        open_folder(EncoderSettings(path=str(glove), pooling=pooling))
+
+
+def test_a_file_that_is_no_word_vectors_leaves_nothing_in_the_cache(tmp_path, cache):
+    file = tmp_path / "words.txt"
+    file.write_bytes(gzip.compress(b"a 1 2 3\nb 1 2\n"))
+    with pytest.raises(ModelError, match=re.escape(f"{file}: line 2: expected a word and 3 finite numbers")):
+        open_folder(EncoderSettings(path=str(file)))
+    assert not list((cache / "words").glob("*"))
+
+
+def test_the_folder_says_what_it_is(glove):
+    folder = open_folder(EncoderSettings(path=str(glove)))
+    config = json.loads(folder.beside_config("config.json").read_text())
+    assert config == {"model_type": "manta-words", "hidden_size": 384, "vocab_size": len(minilm_table()[0]), "words": 1}
+    assert (folder.family, folder.dim, folder.normalize, folder.lower) == ("words", 384, False, True)

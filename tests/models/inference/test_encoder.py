@@ -1,0 +1,202 @@
+"""Vectors equal the references', and do not depend on what else is encoded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+
+from pipeline.errors import ConfigError, ModelError
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states, table_rows
+
+POOLINGS = {
+    "cls": lambda h: h[-1][0],
+    "mean": lambda h: h[-1].mean(0),
+    "max": lambda h: h[-1].max(0),
+    "first_last": lambda h: ((h[1] + h[-1]) / 2).mean(0),
+    "static_last": lambda h: ((h[0] + h[-1]) / 2).mean(0),
+    "last2": lambda h: ((h[-2] + h[-1]) / 2).mean(0),
+    "static": lambda h: h[0].mean(0),
+    "sqrt_len": lambda h: h[-1].sum(0) / np.sqrt(len(h[-1])),
+    "weighted_mean": lambda h: np.average(h[-1], axis=0, weights=np.arange(1, len(h[-1]) + 1)),
+    "last": lambda h: h[-1][-1],
+    "table": lambda h: h["table"].mean(0),
+    "mean+table": lambda h: np.concatenate([h[-1].mean(0), h["table"].mean(0)]),
+    "mean+max": lambda h: np.concatenate([h[-1].mean(0), h[-1].max(0)]),
+}
+
+
+def settings(folder, **changes) -> EncoderSettings:
+    return EncoderSettings(path=str(folder), **changes)
+
+
+def words(count: int, seed: int = 0) -> list[str]:
+    """Texts of 1 to 60 words, some of them equal."""
+    rng = np.random.default_rng(seed)
+    vocabulary = [*LONG.split()[:16], "ladder", "window", "snow", "mill"]
+    return [" ".join(rng.choice(vocabulary, rng.integers(1, 61))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_equal_those_of_the_model_run_on_each_text_alone(folders, family):
+    encoder = load_encoder(settings(folders[family], pooling="mean"), EncodeSettings(max_tokens=256))
+    texts = [*TEXTS, LONG]
+    assert (encoder.folder.family == "other") == (family == "electra")
+    for text, vector in zip(texts, encoder.encode(texts), strict=True):
+        np.testing.assert_allclose(vector, hidden_states(folders[family], text)[-1].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_every_pooling_equals_its_formula_on_the_states_of_each_text_alone(folders, family, pooling):
+    encoder = load_encoder(settings(folders[family], pooling=pooling), EncodeSettings(max_tokens=128))
+    for text, vector in zip(TEXTS, encoder.encode(TEXTS), strict=True):
+        states = dict(enumerate(state.numpy() for state in hidden_states(folders[family], text)))
+        expected = POOLINGS[pooling](states | {-1: states[3], -2: states[2], "table": table_rows(folders[family], text)})
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_cls_mlp_is_the_trained_layer_over_the_first_token(folders):
+    encoder = load_encoder(settings(folders["bert"], pooling="cls_mlp"), EncodeSettings())
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = AutoModel.from_pretrained(folders["bert"]).eval(), AutoTokenizer.from_pretrained(folders["bert"])
+    with torch.no_grad():
+        expected = model(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output[0]
+    np.testing.assert_allclose(encoder.encode([TEXTS[0]])[0], expected, atol=1e-5)
+    with pytest.raises(ModelError, match="cls_mlp"):
+        load_encoder(settings(folders["distilbert"], pooling="cls_mlp"), EncodeSettings())
+
+
+def test_the_packaged_minilm_gives_the_vectors_of_sentence_transformers(minilm):
+    texts = [*TEXTS, LONG, *words(60)]
+    reference = SentenceTransformer(str(minilm.folder.path), device="cpu")
+    np.testing.assert_allclose(minilm.encode(texts), reference.encode(texts, batch_size=16), atol=1e-5)
+    assert minilm.dim == 384
+    assert minilm.max_length == 256
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "minilm"])
+def test_a_text_has_the_same_bits_whatever_is_encoded_with_it(folders, minilm, family):
+    encoder = minilm if family == "minilm" else load_encoder(settings(folders[family], pooling="mean+max", normalize=True), EncodeSettings(max_tokens=256))
+    texts = words(80)
+    together = encoder.encode(texts)
+    order = np.random.default_rng(1).permutation(len(texts))
+    np.testing.assert_array_equal(encoder.encode([texts[i] for i in order]), together[order])
+    np.testing.assert_array_equal(np.concatenate([encoder.encode(texts[:13]), encoder.encode(texts[13:])]), together)
+    np.testing.assert_array_equal(np.concatenate([encoder.encode([text]) for text in texts[:5]]), together[:5])
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_bits_do_not_depend_on_the_number_of_threads(minilm, threads):
+    texts = words(60)
+    np.testing.assert_array_equal(load_encoder(EncoderSettings(), EncodeSettings(threads=threads)).encode(texts), minilm.encode(texts))
+
+
+def test_a_stream_gives_each_batch_its_rows_in_order_and_equal_bits(minilm):
+    texts = words(90)
+    batches = [pa.array(texts[:7]), [], texts[7:60], pa.chunked_array([texts[60:70], texts[70:]])]
+    encoded = list(minilm.encode_stream(iter(batches)))
+    assert [len(part.vectors) for part in encoded] == [7, 0, 53, 30]
+    np.testing.assert_array_equal(np.concatenate([part.vectors for part in encoded]), minilm.encode(texts))
+    lengths = minilm.token_counts(texts)
+    np.testing.assert_array_equal(np.concatenate([part.lengths for part in encoded]), lengths)
+    assert not any(part.bad.any() or part.truncated.any() for part in encoded)
+
+
+def test_a_stream_tells_of_its_rows_while_a_window_is_computed(folders):
+    encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
+    told = list[int]()
+    first, *_ = encoder.encode_stream([words(60), words(90)[60:], words(120)[90:]], told.append)
+    assert len(first.vectors) == 60
+    assert told == sorted(told)
+    assert (told[-1], len(set(told)) > 10) == (120, True), "a window holds all of them, in many buffers"
+
+
+def test_an_error_of_the_reader_reaches_the_caller_and_a_caller_may_stop_early(minilm):
+    def broken():
+        yield ["one"] * 3_000
+        raise ValueError("the disk is gone")
+
+    with pytest.raises(ValueError, match="the disk is gone"):
+        list(minilm.encode_stream(broken()))
+    stream = minilm.encode_stream([["one"] * 3_000, ["two"] * 5_000, ["three"] * 9_000])
+    assert len(next(stream).vectors) == 3_000
+    stream.close()
+
+
+def test_counters_tell_tokens_filling_and_repeats(folders):
+    encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
+    encoder.encode(["Two dogs run.", "x", "Two dogs run."])
+    tokens = encoder.token_counts(["Two dogs run.", "x"]).sum()
+    assert (encoder.counters.texts, encoder.counters.repeats) == (3, 1)
+    assert (encoder.counters.tokens, encoder.counters.filling) == (tokens, 128 - tokens)
+
+
+def test_truncation_is_counted_and_equals_the_references(folders):
+    encoder = load_encoder(settings(folders["roberta"], pooling="mean", max_length=20), EncodeSettings())
+    part, = encoder.encode_stream([["short", LONG]])
+    assert part.truncated.tolist() == [False, True]
+    assert part.lengths[1] == 20
+    np.testing.assert_allclose(part.vectors[1], hidden_states(folders["roberta"], LONG, max_length=20)[-1].mean(0), atol=1e-5)
+
+
+def test_a_vector_that_is_not_finite_is_marked(folders):
+    encoder = load_encoder(settings(folders["bert"]), EncodeSettings())
+    words_table = encoder._model._tables[0]
+    words_table[encoder._tokenizer(["x"]).ids[1]] = torch.nan
+    part, = encoder.encode_stream([["Two dogs run.", "x"]])
+    assert part.bad.tolist() == [False, True]
+
+
+def test_nothing_gives_an_empty_matrix(minilm):
+    assert minilm.encode([]).shape == (0, 384)
+    assert list(minilm.encode_stream([])) == []
+
+
+def test_queries_take_their_own_prompt_and_agree_to_rounding(folders):
+    encoder = load_encoder(settings(folders["bert"], prompt="a man ", query_prompt="two dogs "), EncodeSettings())
+    plain = load_encoder(settings(folders["bert"]), EncodeSettings())
+    np.testing.assert_allclose(encoder.encode(["run"]), plain.encode(["a man run"]), atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(["run"], query=True), plain.encode(["two dogs run"]), atol=1e-5)
+    assert encoder.space_id != plain.space_id
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_a_cpu_stays_close(minilm, dtype):
+    half = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype))
+    texts = words(20)
+    assert (half.encode(texts) * minilm.encode(texts)).sum(1).min() > 0.999
+    assert half.space_id == minilm.space_id
+    assert half.numerics_id != minilm.numerics_id
+
+
+def test_the_buffer_holds_the_longest_text_or_the_settings_are_refused(folders):
+    with pytest.raises(ConfigError, match=r"encode\.max_tokens.*at least the encoder's max_length of 256"):
+        load_encoder(EncoderSettings(), EncodeSettings(max_tokens=128))
+    assert load_encoder(settings(folders["bert"]), EncodeSettings()).max_tokens == 1_024
+
+
+def test_memory_of_the_device_running_out_halves_the_buffer(folders, monkeypatch):
+    encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=256))
+    texts, before, numerics = words(20), encoder.encode(words(20)), encoder.numerics_id
+    embedding = F.embedding
+
+    def scarce(ids, table):
+        if len(ids) > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embedding(ids, table)
+
+    monkeypatch.setattr(F, "embedding", scarce)
+    np.testing.assert_allclose(encoder.encode(texts), before, atol=1e-5)
+    assert encoder.max_tokens == 64
+    assert encoder.numerics_id != numerics
+    encoder.arithmetic = replace(encoder.arithmetic, max_tokens=256)
+    encoder.max_length = 128
+    with pytest.raises(ModelError, match="memory for one text"):
+        encoder.encode(texts)

@@ -1,0 +1,58 @@
+"""The states inside an encoder are those of transformers itself, for every family; words are told from special tokens and punctuation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.stats.contextuality import choose, gather
+from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_of_every_layer_equal_those_of_transformers(family: str, folders: dict[str, Path]):
+    encoder = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu")
+    inside, texts = encoder.inside(), [text for text in (*TEXTS, LONG) if text]
+    tokens = inside.tokens(texts)
+    assert (inside.layers, inside.width) == (3, 48)
+    seen = []
+    for batch in inside.states(tokens):
+        ends = np.cumsum(tokens.lengths[batch.rows])
+        for row, start, end in zip(batch.rows, ends - tokens.lengths[batch.rows], ends, strict=True):
+            seen.append(row)
+            for ours, theirs in zip(batch.layers, hidden_states(folders[family], texts[row]), strict=True):
+                np.testing.assert_allclose(ours[start:end], theirs.numpy(), atol=1e-5)
+    assert sorted(seen) == list(range(len(texts)))
+
+
+def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
+    encoder = load_encoder(EncoderSettings(path=str(folders["bert"]), normalize=False), EncodeSettings(), "cpu")
+    inside, texts = encoder.inside(), [text for text in TEXTS if text]
+    tokens = inside.tokens(texts)
+    words = inside.words(tokens)
+    layers = gather(inside.states(tokens), words, choose(words, contexts=2, pairs=50, most=1_000, seed=0))
+    np.testing.assert_allclose(layers[-1].means, encoder.encode(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "marks"), [("bert", 3), ("roberta", 3)])
+def test_special_tokens_a_prompt_and_punctuation_are_no_words(family: str, marks: int, folders: dict[str, Path]):
+    texts = ["Two dogs run.", "A girl, a book!"]
+    plain = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(), "cpu").inside()
+    prompted = load_encoder(EncoderSettings(path=str(folders[family]), prompt="query: "), EncodeSettings(), "cpu").inside()
+    bare, long = plain.words(plain.tokens(texts)), prompted.words(prompted.tokens(texts))
+    ends = np.concatenate([bare.offsets[:-1], bare.offsets[1:] - 1])
+    assert not bare.is_word[ends].any()
+    assert 0 < bare.is_word.sum() == len(bare.ids) - 4 - marks          # four special tokens; full stop, comma, exclamation mark
+    assert long.is_word.sum() <= bare.is_word.sum() + 2                 # a prompt's last piece may join the first of the text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_the_word_table_are_those_of_the_model(family: str, folders: dict[str, Path]):
+    inside = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu").inside()
+    table = transformers.AutoModel.from_pretrained(folders[family]).get_input_embeddings().weight.detach().numpy()
+    ids = np.arange(5, 245, 2)                                          # more than one pass holds
+    np.testing.assert_array_equal(inside.table(ids), table[ids])
+    assert inside.table(ids[:0]).shape == (0, 48)

@@ -1,0 +1,68 @@
+"""Small recurrent encoders for tests, and what they compute by plain equations, one text and one step at a time."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.trainable.new_recurrent import count_words, write_scratch
+from pipeline.models.trainable.recurrent import RecurrentBackbone
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import RecurrentSettings
+from tests.models.folders import LONG, TEXTS
+
+SHAPES = {
+    "gru": RecurrentSettings(cell="gru", width=24, directions=1, word_dim=20),
+    "bigru": RecurrentSettings(cell="gru", width=17, directions=2, word_dim=20),
+    "bilstm-max": RecurrentSettings(cell="lstm", width=24, directions=2, readout="max", word_dim=20),
+    "deep": RecurrentSettings(cell="lstm", width=10, directions=2, layers=2, readout="mean", word_dim=12),
+    "attentive": RecurrentSettings(cell="gru", width=9, directions=2, readout="attention", word_dim=12),
+}
+
+
+def words() -> Counter[str]:
+    """Of the tests' texts."""
+    return count_words([*TEXTS, LONG])
+
+
+def recurrent_folder(path: Path, shape: str, **changes: object) -> EncoderFolder:
+    """A new encoder of that shape."""
+    if not path.exists():
+        write_scratch(SHAPES[shape], words(), path, seed=1)
+    return open_folder(EncoderSettings.model_validate({"path": str(path), **changes}))
+
+
+def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
+    """(tokens, width) last hidden states of one text, in float64."""
+    x = backbone.words[torch.from_numpy(ids).long()].double()
+    step = gru_step if backbone.shape.cell == "gru" else lstm_step
+    for layer in backbone.directions:
+        sides = []
+        for direction, backward in zip(layer, (False, True), strict=False):
+            weights = direction.input.weight.double(), direction.recurrent.double()
+            bias = torch.zeros(len(weights[0]), dtype=torch.float64) if direction.input.bias is None else direction.input.bias.double()
+            h = c = torch.zeros(direction.recurrent.shape[1], dtype=torch.float64)
+            states = []
+            for row in x.flip(0) if backward else x:
+                h, c = step(row, h, c, *weights, bias)
+                states.append(h)
+            sides.append(torch.stack(states[::-1] if backward else states))
+        x = torch.cat(sides, dim=1)
+    return x
+
+
+def gru_step(x, h, c, inputs, recurrent, bias):
+    """Skip-Thought's equations."""
+    (w_r, w_z, w), (u_r, u_z, u) = inputs.chunk(3), recurrent.chunk(3)
+    r = torch.sigmoid(w_r @ x + u_r @ h)
+    z = torch.sigmoid(w_z @ x + u_z @ h)
+    g = torch.tanh(w @ x + u @ (r * h))
+    return (1 - z) * h + z * g, c
+
+
+def lstm_step(x, h, c, inputs, recurrent, bias):
+    i, f, o, g = (inputs @ x + bias + recurrent @ h).chunk(4)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c

@@ -1,0 +1,46 @@
+"""The head of a masked language model is that of transformers, whatever the family calls it."""
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
+from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
+from pipeline.settings import EncoderSettings
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
+from tests.models.folders import TEXTS, folder_of_language_model
+
+
+def opened(path) -> TrainableEncoder:
+    return load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
+def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
+    path = folder_of_language_model(tmp_path / family, family=family)
+    with torch.no_grad():
+        model = AutoModelForMaskedLM.from_pretrained(path)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.eval().save_pretrained(path)
+    encoder = opened(path)
+    assert has_language_head(encoder)
+    head, tokens = load_language_head(encoder), load_tokenizer(path, 64)(TEXTS)
+    logits = head(encoder.states(tokens), encoder.backbone.words)
+    rows = torch.nn.utils.rnn.pad_sequence(list(torch.from_numpy(tokens.ids).long().split(tokens.lengths.tolist())), True, model.config.pad_token_id)
+    mask = torch.arange(rows.shape[1]) < torch.from_numpy(tokens.lengths)[:, None]
+    expected = model(input_ids=rows, attention_mask=mask.long()).logits[mask]
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_an_encoder_without_one_gets_a_new_one_that_trains_its_words(folders, family):
+    encoder = opened(folders[family])
+    assert not has_language_head(encoder)
+    head, tokens = load_language_head(encoder), load_tokenizer(folders[family], 64)(TEXTS)
+    logits = head(encoder.states(tokens), encoder.backbone.words)
+    assert logits.shape == (len(tokens.ids), 300)
+    logits.logsumexp(1).sum().backward()
+    assert encoder.backbone.words.grad.abs().max() > 0
+    assert head.dense.weight.std().item() == pytest.approx(0.02, rel=0.1)

@@ -1,0 +1,171 @@
+"""Other views of the same words."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.layers.pooling import Segments, segments
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
+from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
+from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.settings import EncoderSettings
+from pipeline.text.tokens.tokens import Tokens
+from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import save_folder
+
+
+def tokens_of(*texts: list[int]) -> Tokens:
+    offsets = np.cumsum([0, *map(len, texts)])
+    return Tokens(np.concatenate(texts).astype(np.int32), offsets, np.zeros(len(texts), bool))
+
+
+def of_lengths(*lengths: int) -> Tokens:
+    return tokens_of(*(list(range(4, 4 + length)) for length in lengths))
+
+
+def where_of(tokens: Tokens, starts: np.ndarray | None = None) -> Segments:
+    return segments(tokens.offsets[:-1] if starts is None else starts, tokens.lengths, 0, torch.from_numpy)
+
+
+def trainable(folder: Path, pooling: str) -> TrainableEncoder:
+    return load_trainable(open_folder(EncoderSettings(path=str(folder), pooling=pooling)), dropout=0.0)
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("encoders") / request.param, request.param)
+
+
+def test_positions_are_shuffled_within_each_text_alone():
+    tokens = of_lengths(9, 1, 30, 2)
+    torch.manual_seed(0)
+    positions = shuffled_positions(tokens, keep_special=False)
+    for start, end in zip(tokens.offsets, tokens.offsets[1:], strict=False):
+        assert sorted(positions[start:end]) == list(range(end - start))
+    assert positions[10:40].tolist() != list(range(30))
+    assert shuffled_positions(tokens, keep_special=False).tolist() != positions.tolist()
+    torch.manual_seed(0)
+    assert shuffled_positions(tokens, keep_special=False).tolist() == positions.tolist()
+
+
+def test_every_place_is_as_likely_as_any_other():
+    torch.manual_seed(0)
+    drawn = shuffled_positions(of_lengths(*[4] * 4_000), keep_special=False).reshape(-1, 4)
+    for place in range(4):
+        np.testing.assert_allclose(np.bincount(drawn[:, place]) / 4_000, 0.25, atol=0.03)
+
+
+def test_the_first_and_the_last_token_may_stay():
+    torch.manual_seed(0)
+    drawn = shuffled_positions(of_lengths(*[6] * 200), keep_special=True).reshape(-1, 6)
+    assert (drawn[:, 0] == 0).all()
+    assert (drawn[:, 5] == 5).all()
+    assert {tuple(row) for row in drawn[:, 1:5].tolist()} > {(1, 2, 3, 4), (4, 3, 2, 1)}
+
+
+def test_shuffled_positions_are_another_order_of_the_tokens(folder: Path):
+    encoder = trainable(folder, "mean").double()
+    sentence, positions = [2, 10, 11, 12, 13, 3], np.array([0, 3, 1, 4, 2, 5])
+    reordered = [sentence[place] for place in np.argsort(positions)]
+    assert reordered == [2, 11, 13, 10, 12, 3]
+    plain = encoder(tokens_of(sentence))
+    shuffled = encoder(tokens_of(sentence), positions=positions)
+    torch.testing.assert_close(shuffled, encoder(tokens_of(reordered)), rtol=0, atol=1e-12)
+    assert (shuffled - plain).abs().max() > 1e-3
+
+
+def test_special_tokens_stay_where_one_of_them_is_the_vector(folder: Path):
+    assert keeps_special(trainable(folder, "cls"))
+    assert not keeps_special(trainable(folder, "mean"))
+
+
+@pytest.mark.parametrize(("rate", "columns", "rows"), [(0.2, 153, 1), (0.15, 115, 1), (0.1, 76, 0)])
+def test_known_numbers_of_zeros(rate: float, columns: int, rows: int):
+    tokens = of_lengths(7, 7)
+    x = torch.randn(14, 768, generator=torch.Generator().manual_seed(0))
+    features = cutoff(tokens, "features", rate)(x, where_of(tokens))
+    assert ((features == 0).sum(1) == columns).all()
+    whole = cutoff(tokens, "tokens", rate)(x, where_of(tokens))
+    assert [(part == 0).all(1).sum().item() for part in whole.split(7)] == [rows, rows]
+    for cut in (features, whole):
+        assert torch.equal(cut[cut != 0], x[cut != 0])                  # nothing is scaled
+
+
+def test_all_tokens_of_a_text_lose_the_same_columns_and_texts_others():
+    tokens = of_lengths(5, 3, 9)
+    x = torch.ones(17, 100)
+    zeros = [part == 0 for part in cutoff(tokens, "features", 0.3)(x, where_of(tokens)).split([5, 3, 9])]
+    for part in zeros:
+        assert (part == part[0]).all()
+    assert (zeros[0][0] != zeros[1][0]).any()
+
+
+@pytest.mark.parametrize("of", ["features", "tokens"])
+def test_a_cut_off_is_the_same_in_any_chunk_and_layout(of: str):
+    tokens = of_lengths(5, 8, 3, 9)
+    x = torch.randn(25, 40, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    change = cutoff(tokens, of, 0.4)
+    whole = change(x, where_of(tokens))
+    rows = np.array([3, 1])
+    part = torch.cat([x[16:], x[5:13]])
+    assert torch.equal(change.of_rows(rows)(part, where_of(tokens.of_rows(rows))), torch.cat([whole[16:], whole[5:13]]))
+    starts = np.array([20, 12, 9, 0])                                   # the texts the other way round
+    turned = change(torch.cat(list(reversed(x.split([5, 8, 3, 9])))), where_of(tokens, starts))
+    assert torch.equal(torch.cat(list(reversed(turned.split([9, 3, 8, 5])))), whole)
+
+
+def test_rates_that_leave_all_or_nothing_are_refused():
+    for rate in (0.0, 1.0):
+        with pytest.raises(ConfigError, match="above 0 and below 1"):
+            cutoff(of_lengths(3), "tokens", rate)
+
+
+def test_a_step_uphill_has_its_length_at_every_token_and_raises_the_loss(folder: Path):
+    encoder, tokens = trainable(folder, "mean").double(), of_lengths(6, 9, 3)
+    target = torch.randn(3, encoder.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def cost(vectors: torch.Tensor) -> torch.Tensor:
+        return (vectors * target).sum()
+
+    probe, seen = Probe(), []
+    before = cost(encoder(tokens, at_embedding=probe))
+    step = probe.uphill(before, 1e-4)
+    torch.testing.assert_close(step.by.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0)
+    after = cost(encoder(tokens, at_embedding=lambda x, where: seen.append((x, step(x, where))) or seen[-1][1]))
+    gradient = torch.autograd.grad(cost(encoder(tokens, at_embedding=probe)), probe.leaf)[0]
+    assert (after - before).item() == pytest.approx(1e-4 * gradient.norm(dim=1).sum().item(), rel=1e-2)       # the most that such steps can add
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+    torch.testing.assert_close((seen[0][1] - seen[0][0]).norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+
+
+def test_views_of_one_pass_have_each_its_own_change_and_positions(folder: Path):
+    encoder = trainable(folder, "mean").double()
+    torch.manual_seed(0)
+    tokens, other = of_lengths(7, 3, 12), of_lengths(5, 9, 4)
+    views = [
+        View(encoder, tokens, at_embedding=cutoff(tokens, "features", 0.3)), View(encoder, tokens), View(encoder, other, at_embedding=cutoff(other, "tokens", 0.4)),
+        View(encoder, other, positions=shuffled_positions(other, keep_special=False)),
+    ]
+    expected, passes = [view.encode() for view in views], []
+    encoder.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
+
+    class Four(Objective):
+        def views(self, batch: Batch) -> list[View]:
+            return views
+
+        def loss(self, reps: tuple[torch.Tensor, ...], batch: Batch) -> Loss:
+            return Loss.of(sum=sum((rep.sum() for rep in reps), torch.zeros(())))
+
+    for chunk_rows, sizes in ((None, [12]), (2, [8, 4, 8, 4])):
+        passes.clear()
+        reps = loss_and_backward(Four(encoder), Batch({}, np.arange(3), lambda texts: tokens), chunk_rows=chunk_rows).reps
+        assert passes == sizes
+        for rep, alone in zip(reps, expected, strict=True):
+            torch.testing.assert_close(rep, alone.detach(), rtol=0, atol=1e-12)

@@ -1,0 +1,193 @@
+"""Our loop writes what transformers' generate writes, whatever stands beside a row, and draws by what the caller says alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.device import Device
+from pipeline.errors import ModelError
+from pipeline.models.translation.decode import cut, plan
+from pipeline.models.translation.decode_choice import sample
+from pipeline.models.translation.decode_fused import is_fused
+from pipeline.models.translation.decode_steps import GeneralStepper
+from pipeline.models.translation.seq2seq import open_translator
+from pipeline.models.translation.translate import Translator
+from pipeline.settings.augment import DecodingSettings, TranslatorSettings
+from tests.models.translation.translators import FAMILIES, LANGUAGES, POSITIONS, SENTENCES, save_translator
+
+CPU = Device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    return {family: save_translator(tmp_path_factory.mktemp(family), family, seed=family == "nllb") for family in FAMILIES}
+
+
+def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSettings(), **options) -> Translator:
+    settings = TranslatorSettings(path=str(path), decoding=decoding, **LANGUAGES[family], **options)
+    return Translator(open_translator(settings), settings, CPU, "float32")
+
+
+def written(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
+    requests = [translator.request(ids, place, uniforms) for place, ids in enumerate(translator.tokens(texts))]
+    found = {int(place): rows for batch, made in translator(requests) for place, rows in zip(batch, made, strict=True)}
+    return [found[place] for place in range(len(texts))]
+
+
+def first(rows: list[list[list[int]]]) -> list[list[int]]:
+    return [each[0] for each in rows]
+
+
+class Alone:
+    """One text after the other by transformers' generate, told the languages as its documentation says for the family."""
+
+    def __init__(self, path: Path, family: str) -> None:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+        self.model, self.tokenizer, own = AutoModelForSeq2SeqLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path), LANGUAGES[family]
+        self.given, self.prefix = {}, own.get("prefix", "")
+        if "source" in own:
+            self.tokenizer.src_lang = own["source"]
+            target = self.tokenizer.get_lang_id(own["target"]) if family == "m2m100" else self.tokenizer.convert_tokens_to_ids(own["target"])
+            self.given["decoder_start_token_id" if family == "mbart25" else "forced_bos_token_id"] = target
+
+    def __call__(self, text: str, decoding: DecodingSettings, **options) -> list[list[int]]:
+        inputs = self.tokenizer(self.prefix + text, return_tensors="pt")
+        size = inputs["input_ids"].shape[1]
+        most = min(int(size * decoding.max_ratio + decoding.max_extra), POSITIONS)
+        bounds = {"max_new_tokens": most, "min_new_tokens": min(most, int(decoding.min_ratio * size))}
+        return self.model.generate(**inputs, **({"num_beams": 1, "do_sample": False} | options), **bounds, **self.given)[:, 1:].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_rows_are_those_of_generate_alone(folders, family: str):
+    alone, lengths = Alone(folders[family], family), set()
+    for bounds in ({}, {"max_ratio": 0.8, "max_extra": 1, "min_ratio": 0.5}):
+        decoding = DecodingSettings(**bounds)
+        translator = opened(folders[family], family, decoding, batch_tokens=80)    # several batches, of rows that end at different steps
+        expected = [alone(text, decoding)[0] for text in SENTENCES]
+        assert first(written(translator)) == expected, bounds
+        translator._stepper = GeneralStepper(translator._model)                     # what serves every architecture
+        assert first(written(translator)) == expected, bounds
+        lengths |= {len(row) for row in expected}
+    assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("family", ["marian", "nllb", "mbart50", "t5"])
+def test_half_precision_writes_what_the_model_in_half_precision_writes(folders, family: str):
+    settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
+    translator, alone = Translator(open_translator(settings), settings, CPU, "bfloat16"), Alone(folders[family], family)
+    alone.model.to(torch.bfloat16)
+    expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
+    agree = [sum(a == b for a, b in zip(*rows, strict=False)) / max(map(len, rows)) for rows in zip(first(written(translator)), expected, strict=True)]
+    assert np.mean(agree) > 0.6             # rounding of other shapes turns a close choice over, and what follows it
+
+
+def test_layers_that_something_was_put_into_take_the_general_way(folders):
+    model = opened(folders["nllb"], "nllb")._model
+    assert is_fused(model)
+    assert not is_fused(opened(folders["t5"], "t5")._model)
+    model.get_decoder().layers[1].fc1 = torch.nn.Sequential(model.get_decoder().layers[1].fc1)
+    assert not is_fused(model)
+
+
+def test_what_a_model_forbids_is_not_written(folders, tmp_path):
+    """Words of several tokens, repeated n-grams and a penalty for repeating: all as generate has them."""
+    alone = Alone(folders["mbart50"], "mbart50")
+    plain = alone(SENTENCES[1], DecodingSettings())[0]
+    alone.model.generation_config.update(bad_words_ids=[plain[2:4], [plain[6]]], no_repeat_ngram_size=2, repetition_penalty=1.3, suppress_tokens=[plain[5]])
+    alone.model.save_pretrained(tmp_path)
+    alone.tokenizer.save_pretrained(tmp_path)
+    expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
+    assert first(written(opened(tmp_path, "mbart50"))) == expected
+    assert expected[1] != plain
+
+
+@pytest.mark.parametrize("family", ["marian", "nllb", "t5"])
+def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family: str):
+    """generate compares what a bound has cut, ours what it has ended: so only translations that end by themselves have to agree."""
+    decoding = DecodingSettings(method="beam", beams=3, hypotheses=2, length_penalty=0.8)
+    alone, compared = Alone(folders[family], family), 0
+    translator = opened(folders[family], family, decoding, batch_tokens=240)
+    ends = set(alone.model.generation_config.eos_token_id)
+    for text, found, ids in zip(SENTENCES, written(translator), translator.tokens(SENTENCES), strict=True):
+        most = translator.request(ids, 0, None).most
+        assert all(len(row) <= most and row[-1] in ends for row in found)
+        expected = alone(text, decoding, num_beams=3, num_return_sequences=2, length_penalty=0.8)
+        rows = [cut(row, ends) for row in expected]
+        if max(map(len, rows)) < most:
+            assert found == rows
+            compared += 1
+    assert compared > 0
+
+
+def test_beams_do_not_depend_on_their_neighbours(folders):
+    decoding = DecodingSettings(method="beam", beams=3, max_ratio=0.6, max_extra=0, min_ratio=0.3)
+    assert written(opened(folders["t5"], "t5", decoding)) == written(opened(folders["t5"], "t5", decoding, batch_tokens=16))
+
+
+def by_place(place: int, most: int) -> np.ndarray:
+    return np.random.default_rng(place).random((3, most))
+
+
+def test_samples_follow_from_their_numbers_whatever_stands_beside_them(folders):
+    decoding = DecodingSettings(method="sample", hypotheses=3, top_k=20, temperature=1.5)
+    whole = written(opened(folders["t5"], "t5", decoding), uniforms=by_place)
+    assert whole == written(opened(folders["t5"], "t5", decoding, batch_tokens=60), uniforms=by_place)
+    for place, text in enumerate(SENTENCES):
+        assert written(opened(folders["t5"], "t5", decoding), [text], lambda _, most, place=place: by_place(place, most)) == [whole[place]]
+    assert any(len(set(map(tuple, hypotheses))) == 3 for hypotheses in whole)
+
+
+SAMPLING = [{}, {"temperature": 0.7}, {"top_k": 10}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.6, "temperature": 1.4}, {"top_p": 0.999}]
+
+
+@pytest.mark.parametrize("options", SAMPLING)
+def test_samples_have_the_chances_that_transformers_gives(options: dict):
+    """A grid of uniform numbers meets every token as often as its probability says."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    torch.manual_seed(0)
+    scores, grid = 3 * torch.randn(1, 700), 20_000
+    scores[0, 5:9] = -torch.inf
+    expected = TemperatureLogitsWarper(options.get("temperature", 1.0))(None, scores)
+    expected = TopKLogitsWarper(options["top_k"])(None, expected) if "top_k" in options else expected
+    expected = TopPLogitsWarper(options["top_p"])(None, expected) if "top_p" in options else expected
+    drawn = sample(scores.expand(grid, -1), (torch.arange(grid) + 0.5) / grid, DecodingSettings(method="sample", **options))
+    shares = torch.bincount(drawn, minlength=700) / grid
+    torch.testing.assert_close(shares, torch.softmax(expected[0], -1), atol=2 / grid, rtol=0)
+
+
+@pytest.mark.parametrize("options", SAMPLING)
+def test_a_number_at_either_end_draws_a_token_that_can_be(options: dict):
+    scores = torch.full((2, 200), -torch.inf)
+    scores[:, [3, 77, 130]] = 1.0
+    drawn = sample(scores, torch.tensor([0.0, 1 - 2**-24]), DecodingSettings(method="sample", **options))
+    assert set(drawn.tolist()) <= {3, 77, 130}
+
+
+def test_batches_hold_every_text_once_and_no_more_than_their_tokens():
+    lengths = np.random.default_rng(0).integers(1, 90, 300)
+    batches = plan(lengths, 256, copies=2)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(300))
+    assert all(len(batch) == 1 or 2 * len(batch) * lengths[batch].max() <= 256 for batch in batches)
+    assert (np.diff(lengths[np.concatenate(batches)]) <= 0).all()
+
+
+def test_a_device_out_of_memory_gets_smaller_batches(folders, monkeypatch):
+    """No test can fill a GPU that is not there: what a full one raises is raised for every batch above 3 rows."""
+    translator = opened(folders["t5"], "t5")
+    expected, begin = written(translator), translator._stepper.begin
+
+    def small(ids, *rest):
+        if len(ids) > 3:
+            raise torch.OutOfMemoryError
+        return begin(ids, *rest)
+
+    monkeypatch.setattr(translator._stepper, "begin", small)
+    assert written(translator) == expected
+    monkeypatch.setattr(translator._stepper, "begin", lambda *_: small(range(9)))
+    with pytest.raises(ModelError, match="one text"):
+        written(translator)

@@ -1,0 +1,203 @@
+"""Listings of files, directories, globs and hive partitions, on a disk, in memory and in S3."""
+
+import gzip
+import os
+import uuid
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.settings import CorpusSettings
+from pipeline.store.s3 import S3Store
+from pipeline.store.store import open_store
+from pipeline.text.corpus.reader import read_batches
+from pipeline.text.corpus.sources import list_files, open_file, unchanged
+
+
+def place(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+
+
+def names(uri, **settings):
+    return [file.name for file in list_files(CorpusSettings(uri=str(uri), **settings))]
+
+
+def test_a_directory_is_read_whole_in_name_order_without_hidden_and_foreign_files(tmp_path):
+    place(tmp_path, "b.parquet", "a/z.jsonl", "a/b/c.json.gz", "_SUCCESS", "_tmp/x.parquet", ".x.parquet", "a/.y/z.parquet", "notes.md", "B.PARQUET")
+    assert names(tmp_path) == ["B.PARQUET", "a/b/c.json.gz", "a/z.jsonl", "b.parquet"]
+    assert names(tmp_path, format="jsonl") == ["a/b/c.json.gz", "a/z.jsonl"]
+    assert names(f"file://{tmp_path}") == names(f"{tmp_path}/") == names(tmp_path)
+
+
+def test_a_glob_names_files_from_its_fixed_part(tmp_path):
+    place(tmp_path, "x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet")
+    assert names(tmp_path / "*" / "1.parquet") == ["x/1.parquet", "y/1.parquet"]
+    assert names(tmp_path / "**" / "*.parquet") == ["x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet"]
+    assert names(tmp_path / "y" / "[0-9].parquet") == ["1.parquet"]
+
+
+def test_one_file_may_have_any_name_when_the_format_is_set(tmp_path):
+    place(tmp_path, "_hidden", "with [brackets]*.parquet", "part-0", "data.csv")
+    assert names(tmp_path / "_hidden", format="parquet") == ["_hidden"]
+    assert names(tmp_path / "with [brackets]*.parquet") == ["with [brackets]*.parquet"]
+    assert names(tmp_path, format="jsonl") == ["part-0"]
+    assert names(f"file://{tmp_path}/with%20[brackets]*.parquet") == ["with [brackets]*.parquet"]
+
+
+def test_hive_directories_become_values(tmp_path):
+    place(tmp_path, "lang=en/day=2024-01-01%2F2/a.parquet", "lang=__HIVE_DEFAULT_PARTITION__/b.parquet")
+    files = list_files(CorpusSettings(uri=str(tmp_path)))
+    assert {file.name.rsplit("/", 1)[1]: file.partitions for file in files} == {
+        "a.parquet": {"lang": "en", "day": "2024-01-01/2"}, "b.parquet": {"lang": None},
+    }
+
+
+@pytest.mark.parametrize(("uri", "name"), [
+    ("", "lang=en/day=2/a.parquet"), ("lang=en", "day=2/a.parquet"), ("lang=en/*/a.parquet", "day=2/a.parquet"),
+    ("lang=en/day=2/*.parquet", "a.parquet"), ("lang=en/day=2/a.parquet", "a.parquet"), ("lang=*/day=2/a.parquet", "lang=en/day=2/a.parquet"),
+])
+def test_hive_directories_count_wherever_the_uri_ends(tmp_path, uri, name):
+    place(tmp_path, "lang=en/day=2/a.parquet")
+    memory = f"memory://{uuid.uuid4().hex}"
+    fsspec.filesystem("memory").pipe(f"{memory}/lang=en/day=2/a.parquet", b"content")
+    for root in (tmp_path, memory):
+        files = list_files(CorpusSettings(uri=f"{root}/{uri}"))
+        assert [(file.name, file.partitions) for file in files] == [(name, {"lang": "en", "day": "2"})]
+
+
+def test_the_innermost_of_one_key_holds(tmp_path):
+    place(tmp_path, "k=1/k=2/a.parquet")
+    assert list_files(CorpusSettings(uri=str(tmp_path / "k=1")))[0].partitions == {"k": "2"}
+
+
+def test_links_are_followed_and_circles_end(tmp_path):
+    place(tmp_path, "real/a.parquet")
+    (tmp_path / "corpus").mkdir()
+    os.symlink(tmp_path / "real", tmp_path / "corpus" / "link")
+    os.symlink(tmp_path / "corpus", tmp_path / "corpus" / "circle")
+    assert names(tmp_path / "corpus") == ["link/a.parquet"]
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path):
+    with open(os.path.join(os.fsencode(tmp_path), b"\xff.parquet"), "wb"), pytest.raises(DataError, match="file names in UTF-8"):
+        names(tmp_path)
+
+
+def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
+    place(tmp_path, "a.parquet")
+    fast, full = (CorpusSettings(uri=str(tmp_path), fingerprint=kind) for kind in ("fast", "full"))
+    before = {kind: list_files(kind)[0].stamp for kind in (fast, full)}
+    files = list_files(full)
+    os.utime(tmp_path / "a.parquet", ns=(1, 1))
+    assert list_files(fast)[0].stamp != before[fast]
+    assert list_files(full)[0].stamp == before[full]
+    assert not unchanged(files, full)
+    (tmp_path / "a.parquet").write_bytes(b"A.parquet")
+    assert list_files(full)[0].stamp != before[full]
+
+
+@pytest.mark.parametrize(("uri", "found"), [("nowhere", "nothing there"), ("*.nothing", "nothing there"), ("", "only files of other names (data.csv)")])
+def test_an_empty_listing_says_what_was_looked_for(tmp_path, uri, found):
+    place(tmp_path, "data.csv")
+    with pytest.raises(DataError) as caught:
+        names(tmp_path / uri)
+    assert str(tmp_path) in str(caught.value)
+    assert ".parquet" in caught.value.expected
+    assert caught.value.found == found
+
+
+def test_an_unknown_scheme_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="Protocol not known"):
+        names("nowhere9://bucket/x")
+
+
+def test_any_file_system_of_fsspec_is_listed_and_read():
+    base = f"memory://{uuid.uuid4().hex}"
+    fsspec.filesystem("memory").pipe({f"{base}/k=1/a.parquet": b"content", f"{base}2/b.parquet": b""})
+    files = list_files(CorpusSettings(uri=base))
+    assert [(file.name, file.size, file.partitions) for file in files] == [("k=1/a.parquet", 7, {"k": "1"})]
+    with open_file(files[0]) as stream:
+        assert stream.read() == b"content"
+
+
+def test_s3_is_listed_like_a_directory(s3, tmp_path):
+    base = f"{s3}/{uuid.uuid4().hex}"
+    system = fsspec.filesystem("s3", use_listings_cache=False)
+    system.pipe({f"{base}/{name}": b"x" for name in ("a b.parquet", "k=1/c.jsonl", "_x/d.parquet", "q?.parquet", "z+ü.parquet")})
+    system.pipe(f"{base}2/other.parquet", b"x")
+    assert names(base) == names(f"{base}/") == ["a b.parquet", "k=1/c.jsonl", "q?.parquet", "z+ü.parquet"]
+    assert names(f"{base}/*/*") == ["k=1/c.jsonl"]
+    assert names(f"{base}/a b.parquet") == ["a b.parquet"]
+    corpus = CorpusSettings(uri=base)
+    files = list_files(corpus)
+    assert unchanged(files, corpus)
+    for file in files:
+        with open_file(file) as stream:
+            assert stream.read() == b"x"
+    system.pipe(f"{base}/a b.parquet", b"y")
+    assert not unchanged(files, corpus)                 # no listing is remembered
+
+
+def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
+    monkeypatch.setattr("pipeline.store.remote._WHOLE_READ", 10)
+    base = f"{s3}/{uuid.uuid4().hex}"
+    lines = b"".join(b'{"id":%d,"text":"number %d"}\n' % (number, number) for number in range(1000))
+    table = pa.table({"id": range(1000), "text": [f"number {number}" for number in range(1000)]})
+    pq.write_table(table, sink := pa.BufferOutputStream())
+    fsspec.filesystem("s3", use_listings_cache=False).pipe({
+        f"{base}/a.jsonl": lines, f"{base}/b.jsonl.gz": gzip.compress(lines), f"{base}/c.parquet": sink.getvalue().to_pybytes(),
+    })
+    corpus = CorpusSettings(uri=base)
+    for file in list_files(corpus):
+        assert [row["id"] for batch in read_batches(file, corpus) for row in batch.good.to_pylist()] == list(range(1000))
+
+
+def test_a_missing_bucket_says_so(s3):
+    with pytest.raises(DataError, match="no-such-bucket"):
+        names("s3://no-such-bucket/x")
+
+
+DELTA, ICEBERG = "_delta_log/00000000000000000000.json", "metadata/v1.metadata.json"
+
+
+@pytest.mark.parametrize(("files", "uri", "table"), [
+    (("t/a.parquet", f"t/{DELTA}"), "t", "Delta"), (("t/a.parquet", f"t/{DELTA}"), "", "Delta"), (("t/a.parquet", f"t/{DELTA}"), "t/*.parquet", "Delta"),
+    (("t/a.parquet", f"t/{DELTA}"), "t/a.parquet", "Delta"), (("t/day=1/a.parquet", f"t/{DELTA}"), "t/day=1", "Delta"),
+    (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t", "Iceberg"), (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data", "Iceberg"),
+    (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data/*/*.parquet", "Iceberg"), (("t/data/a.parquet", f"t/{ICEBERG}"), "t/data/a.parquet", "Iceberg"),
+    (("other/a.parquet", "t/b.txt", f"t/{DELTA}"), "", None), (("t/a.jsonl", f"t/{DELTA}"), "t", None), (("t/a.parquet", "t/metadata/about.json"), "t", None),
+    (("t/a.parquet", "t/_delta_log/notes.txt"), "t", None),
+    (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t/a.parquet", None), (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t/*.parquet", None),
+    (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t", None), (("t/a.parquet", "t/metadata"), "t/a.parquet", None),
+])  # fmt: skip
+@pytest.mark.parametrize("where", ["disk", "s3", "memory"])
+def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s3, where, files, uri, table):
+    root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[where]
+    if where == "disk":
+        place(tmp_path, *files)
+    elif where == "memory":
+        fsspec.filesystem("memory").pipe({f"{root}/{name}": b"content" for name in files})
+    else:
+        store = open_store(root)
+        for name in files:
+            store.write(name, b"content")
+    corpus = CorpusSettings(uri=f"{root}/{uri}".rstrip("/"))
+    if table is None:
+        assert list_files(corpus)
+        return
+    with pytest.raises(DataError, match=rf"{root}.*a table of {table} .*write its current rows to Parquet files first"):
+        list_files(corpus)
+
+
+def test_only_the_names_in_a_log_folder_itself_are_listed(s3: str):
+    """Below a neighbour called metadata there may be millions of other objects."""
+    store = S3Store(f"{s3}/{uuid.uuid4().hex}")
+    for name in ("metadata/1.json", "metadata/2.json", "metadata/deep/3.json", "metadata-of/4.json", "5.json"):
+        store.write(name, b"content")
+    assert store.names("metadata") == ("1.json", "2.json")
+    assert store.names("nothing") == ()

@@ -1,0 +1,196 @@
+"""Training rows: roles, labels, scores, missing texts, and what is wrong with a file."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from pipeline.errors import DataError
+from pipeline.settings.training import OrderSettings, PairSettings, Values
+from pipeline.text.rows.batches import share_of
+from pipeline.text.rows.order import ShuffledOrder
+from pipeline.text.rows.pairs import Pairs, open_pairs
+
+NLI = ["premise", "hypothesis", "label"]
+
+
+def written(place: Path, columns: dict[str, Any], group: int = 3) -> str:
+    pq.write_table(pa.table(columns), place, row_group_size=group)
+    return str(place)
+
+
+def whole(pairs: Pairs) -> dict[str, list[Any]]:
+    return pa.concat_tables(pairs.read(pairs.spans())).to_pydict()
+
+
+@pytest.mark.parametrize("labels", [
+    [0, -1, 2, 1, 0, -1, -1, -1], ["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"],
+    pa.array(["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"]).dictionary_encode(),
+])
+def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are_left_out_and_counted(tmp_path: Path, labels: Any):
+    texts = [f"premise {row}" for row in range(8)]
+    uri = written(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
+    pairs = open_pairs(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
+    found = whole(pairs)
+    assert found["label"] == [0, 2, 1, 0]
+    assert found["row"] == [0, 2, 3, 4]
+    assert found["premise"] == [texts[row] for row in found["row"]]
+    assert (len(pairs), pairs.counts) == (4, {"rows": 8, "unlabelled": 4, "missing": 0})
+
+
+@pytest.mark.parametrize(("labels", "found"), [
+    ([0, 1, 7, 0], "7"), (["neutral", "entailment", "Neutral", "-"], "'Neutral'"), ([0, 1, None, 0], "None"), ([0, 1, -2, 0], "-2"),
+])
+def test_a_label_outside_the_set_names_file_row_and_set_before_the_first_step(tmp_path: Path, labels: list[Any], found: str):
+    uri = written(tmp_path / "nli.parquet", {"premise": ["a"] * 4, "hypothesis": ["b"] * 4, "label": labels})
+    with pytest.raises(DataError, match=rf"nli.parquet: row 2 .* one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};"):
+        open_pairs(PairSettings(uri=uri), NLI)
+
+
+def test_scores_of_any_range_become_zero_to_one(tmp_path: Path):
+    uri = written(tmp_path / "sick.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, 3.0, 5.0]})
+    roles = ["sentence1", "sentence2", "score"]
+    assert whole(open_pairs(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))["score"] == [0, 0.5, 1]
+    assert whole(open_pairs(PairSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
+    with pytest.raises(DataError, match=r"row 2 .* a number from 0 to 4, found 5.0"):
+        open_pairs(PairSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+def test_a_score_that_is_none_is_refused(tmp_path: Path, bad: float | None):
+    uri = written(tmp_path / "sts.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, bad, 5.0]})
+    with pytest.raises(DataError, match="row 1"):
+        open_pairs(PairSettings(uri=uri), ["sentence1", "sentence2", "score"])
+
+
+def test_a_missing_text_is_one_blank_and_counted(tmp_path: Path):
+    uri = written(tmp_path / "pairs.parquet", {"anchor": ["a", None, "c"], "positive": ["x", "y", None]})
+    order = ShuffledOrder(open_pairs(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]), OrderSettings(batch_rows=3))
+    rows = next(share_of(order, 0))
+    by_row = {int(row): (anchor, positive) for row, anchor, positive in zip(rows.rows, rows.columns["anchor"], rows.columns["positive"], strict=True)}
+    assert by_row == {0: ("a", "x"), 1: (" ", "y"), 2: ("c", " ")}
+    assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}                       # two rows have the blank in common
+
+
+def scattered(rows: int, share: float, rng: np.random.Generator) -> list[str | None]:
+    return [None if lacks else f"text {row}" for row, lacks in enumerate(rng.random(rows) < share)]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("shares", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)])
+def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(tmp_path: Path, shares: tuple[float, ...], statistics: bool):
+    rng = np.random.default_rng(len(shares))
+    columns = {name: scattered(40, share, rng) for name, share in zip(("a", "b", "unread"), shares, strict=True)} | {"whole": [f"{row}" for row in range(40)]}
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    pq.write_table(pa.table(columns, schema=schema), tmp_path / "x.parquet", row_group_size=7, write_statistics=statistics)
+    settings = PairSettings(uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "whole"}, missing="drop")
+    expected = [row for row in range(40) if columns["a"][row] is not None and columns["b"][row] is not None]
+    if not expected:
+        with pytest.raises(DataError, match="rows to train on, found 40 rows, none of them with every text;"):
+            open_pairs(settings, ["anchor", "positive", "negative"])
+        return
+    pairs = open_pairs(settings, ["anchor", "positive", "negative"])
+    assert (len(pairs), pairs.counts) == (len(expected), {"rows": 40, "unlabelled": 0, "missing": 40 - len(expected)})
+    assert whole(pairs) == {role: [columns[name][row] for row in expected] for role, name in settings.columns.items()} | {"row": expected}
+    assert pa.concat_tables(pairs.read(pairs.spans(), ["negative"])).to_pydict() == {"negative": [str(row) for row in expected], "row": expected}
+    order = ShuffledOrder(pairs, OrderSettings(batch_rows=1, window_rows=5))
+    epoch = [next(batches).rows[0] for batches in [share_of(order, 0)] for _ in expected]
+    assert sorted(epoch) == expected
+
+
+def test_a_row_without_a_label_is_not_counted_as_one_without_a_text_and_its_score_may_be_wrong(tmp_path: Path):
+    uri = written(tmp_path / "x.parquet", {"premise": ["a", None, None, "d", "e"], "hypothesis": ["a", "b", "c", None, "e"], "label": [0, -1, 1, 2, -1]}, group=2)
+    pairs = open_pairs(PairSettings(uri=uri, missing="drop"), NLI)
+    assert (len(pairs), pairs.counts) == (1, {"rows": 5, "unlabelled": 2, "missing": 2})
+    assert whole(pairs) == {"premise": ["a"], "hypothesis": ["a"], "label": [0], "row": [0]}
+    uri = written(tmp_path / "y.parquet", {"sentence1": ["a", None, "c"], "sentence2": ["a", "b", "c"], "score": [1.0, None, 2.0]})
+    assert whole(open_pairs(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"]))["score"] == [0.2, 0.4]
+
+
+def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):
+    triples = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
+    written(tmp_path / "1.parquet", triples)
+    settings = PairSettings(uri=f"{tmp_path}/*.parquet")
+    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive", "negative")
+    written(tmp_path / "2.parquet", {"anchor": ["d"], "positive": ["e"]})
+    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive")
+    assert whole(open_pairs(settings, ["anchor", "positive"])) == {"anchor": ["a", "d"], "positive": ["b", "e"], "row": [0, 1]}
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"anchor": ["a"], "positve": ["b"]}, "a column 'positive' for the role positive, found the columns anchor, positve; .* did you mean 'positve'"),
+    ({"anchor": ["a"], "positive": [1]}, "a column of strings for the role positive, found 'positive' of type int64"),
+    ({"anchor": [], "positive": []}, "rows to train on, found no row"),
+])
+def test_what_is_wrong_with_a_file_is_a_sentence(tmp_path: Path, columns: dict[str, Any], message: str):
+    uri = written(tmp_path / "pairs.parquet", columns)
+    with pytest.raises(DataError, match=message):
+        open_pairs(PairSettings(uri=uri), ["anchor", "positive"])
+
+
+def test_files_that_are_none(tmp_path: Path):
+    with pytest.raises(DataError, match="nothing there; check the URI of the training rows"):
+        open_pairs(PairSettings(uri=str(tmp_path / "absent")), ["text"])
+    (tmp_path / "x.parquet").write_text("no Parquet")
+    with pytest.raises(DataError, match=r"x.parquet.* or its permissions$"):
+        open_pairs(PairSettings(uri=str(tmp_path)), ["text"])
+    with pytest.raises(ValidationError, match="did you mean 'anchor'"):
+        PairSettings(uri="x", columns={"ancor": "a"})
+
+
+def test_bytes_that_are_no_text_name_their_row(tmp_path: Path):
+    binary = pa.array([b"fine", b"\xff\xfe", b"fine"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, binary.buffers())
+    pairs = open_pairs(PairSettings(uri=written(tmp_path / "x.parquet", {"text": text})), ["text"])
+    with pytest.raises(DataError, match=r"row 1 .* text in UTF-8"):
+        whole(pairs)
+
+
+def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path):
+    uri = written(tmp_path / "x.parquet", {"text": ["a"] * 9}, group=9)
+    pairs = open_pairs(PairSettings(uri=uri), ["text"])
+    written(tmp_path / "x.parquet", {"text": ["a"] * 5}, group=9)
+    with pytest.raises(DataError, match=r"9 rows in row group 0, as when training began, found 5"):
+        whole(pairs)
+
+
+def test_pairs_travel_to_a_worker(tmp_path: Path):
+    uri = written(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
+    pairs = open_pairs(PairSettings(uri=uri), ["text"])
+    assert whole(pickle.loads(pickle.dumps(pairs))) == whole(pairs) == {"text": ["a", "b", "c", "d"], "row": [0, 1, 2, 3]}
+
+
+PROGRAM = """
+import re, sys
+from itertools import islice
+from pipeline.text.rows.batches import share_of
+from pipeline.settings.training import OrderSettings
+from pipeline.text.rows.order import ShuffledOrder
+from pipeline.settings.training import PairSettings
+from pipeline.text.rows.pairs import open_pairs
+def peak_kib():             # of this program alone: getrusage also counts the process that it was forked from
+    return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
+order = ShuffledOrder(open_pairs(PairSettings(uri=sys.argv[1]), ["text"]), OrderSettings(batch_rows=512))
+before = peak_kib()
+rows = sum(len(one) for one in islice(share_of(order, 0), order.steps_per_epoch))
+print(rows, peak_kib() - before)
+"""
+
+
+@pytest.mark.parametrize("group", [1_000_000, 50_000])
+def test_a_million_rows_are_read_in_less_memory_than_they_take(tmp_path: Path, group: int):
+    with pq.ParquetWriter(tmp_path / "x.parquet", pa.schema([("text", pa.string())]), use_dictionary=False) as writer:
+        sentence = "a sentence of many words which is as long as four ordinary ones, so that all of them together are far more than what is held " * 3
+        writer.write_table(pa.table({"text": pc.binary_join_element_wise(sentence, pa.array(np.arange(1_000_000)).cast(pa.string()), "")}), row_group_size=group)
+    found = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
+    rows, kib = map(int, found.stdout.split())
+    assert rows == 1_000_000 - 1_000_000 % 512
+    assert kib < 320 * 1024                         # all rows are 385 MB, held once; a window of 65,536 of them is 25 MB

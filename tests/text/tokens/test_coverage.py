@@ -1,0 +1,186 @@
+"""What a tokenizer does not know is counted for every kind of tokenizer, and what does not fit, script by
+script.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from pipeline.models.folder.word_vectors import load_words
+from pipeline.text.tokens.coverage import Covered, Tally, token_counts, token_facts, token_warnings
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
+from pipeline.text.tokens.tokens import Tokenizer
+from tests.models.folders import LONG, TEXTS, byte_level, word_piece
+
+ENGLISH, CHINESE, RUSSIAN = "Two dogs run on the grass.", "我们在学校学习中文", "Привет, как дела?"
+MIXED = [ENGLISH, CHINESE, f"{ENGLISH} {CHINESE}", RUSSIAN, "x", "\U0001f600", LONG]
+
+
+def pieces(*, byte_fallback: bool) -> tokenizers.Tokenizer:
+    """A unigram model of single letters, with or without a token for every byte."""
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
+    vocabulary = [
+        ("[UNK]", 0.0),
+        *((piece, -2.0) for piece in ("▁", *"abcdefghijklmnopqrstuvwxyzTwo.")),
+        *((piece, -9.0) for piece in spelled),
+    ]
+    made = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=byte_fallback))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return made
+
+
+def saved(folder: Path, made: tokenizers.Tokenizer, max_length: int = 512, **options: str) -> Tokenizer:
+    made.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder, max_length, **options)
+
+
+def names(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
+    return [tokenizer.id_to_token(number) for number in tokenizer.encode(text, add_special_tokens=False).ids]
+
+
+KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], Callable[[str], bool]]] = {
+    "word pieces": (word_piece, lambda token: token == "[UNK]"),
+    "bytes": (byte_level, lambda token: False),
+    "unigram": (lambda: pieces(byte_fallback=False), lambda token: token == "[UNK]"),
+    "unigram with bytes": (lambda: pieces(byte_fallback=True), lambda token: token.startswith("<0x")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompt", ["", "dogs: "])
+def test_unknown_tokens_are_those_that_the_library_names_so(kind: str, prompt: str, tmp_path: Path):
+    make, is_unknown = KINDS[kind]
+    own = make()
+    tokenizer = saved(tmp_path, make(), prompt=prompt)
+    counts = tokenizer.counts(tokenizer(MIXED))
+    named = [names(own, prompt + text) for text in MIXED]
+    before = names(own, prompt)
+    assert counts.content.tolist() == [min(len(tokens), tokenizer.room) - len(before) for tokens in named]
+    expected = [
+        sum(map(is_unknown, tokens[: tokenizer.room])) - sum(map(is_unknown, before)) for tokens in named
+    ]
+    assert counts.unknown.tolist() == expected
+    assert (counts.unknown > 0)[1] == (kind != "bytes")
+
+
+def test_white_space_that_is_spelled_in_bytes_is_known(tmp_path: Path):
+    made = pieces(byte_fallback=True)
+    tokenizer = saved(tmp_path, made)
+    assert "<0x0A>" in made.encode("a\nb").tokens
+    assert tokenizer.counts(tokenizer(["a\nb\tc", "aéb"])).unknown.tolist() == [0, 2]
+
+
+def test_words_that_word_vectors_leave_out_are_unknown(tmp_path: Path):
+    (tmp_path / "vocab.txt").write_text("two\ndogs\nrun")
+    tokenizer = load_words(tmp_path, 4, prompt="", lower=True, cuts="end")
+    counts = tokenizer.counts(tokenizer(["Two dogs run", "two qqq dogs zzz", CHINESE, "", "dogs " * 9]))
+    assert counts.lengths.tolist() == [3, 2, 0, 0, 4]
+    assert counts.content.tolist() == [3, 4, 1, 0, 4]
+    assert counts.unknown.tolist() == [0, 2, 1, 0, 0]
+    assert counts.lost.tolist() == [0, 0, 0, 0, 5]
+
+
+def test_word_vectors_without_punctuation_numbers_and_stop_words_know_plain_english(tmp_path: Path):
+    """As those that are trained on running text without them."""
+    (tmp_path / "vocab.txt").write_text("dogs\nrun\ngrass\nbank\nDon\nxylophone")
+    tokenizer = load_words(tmp_path, 64, prompt="", lower=False, cuts="end")
+    english = "The dogs, and 12 of 3.5 -- don't (they've) run to a bank; 'grass' isn't 1990s x2 (Don's)!"
+    others = ["Die Hunde laufen, im Gras!", "\u6211 \u5728 \u5b66\u6821", "\u041e\u043d \u0438 \u044f", "well-known xylophone"]
+    counts = tokenizer.counts(tokenizer([english, *others]))
+    assert counts.lengths.tolist() == [5, 0, 0, 0, 1]
+    assert counts.unknown.tolist() == [0, 5, 3, 1, 2]
+    assert counts.content.tolist() == [5, 5, 3, 1, 3]
+
+
+@pytest.mark.parametrize("cuts", ["end", "start"])
+def test_lost_tokens_are_those_beyond_the_limit(cuts: str, tmp_path: Path):
+    """Exactly where a text is read whole; from its beginning a long one is known to a few percent."""
+    word_piece().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path, 16, cuts=cuts)  # type: ignore[arg-type]
+    texts = [*TEXTS, LONG, 50 * LONG]
+    whole = np.array([len(row) for row in tokenizer.source(texts)])
+    counts = tokenizer.counts(tokenizer(texts))
+    lost = np.maximum(whole - tokenizer.room, 0)
+    assert counts.truncated.tolist() == (lost > 0).tolist()
+    np.testing.assert_allclose(counts.lost, lost, rtol=0 if cuts == "start" else 0.1)
+    assert counts.lost[: len(TEXTS)].tolist() == lost[: len(TEXTS)].tolist()
+
+
+def test_counts_of_chosen_and_joined_texts_are_those_of_the_texts(tmp_path: Path):
+    tokenizer = saved(tmp_path, word_piece(), 16)
+    one, other = tokenizer(MIXED[:4]), tokenizer(MIXED[4:])
+    rows = np.array([6, 1, 3])
+    joined = type(one).joined([one, other])
+    for found, expected in ((joined, MIXED), (joined.of_rows(rows), [MIXED[row] for row in rows])):
+        for mine, theirs in zip(tokenizer.counts(found), tokenizer.counts(tokenizer(expected)), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("text", "script"), [
+    (ENGLISH, "latin"), ("Où est la bibliothèque ?", "latin"), (CHINESE, "chinese"), (RUSSIAN, "cyrillic"), ("今日はとても天気が良いです。", "japanese"),
+    ("東京タワー", "japanese"), ("안녕하세요 세계", "korean"), ("مرحبا بالعالم", "arabic"), ("สวัสดีชาวโลก", "thai"), ("नमस्ते दुनिया", "devanagari"),
+    ("שלום עולם", "hebrew"), ("Γειά σου Κόσμε", "greek"), ("42 %", "symbols"), ("\U0001f600\U0001f680", "symbols"), ("", "symbols"),
+    (f"API {CHINESE} v2", "chinese"), ("ok 3,14 — 2 × 3", "latin"),
+])  # fmt: skip
+def test_the_script_is_that_of_most_letters(text: str, script: str):
+    around = [ENGLISH, text, RUSSIAN]
+    assert SCRIPTS[scripts_of(pa.array(around, pa.large_string()))[1]] == script
+    assert SCRIPTS[scripts_of(pa.array([text], pa.string()))[0]] == script
+
+
+def test_a_tally_does_not_depend_on_the_batches(tmp_path: Path):
+    tokenizer = saved(tmp_path, word_piece(), 16)
+    whole, parts = Tally(), Tally()
+    for tally, batches in ((whole, [MIXED]), (parts, [MIXED[:3], MIXED[3:]])):
+        for batch in batches:
+            tally.add(pa.array(batch, pa.large_string()), tokenizer.counts(tokenizer(batch)))
+    assert whole.counts() == parts.counts()
+    covered = Covered.of(whole.counts())
+    assert covered.total.rows == len(MIXED)
+    assert (covered.scripts["chinese"].rows, covered.scripts["chinese"].unknown_share) == (
+        1,
+        8 / 9,
+    )  # one of the nine signs is known
+    assert covered.total.cut == int(tokenizer(MIXED).truncated.sum())
+
+
+def unit(script: str, rows: int, tokens: int, unknown: int) -> dict[str, int]:
+    names = {"rows": rows, "tokens": tokens, "unknown": unknown}
+    return {"rows": rows, "tokens": tokens + 2 * rows} | {
+        f"script_{script}_{name}": count for name, count in names.items()
+    }
+
+
+def test_units_of_a_version_that_did_not_count_make_the_proportion_a_lower_bound():
+    old, new = {"rows": 100, "tokens": 900}, unit("chinese", 10, 100, 100)
+    counts = token_counts([old, new], [new])
+    assert counts["uncounted_rows"] == 100
+    assert Covered.of(counts).unknown_share == 100 / (100 + 900)
+    assert token_facts(token_counts([old], [])) is None
+
+
+@pytest.mark.parametrize(("units", "fresh", "words"), [
+    ([unit("latin", 1000, 9000, 300)], [], []),
+    ([unit("latin", 1000, 9000, 450)], [], ["5.0% of the tokens of 1,000 Latin texts"]),
+    ([unit("latin", 99_990, 10**6, 0), unit("thai", 10, 20, 20)], [], []),
+    ([unit("latin", 9_980, 10**6, 0), unit("thai", 20, 20, 20)], [], ["100.0% of the tokens of 20 Thai texts"]),
+    ([unit("latin", 1000, 9000, 0), unit("latin", 10, 100, 50)], [1], ["50.0% of the 100 tokens that were encoded for this release"]),
+])  # fmt: skip
+def test_warnings_begin_at_five_percent(units: list[dict[str, int]], fresh: list[int], words: list[str]):
+    found = token_warnings(token_counts(units, [units[place] for place in fresh] if fresh else units))
+    assert len(found) == len(words)
+    assert all(sentence.startswith(beginning) for sentence, beginning in zip(found, words, strict=True))
+
+
+def test_facts_are_plain_json(tmp_path: Path):
+    counts = token_counts([unit("latin", 10, 100, 5), unit("thai", 5, 10, 10)], [])
+    facts = json.loads(json.dumps(token_facts(counts)))
+    assert facts["unknown_share"] == 15 / 110
+    assert facts["scripts"]["thai"]["unknown_share"] == 1.0

@@ -1,0 +1,117 @@
+"""A text is cut first and wrapped then: one mask in each row, at a place that no text can move."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tokenizers
+from pydantic import ValidationError
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.locate import locate
+from pipeline.settings import EncoderSettings
+from pipeline.text.tokens.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.templates import frame_of, in_template, wrap_tokenizer
+from pipeline.text.tokens.tokens import Tokenizer, Tokens
+
+MINILM = locate("all-MiniLM-L6-v2")
+TEMPLATE = 'This sentence of "[X]" means [MASK].'
+MASK = 103
+TEXTS = ["two dogs run", "", "a [MASK] in the text [MASK]", "one two three four five six seven eight nine ten eleven twelve " * 3, "[SEP] [CLS]"]
+
+
+def tokenizer(template: str = TEMPLATE, max_length: int = 20, folder=MINILM, **options) -> Tokenizer:
+    return in_template(load_tokenizer(folder, max_length, **options), folder, template, masked=True)
+
+
+def rows(values: np.ndarray, tokens: Tokens) -> list[list]:
+    return [row.tolist() for row in np.split(values, tokens.offsets[1:-1])]
+
+
+def pieces(text: str) -> list[int]:
+    backend = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
+    backend.no_padding()
+    return backend.encode(text, add_special_tokens=False).ids
+
+
+def test_a_row_is_the_template_as_it_is_published():
+    tokens = tokenizer()(["two dogs run"])
+    backend = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
+    assert [backend.id_to_token(number) for number in tokens.ids] == [
+        "[CLS]", "this", "sentence", "of", '"', "two", "dogs", "run", '"', "means", "[MASK]", ".", "[SEP]"]
+    assert (len(tokenizer().prefix), np.flatnonzero(tokens.kept).tolist()) == (5, [10])
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "[MASK] is what [X] means", "[X] [MASK]"])
+def test_every_row_keeps_the_templates_own_mask_whatever_the_text(template):
+    made = tokenizer(template)
+    tokens = made(TEXTS)
+    before, behind = template.split("[X]")
+    expected = [[101, *pieces(before), *pieces(text)[: made.room], *pieces(behind), 102] for text in TEXTS]
+    assert rows(tokens.ids, tokens) == expected
+    assert tokens.truncated.tolist() == [len(pieces(text)) > made.room for text in TEXTS]
+    assert tokens.lengths.max() <= 20
+    for row, kept, around in zip(expected, rows(tokens.kept, tokens), rows(tokens.around, tokens), strict=True):
+        place, = np.flatnonzero(kept)
+        assert place == (len(row) - 1 - row[::-1].index(MASK) if "[MASK]" in behind else row.index(MASK))
+        assert np.flatnonzero(around).tolist() == [*range(len(made.prefix)), *range(len(row) - len(made.suffix), len(row))]
+
+
+@pytest.mark.parametrize("cuts", ["start", "end"])
+def test_wrapping_tokens_anew_equals_tokenizing_into_the_template(cuts):
+    plain = load_tokenizer(MINILM, 256, cuts=cuts)
+    other = in_template(load_tokenizer(MINILM, 18, cuts=cuts), MINILM, "It says [X] : [MASK]", masked=True)
+    expected = other(TEXTS)
+    for tokens, specials in ((plain(TEXTS), (1, 1)), (tokenizer(max_length=256)(TEXTS), (5, 5))):
+        found = frame_of(other).around(tokens, specials, limit=other.room, cuts=cuts)
+        for name in ("ids", "offsets", "truncated", "kept", "around"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_rows_taken_out_and_joined_keep_their_masks():
+    tokens = tokenizer()(TEXTS)
+    parts = [tokens.of_rows(np.array([3])), tokens.of_rows(np.array([0, 2]))]
+    expected = tokenizer()([TEXTS[3], TEXTS[0], TEXTS[2]])
+    for name in ("ids", "offsets", "truncated", "kept", "around"):
+        np.testing.assert_array_equal(getattr(Tokens.joined(parts), name), getattr(expected, name))
+
+
+def test_a_text_gets_a_full_stop_where_it_has_no_end_and_that_is_asked_for():
+    tokens = replace(load_tokenizer(MINILM, 20), ends_sentences=True)(["two dogs ", "two dogs.", "two?", 'he said "no"', "", "two!"])
+    assert rows(tokens.ids, tokens) == [[101, *pieces(text), 102] for text in ("two dogs.", "two dogs.", "two?", 'he said "no"', "", "two!.")]
+
+
+def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(MINILM / name, tmp_path)
+    expected = tokenizer()(TEXTS)
+    wrap_tokenizer(tmp_path, *tokenizer().around)
+    again = in_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
+    assert (again.prefix, again.suffix, again.mask) == (tokenizer().prefix, tokenizer().suffix, tokenizer().mask)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.no_padding()
+    library.enable_truncation(20)
+    assert [library.encode(text).ids for text in TEXTS] == rows(expected.ids, expected)
+    with pytest.raises(ModelError, match="an encoder without a template of its own"):
+        in_template(load_tokenizer(tmp_path, 20), tmp_path, TEMPLATE, masked=True)
+
+
+@pytest.mark.parametrize(("template", "said"), [("a [MASK]", r"\[X\] once"), ("[X] [X] [MASK]", r"\[X\] once"), ("[X]", r"\[MASK\] once"), ("", r"\[X\] once")])
+def test_a_template_has_one_text_and_one_mask(template, said):
+    with pytest.raises(ValidationError, match=said):
+        EncoderSettings(template=template)
+
+
+def test_what_cannot_be_a_template_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"max_length.*found 10, of which 10 belong to the template"):
+        tokenizer(max_length=10)
+    with pytest.raises(ModelError, match=r"one \[MASK\] around a text, found 0; give encoder.template"):
+        in_template(load_tokenizer(MINILM, 20), MINILM, None, masked=True)
+    described = json.loads((MINILM / "tokenizer.json").read_text())
+    described["model"]["vocab"]["nomask"] = described["model"]["vocab"].pop("[MASK]")
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] != "[MASK]"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ModelError, match="a tokenizer with a mask token"):
+        tokenizer(folder=tmp_path)
