@@ -33,22 +33,35 @@ manta --help names all commands, and manta COMMAND --help their options."""
 app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
-    "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
+    "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n"
+    + EXIT_CODES,
 )
 
 
 def _version(asked: bool) -> None:
     if asked:
         python = ".".join(map(str, sys.version_info[:3]))
-        ours, *others = packages("manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow").items()
-        print(f"manta {ours[1]} (Python {python}, {', '.join(f'{name} {version}' for name, version in others)})")
+        ours, *others = packages(
+            "manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow"
+        ).items()
+        print(
+            f"manta {ours[1]} (Python {python}, {', '.join(f'{name} {version}' for name, version in others)})"
+        )
         raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
 def _begin(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the versions of Manta and of what it works with.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Show the versions of Manta and of what it works with.",
+        ),
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print(_NEXT)

@@ -19,11 +19,27 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.log import Stages, ends_by, printable
 from pipeline.settings import Job
 
-_CONFIG_HELP = "The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults."
+_CONFIG_HELP = (
+    "The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults."
+)
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=_CONFIG_HELP)]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.path=value]...", help="Settings that go before the file's, such as encode.unit_rows=4096.")]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else; progress stays on standard error.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[key.path=value]...",
+        help="Settings that go before the file's, such as encode.unit_rows=4096.",
+    ),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object on standard output and nothing else; progress stays on standard error.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray says, and tracebacks.")]
 
 Say = Callable[[str], None]
@@ -45,7 +61,13 @@ EXIT_CODES = (
 
 def application(**options: Any) -> typer.Typer:
     """A command line in plain text, with our own errors instead of decorated tracebacks."""
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}, **options)
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
 
 
 def standalone(command: Callable[..., None]) -> None:
@@ -73,7 +95,14 @@ class Answer:
     exit_code: int = 0
 
 
-def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[str] | None, print_config: bool, as_json: bool, verbose: bool) -> None:
+def run_job(
+    work: Callable[[Run], Answer],
+    config: Path | None,
+    overrides: list[str] | None,
+    print_config: bool,
+    as_json: bool,
+    verbose: bool,
+) -> None:
     """Load the settings, do the work, print the answer; exits by itself when something is wrong."""
 
     def whole(say: Say) -> None:
@@ -89,7 +118,9 @@ def run_job(work: Callable[[Run], Answer], config: Path | None, overrides: list[
 def named_configs() -> dict[str, Path]:
     """The settings that come with Manta by name: quickstart, train/cert and so on."""
     folder = Path(__file__).parent / "configs"
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))}
+    return {
+        file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))
+    }
 
 
 def _config_file(given: Path) -> Path:
@@ -101,14 +132,20 @@ def _config_file(given: Path) -> Path:
     if len(found) != 1:
         near = difflib.get_close_matches(name, [*known, *(each.rpartition("/")[2] for each in known)], n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}"
-        raise ConfigError(f"--config {name}", "a YAML file, or the name of one that comes with Manta", "neither", hint)
+        raise ConfigError(
+            f"--config {name}", "a YAML file, or the name of one that comes with Manta", "neither", hint
+        )
     return found[0]
 
 
 def tell(answer: Answer, say: Say, as_json: bool) -> None:
     """Print the answer; ends with its exit code where that is not 0."""
     with contextlib.suppress(Unread):
-        say(json.dumps(answer.facts, default=str) if as_json else "\n".join(map(printable, answer.text.split("\n"))))
+        say(
+            json.dumps(answer.facts, default=str)
+            if as_json
+            else "\n".join(map(printable, answer.text.split("\n")))
+        )
     if answer.exit_code:
         raise typer.Exit(answer.exit_code)
 
@@ -122,16 +159,26 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
                 work(say)
         except typer.Exit:
             raise
-        except Unread:                                  # whoever closed it has what was wanted
+        except Unread:  # whoever closed it has what was wanted
             pass
         except PipelineError as error:
             if verbose:
                 traceback.print_exc()
             _end(error.exit_code, type(error).__name__, str(error), say if as_json else None, error.facts())
         except Stopped:
-            _end(75, "Stopped", "stopped by SIGTERM; what is finished is kept: run the same command again to go on", say if as_json else None)
+            _end(
+                75,
+                "Stopped",
+                "stopped by SIGTERM; what is finished is kept: run the same command again to go on",
+                say if as_json else None,
+            )
         except KeyboardInterrupt:
-            _end(130, "Interrupted", "stopped by hand; what is finished is kept: run the same command again to go on", say if as_json else None)
+            _end(
+                130,
+                "Interrupted",
+                "stopped by hand; what is finished is kept: run the same command again to go on",
+                say if as_json else None,
+            )
         except MemoryError:
             said = "no memory is left; what is finished is kept: free some, or use fewer workers (cluster.workers), and run again"
             _end(75, "MemoryError", said, say if as_json else None)
@@ -179,7 +226,9 @@ def _write_line(line: str, output: TextIO) -> None:
         raise Unread from None
 
 
-def _end(code: int, kind: str, message: str, say: Say | None, facts: dict[str, Any] | None = None) -> NoReturn:
+def _end(
+    code: int, kind: str, message: str, say: Say | None, facts: dict[str, Any] | None = None
+) -> NoReturn:
     print(printable(f"{'manta' if code == 0 else 'error'}: {message}"), file=sys.stderr)
     status = "done" if code == 0 else "error"
     if say:

@@ -1,8 +1,8 @@
 """Tab completion: a script for the shell, written from the commands and settings themselves. No Python runs when Tab is pressed.
 
-    eval "$(manta completion bash)"          # in ~/.bashrc
-    eval "$(manta completion zsh)"           # in ~/.zshrc, behind compinit
-    manta completion fish > ~/.config/fish/completions/manta.fish
+eval "$(manta completion bash)"          # in ~/.bashrc
+eval "$(manta completion zsh)"           # in ~/.zshrc, behind compinit
+manta completion fish > ~/.config/fish/completions/manta.fish
 """
 
 import json
@@ -26,7 +26,8 @@ class Shell(StrEnum):
 
 
 def completion(
-    context: typer.Context, shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]
+    context: typer.Context,
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
     """Print a script that completes commands, options and settings in a shell.
 
@@ -41,7 +42,11 @@ def _words(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
     """Each command's path with the words that may follow it: commands, options, and settings where it takes them."""
     options = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
     commands = getattr(command, "commands", {})
-    settings = [f"{key}=" for key in _settings(Job)] if any(parameter.name == "overrides" for parameter in command.params) else []
+    settings = (
+        [f"{key}=" for key in _settings(Job)]
+        if any(parameter.name == "overrides" for parameter in command.params)
+        else []
+    )
     yield path, [*commands, *options, "--help", *settings]
     for name, child in commands.items():
         yield from _words(child, (*path, name))
@@ -63,13 +68,22 @@ def _values(annotation: Any) -> list[str]:
         return ["true", "false"]
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
-    return [value for part in get_args(annotation) for value in _values(part)] if get_origin(annotation) is not tuple else []
+    return (
+        [value for part in get_args(annotation) for value in _values(part)]
+        if get_origin(annotation) is not tuple
+        else []
+    )
 
 
 def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
     """A completion function. To bash = is a word of its own, with the key before it and the value behind; to zsh key=value is one word."""
-    cases = "\n".join(f"    {json.dumps(' '.join(path))}) words={json.dumps(' '.join(names))} ;;" for path, names in words.items())
-    values = "\n".join(f"    {key}) words={json.dumps(' '.join(known))} ;;" for key, known in _settings(Job).items() if known)
+    cases = "\n".join(
+        f"    {json.dumps(' '.join(path))}) words={json.dumps(' '.join(names))} ;;"
+        for path, names in words.items()
+    )
+    values = "\n".join(
+        f"    {key}) words={json.dumps(' '.join(known))} ;;" for key, known in _settings(Job).items() if known
+    )
     commands = " | ".join(json.dumps(" ".join(path)) for path in words if path)
     before = "autoload -U +X bashcompinit && bashcompinit\n" if zsh else ""
     return f"""{before}_manta() {{
@@ -82,7 +96,7 @@ def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
 {values}
     esac
   elif [ "$before" = "--config" ] || [ "$before" = "-c" ]; then
-    words="{' '.join(named_configs())}"
+    words="{" ".join(named_configs())}"
   else
     for ((number = 1; number < COMP_CWORD; number++)); do
       word="${{command:+$command }}${{COMP_WORDS[number]}}"
@@ -115,7 +129,9 @@ def _fish(words: Mapping[tuple[str, ...], list[str]]) -> str:
     for key, known in _settings(Job).items():
         if known:
             at = f"string match -q -- '{key}=*' (commandline -ct)"
-            lines.append(f"complete -c manta -n {_quoted(at)} -a {_quoted(' '.join(f'{key}={value}' for value in known))}")
+            lines.append(
+                f"complete -c manta -n {_quoted(at)} -a {_quoted(' '.join(f'{key}={value}' for value in known))}"
+            )
     lines.append(f"complete -c manta -s c -l config -r -a {_quoted(' '.join(named_configs()))}")
     return "\n".join(lines)
 

@@ -1,13 +1,19 @@
 """Encode the corpus into units of raw vectors.
 
-    manta encode --config jobs/configs/quickstart.yaml
-    python -m jobs.encode --config jobs/configs/quickstart.yaml encode.unit_rows=4096
+manta encode --config jobs/configs/quickstart.yaml
+python -m jobs.encode --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
-def encode(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+def encode(
+    config: Config = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Encode the corpus into units of raw vectors.
 
     Reads the corpus, sets bad rows aside, and encodes on the cluster. Units that an earlier run finished are kept. Vectors are plain Parquet below units/vectors.
@@ -21,8 +27,13 @@ def _encode(run: Run) -> Answer:
 
     store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
     facts = {
-        "status": "done", "root": store.uri, "rows": vectors.rows, "counts": {**corpus.counts, **vectors.counts()}, "space_id": vectors.units[0].space_id,
-        "units": [store.uri_of(unit.path) for unit in vectors.units], "quarantine": store.uri_of(corpus.quarantine.path) if corpus.quarantine else None,
+        "status": "done",
+        "root": store.uri,
+        "rows": vectors.rows,
+        "counts": {**corpus.counts, **vectors.counts()},
+        "space_id": vectors.units[0].space_id,
+        "units": [store.uri_of(unit.path) for unit in vectors.units],
+        "quarantine": store.uri_of(corpus.quarantine.path) if corpus.quarantine else None,
     }
     every = [unit.counts for unit in vectors.units]
     counts = token_counts(every, every)

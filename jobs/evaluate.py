@@ -1,8 +1,8 @@
 """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
-    manta evaluate --config jobs/configs/evaluate.yaml
-    manta evaluate evaluate.tasks=tasks "evaluate.candidates=[release:current, models/new]"
-    python -m jobs.evaluate --config jobs/configs/quickstart.yaml
+manta evaluate --config jobs/configs/evaluate.yaml
+manta evaluate evaluate.tasks=tasks "evaluate.candidates=[release:current, models/new]"
+python -m jobs.evaluate --config jobs/configs/quickstart.yaml
 """
 
 from datetime import datetime
@@ -17,11 +17,22 @@ from jobs.layout import table
 if TYPE_CHECKING:
     from pipeline.report.evaluation import Average, Figure, Group, Report, Row
 
-Geometry = Annotated[bool, typer.Option("--geometry", help="Also measure the space itself on the corpus: anisotropy, spectrum, hubness, layers ...")]
+Geometry = Annotated[
+    bool,
+    typer.Option(
+        "--geometry",
+        help="Also measure the space itself on the corpus: anisotropy, spectrum, hubness, layers ...",
+    ),
+]
 
 
 def evaluate(
-    config: Config = None, overrides: Overrides = None, geometry: Geometry = False, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False
+    config: Config = None,
+    overrides: Overrides = None,
+    geometry: Geometry = False,
+    print_config: PrintConfig = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
@@ -43,9 +54,23 @@ def _evaluate(run: Run, geometry: bool) -> Answer:
 
     if not wanted(run.job, geometry=geometry):
         return _against_gates(run)
-    kept = keep(measure(run.job, run.stages, geometry=geometry, verbose=run.verbose), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
-    facts = {"status": "done", **kept.facts, "report": kept.report, "json": kept.json, "seconds": run.stages.seconds()}
-    return Answer(facts, "\n\n".join([*_tables(kept.page), *_sections(kept.page), *_remarks(kept.page), f"report  {kept.report}"]))
+    kept = keep(
+        measure(run.job, run.stages, geometry=geometry, verbose=run.verbose),
+        datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+    facts = {
+        "status": "done",
+        **kept.facts,
+        "report": kept.report,
+        "json": kept.json,
+        "seconds": run.stages.seconds(),
+    }
+    return Answer(
+        facts,
+        "\n\n".join(
+            [*_tables(kept.page), *_sections(kept.page), *_remarks(kept.page), f"report  {kept.report}"]
+        ),
+    )
 
 
 def _tables(page: "Report") -> list[str]:
@@ -53,12 +78,28 @@ def _tables(page: "Report") -> list[str]:
     from pipeline.report.evaluation import groups
 
     resampled = f"; 95 % intervals of {page.resamples:,} resamples" if page.resamples else ""
-    titles = [word for place, each in enumerate(page.candidates) for word in (each.name, *(["difference"] if place else []))]
-    return ["\n".join((group.metric + (resampled if group.has_intervals else ""), _table(group, titles), *map(_average, group.averages))) for group in groups(page)]
+    titles = [
+        word
+        for place, each in enumerate(page.candidates)
+        for word in (each.name, *(["difference"] if place else []))
+    ]
+    return [
+        "\n".join(
+            (
+                group.metric + (resampled if group.has_intervals else ""),
+                _table(group, titles),
+                *map(_average, group.averages),
+            )
+        )
+        for group in groups(page)
+    ]
 
 
 def _table(group: "Group", titles: list[str]) -> str:
-    lines = [_line(_named(row, rest), f"{row.count:,}", row) for row, rest in zip(group.rows, group.rests, strict=True)]
+    lines = [
+        _line(_named(row, rest), f"{row.count:,}", row)
+        for row, rest in zip(group.rows, group.rests, strict=True)
+    ]
     return table(lines, ("task", "count", *titles))
 
 
@@ -72,7 +113,11 @@ def _named(row: "Row", rest: str) -> str:
 
 def _sections(page: "Report") -> list[str]:
     """The tables of the page's further parts."""
-    return [f"{section.heading}\n{table(section.table[1:], section.table[0])}" for section in page.sections if section.table]
+    return [
+        f"{section.heading}\n{table(section.table[1:], section.table[0])}"
+        for section in page.sections
+        if section.table
+    ]
 
 
 def _line(name: str, count: str, row: "Row | Average") -> tuple[str, ...]:
@@ -88,12 +133,18 @@ def _cell(figure: "Figure", signed: bool = False) -> str:
     """72.37 [70.12, 74.40]."""
     if figure.value is None:
         return "not defined"
-    spread = f" [{figure.low:.2f}, {figure.high:.2f}]" if figure.low is not None and figure.high is not None else ""
+    spread = (
+        f" [{figure.low:.2f}, {figure.high:.2f}]"
+        if figure.low is not None and figure.high is not None
+        else ""
+    )
     return f"{figure.value:{'+' if signed else ''}.2f}{spread}"
 
 
 def _remarks(page: "Report") -> list[str]:
-    lines = [f"missing: {task} ({reason})" for task, reason in page.missing] + [f"warning: {warning}" for warning in page.warnings]
+    lines = [f"missing: {task} ({reason})" for task, reason in page.missing] + [
+        f"warning: {warning}" for warning in page.warnings
+    ]
     if any(difference and difference.excludes_zero for row in page.rows for difference in row.differences):
         lines.insert(0, f"* the interval of the difference with {page.candidates[0].name} excludes 0")
     return ["\n".join(lines)] if lines else []
@@ -104,12 +155,19 @@ def _against_gates(run: Run) -> Answer:
 
     made = remeasure(run.job, run.stages, verbose=run.verbose)
     refused = [name for name, gate in made.gates.items() if not gate.passed]
-    rows = [(name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()]
+    rows = [
+        (name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()
+    ]
     facts = {
-        "status": "refused" if refused else "done", "release": made.release, "refused": refused, "measured": made.measured,
+        "status": "refused" if refused else "done",
+        "release": made.release,
+        "refused": refused,
+        "measured": made.measured,
         "gates": {name: gate.model_dump(mode="json") for name, gate in made.gates.items()},
     }
-    return Answer(facts, f"release {made.release}\n" + table(rows, ("gate", "", "")), exit_code=5 if refused else 0)
+    return Answer(
+        facts, f"release {made.release}\n" + table(rows, ("gate", "", "")), exit_code=5 if refused else 0
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def output_width() -> int | None:
         return int(named)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
-    except (OSError, ValueError):               # no terminal, or a stream without a file descriptor
+    except (OSError, ValueError):  # no terminal, or a stream without a file descriptor
         return None
 
 
@@ -75,4 +75,12 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return not cell or cell.replace(",", "").replace(".", "", 1).replace("-", "", 1).replace(" ", "").rstrip("%msMGkB").isdigit()
+    return (
+        not cell
+        or cell.replace(",", "")
+        .replace(".", "", 1)
+        .replace("-", "", 1)
+        .replace(" ", "")
+        .rstrip("%msMGkB")
+        .isdigit()
+    )

@@ -1,7 +1,7 @@
 """Make tonight's release: read, encode, whiten, index, check, publish.
 
-    manta nightly --config jobs/configs/quickstart.yaml
-    python -m jobs.nightly --config jobs/configs/quickstart.yaml encode.unit_rows=4096
+manta nightly --config jobs/configs/quickstart.yaml
+python -m jobs.nightly --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
 import shlex
@@ -14,7 +14,9 @@ from pipeline.log import duration
 from pipeline.settings import Job
 from pipeline.store.release import OUTSIDE_RECALL
 
-_VERIFY = "First read every file of the current release and compare its sha256; without it only sizes are compared."
+_VERIFY = (
+    "First read every file of the current release and compare its sha256; without it only sizes are compared."
+)
 Verify = Annotated[bool, typer.Option("--verify", help=_VERIFY)]
 
 
@@ -40,16 +42,26 @@ def _nightly(run: Run, verify: bool) -> Answer:
 
     outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
     counts = outcome.facts["counts"]
-    changed = ", ".join(f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if counts[name] and counts[name] != outcome.rows)
+    changed = ", ".join(
+        f"{counts[name]:,} {name}"
+        for name in ("new", "changed", "deleted")
+        if counts[name] and counts[name] != outcome.rows
+    )
     first = {
-        "published": f"published release {outcome.release}: {outcome.rows:,} rows" + (f" ({changed})" if changed else ""),
+        "published": f"published release {outcome.release}: {outcome.rows:,} rows"
+        + (f" ({changed})" if changed else ""),
         "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",
         "held": f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate passed every gate",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
     seconds = sum(stage.seconds for stage in run.stages.finished)
     facts = outcome.facts | {"seconds": run.stages.seconds()}
-    lines = [f"{first}, {duration(seconds)}", *_recall(facts["gates"]), f"  root    {outcome.root}", f"  report  {outcome.report}"]
+    lines = [
+        f"{first}, {duration(seconds)}",
+        *_recall(facts["gates"]),
+        f"  root    {outcome.root}",
+        f"  report  {outcome.report}",
+    ]
     return Answer(facts, "\n".join([*lines, f"  search  {search_command(run.job)}"]))
 
 

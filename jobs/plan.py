@@ -1,14 +1,20 @@
 """Print what a night would do, without doing it.
 
-    manta plan --config jobs/configs/quickstart.yaml
-    python -m jobs.plan --config jobs/configs/quickstart.yaml encode.unit_rows=4096
+manta plan --config jobs/configs/quickstart.yaml
+python -m jobs.plan --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration, size
 
 
-def plan(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+def plan(
+    config: Config = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Print what a night would do, without doing it.
 
     Lists and samples the corpus, loads the encoder and measures it for ten seconds on this machine; then prints rows, sampled tokens, units, estimated time,
@@ -22,12 +28,23 @@ def _plan(run: Run) -> Answer:
 
     made = estimate(run.job, run.stages)
     index = made.index
-    unusable = f", {made.unusable_share:.1%} without a vector (to be quarantined)" if made.unusable_share else ""
+    unusable = (
+        f", {made.unusable_share:.1%} without a vector (to be quarantined)" if made.unusable_share else ""
+    )
     lines = [
-        ("rows", f"{made.rows:,} in {made.files} files" + ("" if made.exact else " (estimated from the sample)")),
-        ("tokens", f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, {made.truncated_share:.1%} of them cut{unusable}"),
+        (
+            "rows",
+            f"{made.rows:,} in {made.files} files" + ("" if made.exact else " (estimated from the sample)"),
+        ),
+        (
+            "tokens",
+            f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, {made.truncated_share:.1%} of them cut{unusable}",
+        ),
         ("units", f"{made.units:,} of up to {run.job.encode.unit_rows:,} rows, on {made.workers} workers"),
-        ("encode", f"about {duration(made.encode_s)}: one worker does {made.rows_per_s:,.0f} rows/s on this machine"),
+        (
+            "encode",
+            f"about {duration(made.encode_s)}: one worker does {made.rows_per_s:,.0f} rows/s on this machine",
+        ),
         ("vectors", size(made.vector_bytes)),
         ("index", f"{index.kind} ({index.factory}), {size(index.file_bytes)}: {index.why}"),
         ("memory", f"about {size(made.worker_bytes)} a worker, {size(index.memory_bytes)} a searcher"),

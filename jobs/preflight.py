@@ -1,13 +1,19 @@
 """Check in under a minute that a night can run.
 
-    manta preflight --config jobs/configs/quickstart.yaml
-    python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=4096
+manta preflight --config jobs/configs/quickstart.yaml
+python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
-def preflight(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+def preflight(
+    config: Config = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Check in under a minute that a night can run.
 
     The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a sample, how much of its texts the tokenizer knows
@@ -21,7 +27,10 @@ def _preflight(run: Run) -> Answer:
 
     made = checks(run.job, run.stages, verbose=run.verbose)
     problems = [check for check in made if check.problem]
-    lines = [f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}" for check in made]
+    lines = [
+        f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}"
+        for check in made
+    ]
     lines += [f"{'warning':<8} {check.name:<9} {sentence}" for check in made for sentence in check.warnings]
     facts = {"status": "problems" if problems else "done", "checks": [vars(check) for check in made]}
     return Answer(facts, "\n".join(lines), exit_code=2 if problems else 0)

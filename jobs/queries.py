@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pipeline.errors import ConfigError, DataError
 from pipeline.text.corpus.queries import is_parquet, lines_of, read_texts
 
-_BATCH = 256                    # queries: enough to fill the encoder's buffers, and answered within a second or two
+_BATCH = 256  # queries: enough to fill the encoder's buffers, and answered within a second or two
 
 
 class Query(NamedTuple):
@@ -37,10 +37,18 @@ class Queries:
             texts, file = (), "-"
         if "-" in texts:
             found = "- among other queries"
-            raise ConfigError("search: QUERY", "- alone, or texts", found, "give - alone to read queries from standard input")
+            raise ConfigError(
+                "search: QUERY",
+                "- alone, or texts",
+                found,
+                "give - alone to read queries from standard input",
+            )
         if bool(texts) == (file is not None):
             found = "both" if texts else "neither"
-            expected, remedy = "texts, or --queries FILE", "give one of the two; - reads lines from standard input"
+            expected, remedy = (
+                "texts, or --queries FILE",
+                "give one of the two; - reads lines from standard input",
+            )
             raise ConfigError("search: QUERY", expected, found, remedy)
         if column is not None and not is_parquet(file or ""):
             found = file or "queries on the command line"
@@ -71,7 +79,9 @@ class Queries:
         if self.file is None:
             yield from map(Query, count(1), self.texts)
             return
-        texts = lines_of(sys.stdin.buffer, self.name) if self.file == "-" else read_texts(self.file, self.column)
+        texts = (
+            lines_of(sys.stdin.buffer, self.name) if self.file == "-" else read_texts(self.file, self.column)
+        )
         for query in map(Query, count(1), texts):
             if query.text.strip():
                 yield query

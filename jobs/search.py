@@ -1,8 +1,8 @@
 """Ask a published release.
 
-    manta search releases "join two paths" -k 5
-    manta search releases --queries questions.txt --json > answers.jsonl
-    python -m jobs.search releases "join two paths" --release 3 --json
+manta search releases "join two paths" -k 5
+manta search releases --queries questions.txt --json > answers.jsonl
+python -m jobs.search releases "join two paths" --release 3 --json
 """
 
 import json
@@ -21,25 +21,70 @@ if TYPE_CHECKING:
     from pipeline.index.search import OpenRelease
 
 _OWN = ("query", "rank", "score", "id")
-_PIPED = 100                    # characters of a text in a pipe or a file, where lines have no width to fit into
-_LEAST = 24                     # cells: a text in fewer says nothing; below that it gets lines of its own
+_PIPED = 100  # characters of a text in a pipe or a file, where lines have no width to fit into
+_LEAST = 24  # cells: a text in fewer says nothing; below that it gets lines of its own
 
-Root = Annotated[str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="QUERY...", help="One text or several, each in quotes; - reads one from each line of standard input.")]
-File = Annotated[str | None, typer.Option("--queries", metavar="FILE", help="Queries from a file, a path or a URI: one on each line, or Parquet; - is standard input.")]
-Column = Annotated[str | None, typer.Option("--column", metavar="NAME", help="Of a Parquet file of queries; without it the only column of strings, query, or text.")]
+Root = Annotated[
+    str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUERY...",
+        help="One text or several, each in quotes; - reads one from each line of standard input.",
+    ),
+]
+File = Annotated[
+    str | None,
+    typer.Option(
+        "--queries",
+        metavar="FILE",
+        help="Queries from a file, a path or a URI: one on each line, or Parquet; - is standard input.",
+    ),
+]
+Column = Annotated[
+    str | None,
+    typer.Option(
+        "--column",
+        metavar="NAME",
+        help="Of a Parquet file of queries; without it the only column of strings, query, or text.",
+    ),
+]
 K = Annotated[int, typer.Option("-k", min=1, help="Answers per query.")]
-Number = Annotated[int | None, typer.Option("--release", metavar="N", help="An older release; without it the current one.")]
-ShowTexts = Annotated[bool | None, typer.Option(
-    "--texts/--no-texts", help="Show the text of each answer, read from the release's corpus units. Without either: for queries on the command line only.",
-)]
-CommitsRoot = Annotated[str | None, typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for each answer, on a line of its own, on standard output and nothing else.")]
+Number = Annotated[
+    int | None, typer.Option("--release", metavar="N", help="An older release; without it the current one.")
+]
+ShowTexts = Annotated[
+    bool | None,
+    typer.Option(
+        "--texts/--no-texts",
+        help="Show the text of each answer, read from the release's corpus units. Without either: for queries on the command line only.",
+    ),
+]
+CommitsRoot = Annotated[
+    str | None,
+    typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set."),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object for each answer, on a line of its own, on standard output and nothing else.",
+    ),
+]
 
 
 def search(
-    root: Root, query: Texts = None, queries: File = None, column: Column = None, k: K = 10, release: Number = None, texts: ShowTexts = None,
-    commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False,
+    root: Root,
+    query: Texts = None,
+    queries: File = None,
+    column: Column = None,
+    k: K = 10,
+    release: Number = None,
+    texts: ShowTexts = None,
+    commits_root: CommitsRoot = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Find the texts nearest to a query in a published release.
 
@@ -52,7 +97,9 @@ def search(
         asked = Queries.of(query or (), queries, column)
         if asked.of_words:
             log.say(_understood(root, asked))
-        shown = asked.file is None if texts is None else texts       # answers to a file of queries lie in so many units that a remote corpus would be copied
+        shown = (
+            asked.file is None if texts is None else texts
+        )  # answers to a file of queries lie in so many units that a remote corpus would be copied
         answers = _Answers(_opened(root, release, commits_root), k, shown)
         for batch in asked.batches():
             found = answers.of(batch)
@@ -116,12 +163,20 @@ class _Answers:
             log.say(f"{self.k:,} answers were asked for, and release {self.release.number} has {rows:,} rows")
         else:
             kind = self.release.manifest.index.kind
-            log.say(f"a query has {least:,} of {self.k:,} answers: an index of kind {kind} leads to no more. Ask for fewer, or use index.kind=ivf_flat")
+            log.say(
+                f"a query has {least:,} of {self.k:,} answers: an index of kind {kind} leads to no more. Ask for fewer, or use index.kind=ivf_flat"
+            )
 
 
 def _say_json(say: Say, query: Query, lines: list[dict[str, Any]]) -> None:
     for line in lines:
-        say(escaped(json.dumps({"number": query.number, **line, "query": query.text}, default=str, ensure_ascii=False)))
+        say(
+            escaped(
+                json.dumps(
+                    {"number": query.number, **line, "query": query.text}, default=str, ensure_ascii=False
+                )
+            )
+        )
 
 
 def _shown(lines: list[dict[str, Any]], width: int | None) -> str:
@@ -130,9 +185,23 @@ def _shown(lines: list[dict[str, Any]], width: int | None) -> str:
         return "nothing found: the release is empty"
     kept = [name for name in lines[0] if name not in _OWN]
     header = ("rank", "score", "id", *kept)
-    rows = [(str(line["rank"]), f"{line['score']:.4f}", str(line["id"]), *(_one_line(line[name]) for name in kept)) for line in lines]
+    rows = [
+        (
+            str(line["rank"]),
+            f"{line['score']:.4f}",
+            str(line["id"]),
+            *(_one_line(line[name]) for name in kept),
+        )
+        for line in lines
+    ]
     if width is None:
-        return table([(*row[:3], *(text if len(text) <= _PIPED else text[: _PIPED - 3] + "..." for text in row[3:])) for row in rows], header)
+        return table(
+            [
+                (*row[:3], *(text if len(text) <= _PIPED else text[: _PIPED - 3] + "..." for text in row[3:]))
+                for row in rows
+            ],
+            header,
+        )
     wanted = [max(cells(printable(row[column])) for row in (header, *rows)) for column in range(len(header))]
     given = shared(wanted[3:], width - sum(wanted[:3]) - gaps(len(header)))
     if any(cells_given < min(wish, _LEAST) for cells_given, wish in zip(given, wanted[3:], strict=True)):
@@ -145,7 +214,11 @@ def _stacked(rows: list[tuple[str, ...]], header: tuple[str, ...], width: int) -
     first = table([row[:3] for row in rows], header[:3]).split("\n")
     shown = first[:1]
     for line, row in zip(first[1:], rows, strict=True):
-        named = row[3:] if len(header) == 4 else [f"{name}: {text}" for name, text in zip(header[3:], row[3:], strict=True)]
+        named = (
+            row[3:]
+            if len(header) == 4
+            else [f"{name}: {text}" for name, text in zip(header[3:], row[3:], strict=True)]
+        )
         shown += [line, *(cut(f"    {printable(text)}", width) for text in named)]
     return "\n".join(shown)
 

@@ -1,13 +1,19 @@
 """Train an encoder on one's own text.
 
-    manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
-    python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
+manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
+python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
 """
 
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
-def train(config: Config = None, overrides: Overrides = None, print_config: PrintConfig = False, as_json: Json = False, verbose: Verbose = False) -> None:
+def train(
+    config: Config = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Train an encoder on one's own text.
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on train.workers workers of the cluster. All that comes of
@@ -23,13 +29,23 @@ def _train(run: Run) -> Answer:
     trained = run_training(run.job, run.stages, verbose=run.verbose)
     result = trained.result
     facts = {
-        "status": trained.status, "root": trained.run.store.uri, "encoder": trained.run.encoder, "report": trained.run.report, **result.model_dump(mode="json"),
+        "status": trained.status,
+        "root": trained.run.store.uri,
+        "encoder": trained.run.encoder,
+        "report": trained.run.report,
+        **result.model_dump(mode="json"),
         "seconds": run.stages.seconds(),
     }
     ended = [f"before the planned steps: {result.ended}"] if result.ended else []
     said = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
     figures = [f"{name}  {value:.4f}" for name, value in result.figures.items()]
-    lines = [f"{trained.run.name} {said}: {result.steps:,} steps", *ended, *figures, f"encoder  {trained.run.encoder}", f"report   {trained.run.report}"]
+    lines = [
+        f"{trained.run.name} {said}: {result.steps:,} steps",
+        *ended,
+        *figures,
+        f"encoder  {trained.run.encoder}",
+        f"report   {trained.run.report}",
+    ]
     return Answer(facts, "\n".join(lines))
 
 

@@ -35,8 +35,10 @@ class Settings(BaseModel):
 
 S = TypeVar("S", bound=Settings)
 
-_TRIED = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")       # what pydantic appends to the place of a value that may be of several kinds
-_QUOTED = re.compile(r"'([^']+)'")               # the values that a message allows
+_TRIED = re.compile(
+    r"(constrained-)?(int|float|str|bool)|literal\[.*\]"
+)  # what pydantic appends to the place of a value that may be of several kinds
+_QUOTED = re.compile(r"'([^']+)'")  # the values that a message allows
 _MOST_VALUES = 100_000
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 
@@ -53,14 +55,19 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"] for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 
 
 def canonical(value: Any) -> bytes:
     """One JSON for equal values: sorted keys, no white space, UTF-8. Not-a-number is refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def digest_of(value: Any) -> str:
@@ -74,14 +81,21 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     """
     tree = _read_yaml(Path(file)) if file is not None else {}
     for override in overrides:
-        refuse_credentials(override)                     # the whole of it: of a forgotten key everything would be shown
+        refuse_credentials(override)  # the whole of it: of a forgotten key everything would be shown
         _override(tree, override)
     source = str(file or "command line")
     for place, value in _leaves(tree):
         if isinstance(value, str):
             refuse_credentials(value)
-        elif isinstance(value, float) and not math.isfinite(value):     # no JSON has them, and what defines a job is kept as JSON
-            raise ConfigError(f"{source}: {place}", "a finite number", f"{value}", "mend the value; --print-config shows all settings")
+        elif isinstance(value, float) and not math.isfinite(
+            value
+        ):  # no JSON has them, and what defines a job is kept as JSON
+            raise ConfigError(
+                f"{source}: {place}",
+                "a finite number",
+                f"{value}",
+                "mend the value; --print-config shows all settings",
+            )
     return validated(kind, tree, source)
 
 
@@ -101,10 +115,14 @@ def refuse_credentials(uri: str) -> None:
         return
     host = rest.partition("/")[0]
     # a secret key may hold a slash: then what ends the host is a part of the secret, and only the colon tells
-    user = "@" in host or (":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit())
+    user = "@" in host or (
+        ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
+    )
     if user or _KEY_IN_QUERY.search(rest):
         remedy = "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) or from the machine's role"
-        raise ConfigError(f"{scheme}://...", "a URI without user, password or key", "one with them (not shown here)", remedy)
+        raise ConfigError(
+            f"{scheme}://...", "a URI without user, password or key", "one with them (not shown here)", remedy
+        )
 
 
 def _leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,31 +140,56 @@ def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None =
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         section = isinstance(value, Settings)
-        below = None if only is None or name in only else [key.removeprefix(f"{name}.") for key in only if key.startswith(f"{name}.")]
+        below = (
+            None
+            if only is None or name in only
+            else [key.removeprefix(f"{name}.") for key in only if key.startswith(f"{name}.")]
+        )
         if below == []:
             continue
         comment = type(value).__doc__ if section else field.description
-        lines += [f"{indent}# {line}" for line in textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))]
-        lines += [f"{indent}{name}:", to_yaml(value, indent + "  ", below)] if section else [f"{indent}{name}: {_yaml_value(settings, name)}"]
+        lines += [
+            f"{indent}# {line}"
+            for line in textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))
+        ]
+        lines += (
+            [f"{indent}{name}:", to_yaml(value, indent + "  ", below)]
+            if section
+            else [f"{indent}{name}: {_yaml_value(settings, name)}"]
+        )
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _yaml_value(settings: Settings, name: str) -> str:
     value = settings.model_dump(mode="json", include={name})[name]
-    return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000).removesuffix("...\n").strip()
+    return (
+        yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
+        .removesuffix("...\n")
+        .strip()
+    )
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         tree = _parsed(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
-        raise ConfigError(str(file), "a YAML file", "no such file", "give its path with --config; jobs/configs holds examples") from None
+        raise ConfigError(
+            str(file),
+            "a YAML file",
+            "no such file",
+            "give its path with --config; jobs/configs holds examples",
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(str(file), "readable YAML", " ".join(str(error).split()), "mend the file") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(str(file), "a mapping of sections (corpus: ..., encoder: ...)", type(tree).__name__, "see jobs/configs for examples")
+        raise ConfigError(
+            str(file),
+            "a mapping of sections (corpus: ..., encoder: ...)",
+            type(tree).__name__,
+            "see jobs/configs for examples",
+        )
     return tree
 
 
@@ -159,9 +202,11 @@ def _parsed(text: str, name: str) -> Any:
         if node is None:
             return None
         if _values(node, {}) > _MOST_VALUES:
-            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, each alias counted as what it stands for")
+            raise yaml.YAMLError(
+                f"more than {_MOST_VALUES:,} values, each alias counted as what it stands for"
+            )
         return loader.construct_document(node)
-    except (RecursionError, ValueError) as error:           # lists in lists by the thousand; a date such as 2026-99-99
+    except (RecursionError, ValueError) as error:  # lists in lists by the thousand; a date such as 2026-99-99
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     finally:
         loader.dispose()
@@ -172,7 +217,11 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = 0
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
-        known[id(node)] = 1 + sum(_values(each, known) for child in children for each in (child if isinstance(child, tuple) else (child,)))
+        known[id(node)] = 1 + sum(
+            _values(each, known)
+            for child in children
+            for each in (child if isinstance(child, tuple) else (child,))
+        )
     if known[id(node)] == 0:
         raise yaml.YAMLError(f"line {node.start_mark.line + 1}: a value that is part of itself")
     return known[id(node)]
@@ -182,17 +231,27 @@ def _override(tree: dict[str, Any], override: str) -> None:
     path, equals, value = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"argument {override!r}", "key.path=value", "no such form", "write for instance encode.unit_rows=4096")
+        raise ConfigError(
+            f"argument {override!r}",
+            "key.path=value",
+            "no such form",
+            "write for instance encode.unit_rows=4096",
+        )
     try:
         parsed = _parsed(value, "unicode string") if value else None
     except yaml.YAMLError:
-        parsed = value                                  # an unquoted string that YAML reads as syntax, such as a glob
+        parsed = value  # an unquoted string that YAML reads as syntax, such as a glob
     for key in keys[:-1]:
         child = tree.setdefault(key, {})
         if child is None:
             child = tree[key] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"argument {override!r}", f"{key} to be a section", f"the value {child!r}", "check the key path")
+            raise ConfigError(
+                f"argument {override!r}",
+                f"{key} to be a section",
+                f"the value {child!r}",
+                "check the key path",
+            )
         tree = child
     tree[keys[-1]] = parsed
 
@@ -202,7 +261,9 @@ def _explain(error: ValidationError, kind: type[Settings], source: str) -> Confi
     problems = error.errors()
     first = problems[0]
     place = _place(first["loc"])
-    same = [problem for problem in problems if _place(problem["loc"]) == place]         # a value that may be of several kinds is none of them: one problem
+    same = [
+        problem for problem in problems if _place(problem["loc"]) == place
+    ]  # a value that may be of several kinds is none of them: one problem
     where = f"{source}: {'.'.join(map(str, place)) or kind.__name__}"
     others = f" ({len(problems) - len(same)} more after this one)" if len(problems) > len(same) else ""
     if first["type"] == "extra_forbidden":
@@ -211,11 +272,15 @@ def _explain(error: ValidationError, kind: type[Settings], source: str) -> Confi
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return ConfigError(where, "a known key", f"the unknown key {first['loc'][-1]!r}", hint + others)
     if first["type"] == "missing":
-        return ConfigError(where, "a value", "none", f"set {'.'.join(str(part) for part in first['loc'])}" + others)
+        return ConfigError(
+            where, "a value", "none", f"set {'.'.join(str(part) for part in first['loc'])}" + others
+        )
     messages = [problem["msg"].removeprefix("Value error, ") for problem in same]
     expected = ", or ".join(message[:1].lower() + message[1:] for message in messages)
     given = str(first.get("input"))
-    near = difflib.get_close_matches(given, [each for each in _QUOTED.findall(expected) if each != given], n=1)
+    near = difflib.get_close_matches(
+        given, [each for each in _QUOTED.findall(expected) if each != given], n=1
+    )
     hint = f"did you mean {near[0]!r}?" if near else "mend the value; --print-config shows all settings"
     return ConfigError(where, expected, repr(first.get("input")), hint + others)
 
@@ -229,6 +294,10 @@ def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location[:-1]:
         field = next((each for name, each in kind.model_fields.items() if (each.alias or name) == part), None)
         annotation = field.annotation if field else None
-        inner = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, BaseModel))     # also in a tuple, or None
+        inner = (
+            each
+            for each in (annotation, *get_args(annotation))
+            if isinstance(each, type) and issubclass(each, BaseModel)
+        )  # also in a tuple, or None
         kind = next(inner, kind)
     return sorted(each.alias or name for name, each in kind.model_fields.items())

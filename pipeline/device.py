@@ -31,7 +31,9 @@ class Device:
         if self.kind == "cuda" and (not torch.cuda.is_available() or self.index >= torch.cuda.device_count()):
             found = f"{torch.cuda.device_count()} of them" if torch.cuda.is_available() else "none"
             remedy = "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build of torch)"
-            raise ConfigError("encode.device", f"a CUDA device number {self.index} visible to this process", found, remedy)
+            raise ConfigError(
+                "encode.device", f"a CUDA device number {self.index} visible to this process", found, remedy
+            )
         return torch.device(str(self))
 
     def instruction_set(self) -> str:
@@ -63,7 +65,9 @@ def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
 def processor() -> str:
     """Vendor, family and model of the CPU: matrix libraries choose kernels by vendor and block sizes by cache."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+        lines = (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+        )
     except OSError:
         return platform.processor() or platform.machine()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

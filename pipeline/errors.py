@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
-MODEL_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+MODEL_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """what a model raises at a text that it cannot take; anything else, such as OSError or MemoryError, is no fault of a text"""
 
 

@@ -12,7 +12,9 @@ _listeners: list[Callable[[], None]] = []
 def headway() -> None:
     """Some bytes have come or gone, whichever thread moved them. Cheap enough for every piece of a file."""
     for listener in tuple(_listeners):
-        with contextlib.suppress(OSError, ValueError):              # a listener whose file is gone or closed stops no transfer
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a listener whose file is gone or closed stops no transfer
             listener()
 
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-_EVERY_S = 10.0         # between two plain progress lines
-_QUIET_S = 30.0         # after which a stage says that it is still at work
+_EVERY_S = 10.0  # between two plain progress lines
+_QUIET_S = 30.0  # after which a stage says that it is still at work
 _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
 
 _CONTROLS = "\x00-\x1f\x7f-\x9f"
-_REORDERS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"          # marks that change the direction or the line of what follows
+_REORDERS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # marks that change the direction or the line of what follows
 _UNPRINTABLE = re.compile(f"[{_CONTROLS}{_REORDERS}]")
 
 
@@ -115,7 +115,9 @@ class Stages:
 class Running:
     """A stage at work: rows, rate and time left. It is never silent for long, whether anything is told to it or not."""
 
-    def __init__(self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.stage, self.total, self._clock = stage, total, clock
         self._start = self._shown = clock()
         self._pace = _Pace()
@@ -157,10 +159,16 @@ class Running:
         self.stage.seconds = self._clock() - self._start
         if self._bar:
             self._bar.close()
-        rate = f", {_rate(self.stage.done / max(self.stage.seconds, 1e-9))} {self.stage.unit}/s" if self.stage.done else ""
+        rate = (
+            f", {_rate(self.stage.done / max(self.stage.seconds, 1e-9))} {self.stage.unit}/s"
+            if self.stage.done
+            else ""
+        )
         note = f", {self.stage.note}" if self.stage.note else ""
         done = f" {self.stage.done:,} {self.stage.unit} in" if self.stage.done else ""
-        say(f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} {duration(self.stage.seconds)}{rate}{note}")
+        say(
+            f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} {duration(self.stage.seconds)}{rate}{note}"
+        )
         return self.stage
 
     def _break_silence(self) -> None:
@@ -175,7 +183,11 @@ class Running:
     def _facts(self) -> str:
         done, unit, at_it = self.stage.done, self.stage.unit, duration(self._clock() - self._start)
         if not done:
-            return f"workers are starting, {self.total:,} {unit} to do, {at_it} so far" if self.total else f"at work for {at_it}"
+            return (
+                f"workers are starting, {self.total:,} {unit} to do, {at_it} so far"
+                if self.total
+                else f"at work for {at_it}"
+            )
         rate = self._pace.rate(done, self._clock()) or done / max(self._clock() - self._start, 1e-9)
         facts = f"{done:,} {unit}"
         if self.total:
@@ -203,10 +215,25 @@ class _Pace:
 class _TerminalBar:
     def __init__(self, stage: Stage, total: int | None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TextColumn(stage.unit), TextColumn("{task.fields[rate]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        columns = (
+            TextColumn("{task.description:>8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(stage.unit),
+            TextColumn("{task.fields[rate]}"),
+        )
+        self._progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        )
         self._task = self._progress.add_task(stage.name, total=total, rate="")
         self._unit, self._start = stage.unit, time.monotonic()
         self._progress.start()

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
-_POLL_S = 0.1       # how soon the thread notices that nobody takes any more
+_POLL_S = 0.1  # how soon the thread notices that nobody takes any more
 
 
 class _End:
@@ -38,7 +38,7 @@ def _fill(values: Iterable[T], waiting: "queue.Queue[T | _End]", stopped: thread
             if not _offer(value, waiting, stopped):
                 return
         end = _End()
-    except BaseException as error:      # not swallowed: the taker raises it
+    except BaseException as error:  # not swallowed: the taker raises it
         end = _End(error)
     _offer(end, waiting, stopped)
 

@@ -28,7 +28,12 @@ class Registry(Generic[T]):
         def keep(entry: T) -> T:
             holder = self._entries.get(name, entry)
             if _origin(holder) != _origin(entry):
-                raise Defect(f"{self.noun} {name!r}", "one owner", f"{_origin(holder)} and {_origin(entry)}", "rename one of them")
+                raise Defect(
+                    f"{self.noun} {name!r}",
+                    "one owner",
+                    f"{_origin(holder)} and {_origin(entry)}",
+                    "rename one of them",
+                )
             self._entries[name] = entry
             return entry
 
@@ -45,7 +50,11 @@ class Registry(Generic[T]):
             self._import()
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names()) or 'none'}"
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?"
+                if near
+                else f"known: {', '.join(self.names()) or 'none'}"
+            )
             raise ConfigError(f"{self.noun} {name!r}", f"the name of a {self.noun}", "no such name", hint)
         return self._entries[name]
 
@@ -54,7 +63,7 @@ class Registry(Generic[T]):
             return
         for module in pkgutil.iter_modules(importlib.import_module(self.package).__path__):
             importlib.import_module(f"{self.package}.{module.name}")
-        self._complete = True                           # only now: a module that fails to import fails again at the next look-up
+        self._complete = True  # only now: a module that fails to import fails again at the next look-up
 
 
 def _origin(entry: object) -> str:

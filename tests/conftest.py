@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.update(RAY_worker_niceness="0")         # Ray: 15, which starves its workers beside any other busy process, such as another test
+os.environ.update(
+    RAY_worker_niceness="0"
+)  # Ray: 15, which starves its workers beside any other busy process, such as another test
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = "1"         # as many pytest processes as cores: threads beyond one each would only wait for one another
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # as many pytest processes as cores: threads beyond one each would only wait for one another
+    )
 
 import pytest
 import torch
@@ -78,7 +82,7 @@ def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> I
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         process.warm(EncodeTexts(EncoderSettings(path=str(encoder)), EncodeSettings()))
     yield process
-    process._executor().shutdown()          # not killed, as nights end theirs: a measurement of coverage is written when a process ends by itself
+    process._executor().shutdown()  # not killed, as nights end theirs: a measurement of coverage is written when a process ends by itself
 
 
 @pytest.fixture
@@ -93,8 +97,12 @@ def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     """The one local Ray of the session. Its workers inherit the environment of this moment: the S3 server, a cache, the path of the tests' tasks."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-        environment.setenv("RAY_metrics_report_interval_ms", "4000")        # Ray: 10,000, which tests of metrics would wait for
+        environment.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        )
+        environment.setenv(
+            "RAY_metrics_report_interval_ms", "4000"
+        )  # Ray: 10,000, which tests of metrics would wait for
         with connect(ClusterSettings(), Stages()) as connected:
             yield connected
 

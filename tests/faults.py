@@ -29,8 +29,16 @@ _ANSWERS = {
     "internal": (500, "InternalError", "We encountered an internal error. Please try again."),
     "limited": (429, "TooManyRequests", "Too many requests."),
     "denied": (403, "AccessDenied", "Access Denied"),
-    "unknown": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
-    "refused_condition": (501, "NotImplemented", "A header you provided implies functionality that is not implemented"),
+    "unknown": (
+        403,
+        "InvalidAccessKeyId",
+        "The AWS Access Key Id you provided does not exist in our records.",
+    ),
+    "refused_condition": (
+        501,
+        "NotImplemented",
+        "A header you provided implies functionality that is not implemented",
+    ),
 }
 
 
@@ -61,7 +69,17 @@ class Faults:
     def of(self, method: str, path: str, times: int) -> str | None:
         """The fault that this call meets; `times`: how often it was made before."""
         chance = random.Random(f"{self.seed} {method} {path} {times}").random()
-        for kind in ("throttled", "internal", "limited", "reset", "delayed", "cut", "lost", "denied", "unknown"):
+        for kind in (
+            "throttled",
+            "internal",
+            "limited",
+            "reset",
+            "delayed",
+            "cut",
+            "lost",
+            "denied",
+            "unknown",
+        ):
             share = getattr(self, kind)
             if chance < share:
                 return kind if _concerns(kind, method) else None
@@ -70,7 +88,9 @@ class Faults:
 
 
 def _concerns(kind: str, method: str) -> bool:
-    return method == "GET" if kind == "cut" else method in ("PUT", "POST", "DELETE") if kind == "lost" else True
+    return (
+        method == "GET" if kind == "cut" else method in ("PUT", "POST", "DELETE") if kind == "lost" else True
+    )
 
 
 class FaultyProxy:
@@ -83,7 +103,9 @@ class FaultyProxy:
         self.at_work = self.most_at_work = 0
         self._times: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.conditional = threading.Lock()         # moto looks and stores in two steps, S3 in one: conditional calls reach it one after the other
+        self.conditional = (
+            threading.Lock()
+        )  # moto looks and stores in two steps, S3 in one: conditional calls reach it one after the other
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.proxy = self
 
@@ -92,7 +114,9 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> "FaultyProxy":
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +153,12 @@ class FaultyProxy:
                 self.at_work -= 1
 
     def statistics(self) -> dict[str, object]:
-        return {"faults": asdict(self.faults), "met": dict(self.met), "calls": dict(self.calls), "most_at_work": self.most_at_work}
+        return {
+            "faults": asdict(self.faults),
+            "met": dict(self.met),
+            "calls": dict(self.calls),
+            "most_at_work": self.most_at_work,
+        }
 
 
 class _Server(ThreadingHTTPServer):
@@ -156,7 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         proxy = self.server.proxy
         if self.path == _STATISTICS:
-            return self._answer(200, [("Content-Type", "application/json")], json.dumps(proxy.statistics()).encode())
+            return self._answer(
+                200, [("Content-Type", "application/json")], json.dumps(proxy.statistics()).encode()
+            )
         with proxy.counted():
             body = self._body()
             kind = proxy.decide(self.command, self.path, "If-None-Match" in self.headers)
@@ -165,7 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._reset() if kind == "reset" else self._fail(*_ANSWERS[kind])
             with proxy.conditional if "If-None-Match" in self.headers else contextlib.nullcontext():
                 status, headers, content = self._forwarded(body)
-            late, lost, cut = kind == "delayed", kind == "lost" and status < 300, kind == "cut" and len(content) > 1
+            late, lost, cut = (
+                kind == "delayed",
+                kind == "lost" and status < 300,
+                kind == "cut" and len(content) > 1,
+            )
             if kind and (late or lost or cut):
                 proxy.meet(kind)
             if late:
@@ -191,7 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         dropped = (*_HOP, "if-none-match") if proxy.faults.drops_conditions else _HOP
         headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-        connection = http.client.HTTPConnection(str(proxy.target.hostname), proxy.target.port or 80, timeout=120)
+        connection = http.client.HTTPConnection(
+            str(proxy.target.hostname), proxy.target.port or 80, timeout=120
+        )
         try:
             connection.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
             answer = connection.getresponse()
@@ -206,7 +243,9 @@ class _Handler(BaseHTTPRequestHandler):
         page = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
         self._answer(status, [("Content-Type", "application/xml")], b"" if self.command == "HEAD" else page)
 
-    def _answer(self, status: int, headers: Sequence[tuple[str, str]], content: bytes, *, cut: bool = False) -> None:
+    def _answer(
+        self, status: int, headers: Sequence[tuple[str, str]], content: bytes, *, cut: bool = False
+    ) -> None:
         self.send_response_only(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -227,7 +266,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Listen until stopped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", required=True, metavar="URL")
     parser.add_argument("--port", type=int, default=0)
     for each in fields(Faults):

@@ -9,7 +9,10 @@ import time
 from collections.abc import Iterator
 
 _START_S = 60.0
-ACCESS_KEY, SECRET_KEY = "AKIAEASYTORECOGNIZE0", "easy/to+recognize/wherever/it/should/not/be"       # the server takes any
+ACCESS_KEY, SECRET_KEY = (
+    "AKIAEASYTORECOGNIZE0",
+    "easy/to+recognize/wherever/it/should/not/be",
+)  # the server takes any
 
 
 @contextlib.contextmanager
@@ -17,10 +20,15 @@ def s3_server(bucket: str) -> Iterator[tuple[str, str]]:
     """(URI of an empty bucket, endpoint)."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    pages = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}        # listings of real stores come in pages too
+    pages = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}  # listings of real stores come in pages too
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, env=pages, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wanted = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_DEFAULT_REGION": "us-east-1"}
+    wanted = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

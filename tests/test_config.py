@@ -27,12 +27,20 @@ def test_settings_equal_their_yaml(tmp_path: Path):
 def test_overrides_go_before_the_file(tmp_path: Path):
     file = write(tmp_path, "corpus: {uri: data, id: key}\nindex: {kind: flat}\n")
     job = load_settings(Job, file, ("corpus.uri=s3://bucket/*.parquet", "index.nlist=64", "whiten.k="))
-    assert (job.corpus.uri, job.corpus.id, job.index.kind, job.index.nlist, job.whiten.k) == ("s3://bucket/*.parquet", "key", "flat", 64, None)
+    assert (job.corpus.uri, job.corpus.id, job.index.kind, job.index.nlist, job.whiten.k) == (
+        "s3://bucket/*.parquet",
+        "key",
+        "flat",
+        64,
+        None,
+    )
 
 
 def test_a_key_stands_once(tmp_path: Path):
     file = write(tmp_path, "corpus: {uri: data}\nindex:\n  kind: flat\n  kind: hnsw\n")
-    with pytest.raises(ConfigError, match=r"line 3 of .*job\.yaml: expected every key once, found 'kind' more than once"):
+    with pytest.raises(
+        ConfigError, match=r"line 3 of .*job\.yaml: expected every key once, found 'kind' more than once"
+    ):
         load_settings(Job, file)
     with pytest.raises(ConfigError, match="'uri' more than once"):
         load_settings(Job, None, ("evaluate.own=[{kind: sts, uri: a, uri: b}]",))
@@ -49,48 +57,82 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
     assert load_settings(Job, None, (f"whiten.mode={word}",)).whiten.mode == mode
 
 
-@pytest.mark.parametrize(("override", "words"), [
-    ("encode.unt_rows=5", "encode.unt_rows.*did you mean 'unit_rows'"),
-    ("corpsu.uri=x", "did you mean 'corpus'"),
-    ("encode.unit_rows=0", "encode.unit_rows.*greater than or equal to 1, found 0"),
-    ("encode.unit_rows=many", "encode.unit_rows.*integer.*'many'"),
-    ("whiten.mode=maybe", "whiten.mode.*'auto', 'on' or 'off'"),
-    ("corpus.keep=[a, a]", "each column once"),
-    ("corpus.keep=[vector]", "vector"),
-    ("corpus.keep=[score, text]", "leave out score"),
-    ("corpus={id: key, keep: [id]}", "leave out id"),
-    ("just words", "key.path=value"),
-    ("a..b=1", "key.path=value"),
-    ("whiten.k=devv", r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found 'devv'; did you mean 'dev'\?$"),
-    ("index.kind=hnws", r"index\.kind: expected 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found 'hnws'; did you mean 'hnsw'\?$"),
-    ("encode.threads=100000", r"encode\.threads: .* less than or equal to 1024"),
-    ("index.seed=3000000000", r"index\.seed: .* less than 2147483648"),
-    ("encoder.template=x", r"\[X\] once, 'x' has it 0 times, found 'x'; mend the value"),
-    ("whiten.shrinkage=2", r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be 'auto', found 2;"),
-    ("train.optimizer.learning_rate=.inf", r"train\.optimizer\.learning_rate: expected a finite number, found inf;"),
-    ("train.objective={name: simcse, options: {temperature: .nan}}", r"train\.objective\.options\.temperature: expected a finite number, found nan;"),
-    ("train.objective=[]", r"train\.objective: expected .* at least 1 item"),
-    ("train.optimizer.betas=[0.9, 1.5]", r"train\.optimizer\.betas\.1: .*less than 1, found 1\.5"),
-    ("train.data={uri: x, columns: {txt: a}}", "a known role instead of 'txt'; did you mean 'text'"),
-])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("encode.unt_rows=5", "encode.unt_rows.*did you mean 'unit_rows'"),
+        ("corpsu.uri=x", "did you mean 'corpus'"),
+        ("encode.unit_rows=0", "encode.unit_rows.*greater than or equal to 1, found 0"),
+        ("encode.unit_rows=many", "encode.unit_rows.*integer.*'many'"),
+        ("whiten.mode=maybe", "whiten.mode.*'auto', 'on' or 'off'"),
+        ("corpus.keep=[a, a]", "each column once"),
+        ("corpus.keep=[vector]", "vector"),
+        ("corpus.keep=[score, text]", "leave out score"),
+        ("corpus={id: key, keep: [id]}", "leave out id"),
+        ("just words", "key.path=value"),
+        ("a..b=1", "key.path=value"),
+        (
+            "whiten.k=devv",
+            r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found 'devv'; did you mean 'dev'\?$",
+        ),
+        (
+            "index.kind=hnws",
+            r"index\.kind: expected 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found 'hnws'; did you mean 'hnsw'\?$",
+        ),
+        ("encode.threads=100000", r"encode\.threads: .* less than or equal to 1024"),
+        ("index.seed=3000000000", r"index\.seed: .* less than 2147483648"),
+        ("encoder.template=x", r"\[X\] once, 'x' has it 0 times, found 'x'; mend the value"),
+        (
+            "whiten.shrinkage=2",
+            r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be 'auto', found 2;",
+        ),
+        (
+            "train.optimizer.learning_rate=.inf",
+            r"train\.optimizer\.learning_rate: expected a finite number, found inf;",
+        ),
+        (
+            "train.objective={name: simcse, options: {temperature: .nan}}",
+            r"train\.objective\.options\.temperature: expected a finite number, found nan;",
+        ),
+        ("train.objective=[]", r"train\.objective: expected .* at least 1 item"),
+        ("train.optimizer.betas=[0.9, 1.5]", r"train\.optimizer\.betas\.1: .*less than 1, found 1\.5"),
+        ("train.data={uri: x, columns: {txt: a}}", "a known role instead of 'txt'; did you mean 'text'"),
+    ],
+)
 def test_what_is_wrong_is_named_with_its_place(override: str, words: str):
     with pytest.raises(ConfigError, match=words) as caught:
         load_settings(Job, None, (override,))
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("text", "words"), [("corpus: [", "readable YAML"), ("- a\n- b\n", "a mapping of sections"), ("corpus: 3", "corpus")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("corpus: [", "readable YAML"), ("- a\n- b\n", "a mapping of sections"), ("corpus: 3", "corpus")],
+)
 def test_a_file_that_is_no_job_is_named(tmp_path: Path, text: str, words: str):
     with pytest.raises(ConfigError, match=words):
         load_settings(Job, write(tmp_path, text))
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("\n".join([f"k{number}: &a{number} [{', '.join(9 * [f'*a{number - 1}'])}]" if number else "k0: &a0 [x, x]" for number in range(30)]), "more than 100,000 values"),
-    ("a: " + 3_000 * "[" + 3_000 * "]", "RecursionError"),
-    ("release: {root: 2026-99-99}", "month must be in 1..12"),
-    ("a: &a [*a]", "line 1: a value that is part of itself"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "\n".join(
+                [
+                    f"k{number}: &a{number} [{', '.join(9 * [f'*a{number - 1}'])}]"
+                    if number
+                    else "k0: &a0 [x, x]"
+                    for number in range(30)
+                ]
+            ),
+            "more than 100,000 values",
+        ),
+        ("a: " + 3_000 * "[" + 3_000 * "]", "RecursionError"),
+        ("release: {root: 2026-99-99}", "month must be in 1..12"),
+        ("a: &a [*a]", "line 1: a value that is part of itself"),
+    ],
+)
 def test_a_file_that_would_fill_memory_or_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str):
     with pytest.raises(ConfigError, match=words):
         load_settings(Job, write(tmp_path, text))
@@ -116,16 +158,25 @@ def test_every_shipped_config_loads(file: Path):
 def test_the_reference_config_holds_every_key_with_its_default_and_a_comment():
     file = CONFIGS / "nightly.yaml"
     assert load_settings(Job, file) == Job()
-    assert file.read_text() == to_yaml(Job()), "manta nightly --print-config > jobs/configs/nightly.yaml writes it"
+    assert file.read_text() == to_yaml(Job()), (
+        "manta nightly --print-config > jobs/configs/nightly.yaml writes it"
+    )
     lines = file.read_text().splitlines()
     keys = [number for number, line in enumerate(lines) if line and not line.lstrip().startswith("#")]
-    assert all(lines[number - 1].lstrip().startswith("#") for number in keys), "each key stands below its comment"
+    assert all(lines[number - 1].lstrip().startswith("#") for number in keys), (
+        "each key stands below its comment"
+    )
 
 
-@pytest.mark.parametrize("error", [
-    DataError("file", "a column 'id'", "the columns a, b", "set corpus.id"),
-    GatesRefused("candidates/abc", ("recall_at_10 0.81 < 0.95",)), PublishConflict(3, "abc"), PipelineError("words"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataError("file", "a column 'id'", "the columns a, b", "set corpus.id"),
+        GatesRefused("candidates/abc", ("recall_at_10 0.81 < 0.95",)),
+        PublishConflict(3, "abc"),
+        PipelineError("words"),
+    ],
+)
 def test_errors_cross_a_process_border_whole(error: PipelineError):
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.exit_code) == (type(error), str(error), error.exit_code)

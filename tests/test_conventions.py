@@ -55,7 +55,9 @@ def test_distillation_is_not_multiplied_by_the_temperature_squared():
     assert half.item() == pytest.approx(one.item())
     assert default(Distillation, "temperature") == 0.05
     assert default(theirs.DistillKLDivLoss, "temperature") == 1.0
-    assert "loss * (self.student_temperature**2)" in inspect.getsource(theirs.DistillKLDivLoss.compute_loss_from_embeddings)
+    assert "loss * (self.student_temperature**2)" in inspect.getsource(
+        theirs.DistillKLDivLoss.compute_loss_from_embeddings
+    )
 
 
 def test_triplets_have_a_margin_of_one_and_theirs_of_five():
@@ -66,4 +68,15 @@ def test_triplets_have_a_margin_of_one_and_theirs_of_five():
 def test_cosines_of_pairs_of_equal_texts_tie():
     vectors = np.random.default_rng(0).normal(size=(500, 48)).astype(np.float32)
     assert len(set(paired("cosine", vectors, vectors))) == 1
-    assert len(set(rankdata(torch.nn.functional.cosine_similarity(torch.from_numpy(vectors), torch.from_numpy(vectors)).numpy()))) > 1
+    assert (
+        len(
+            set(
+                rankdata(
+                    torch.nn.functional.cosine_similarity(
+                        torch.from_numpy(vectors), torch.from_numpy(vectors)
+                    ).numpy()
+                )
+            )
+        )
+        > 1
+    )

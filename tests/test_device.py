@@ -7,10 +7,18 @@ from pipeline.device import Device, processor, resolve
 from pipeline.errors import ConfigError
 
 
-@pytest.mark.parametrize(("name", "gpus", "device"), [
-    ("auto", 0, Device("cpu")), ("auto", 1, Device("cuda")), ("auto", 0.5, Device("cuda")), ("cpu", 1, Device("cpu")), ("cuda", 0, Device("cuda")),
-    ("cuda:3", 0, Device("cuda", 3)), (Device("cuda", 1), 0, Device("cuda", 1)),
-])
+@pytest.mark.parametrize(
+    ("name", "gpus", "device"),
+    [
+        ("auto", 0, Device("cpu")),
+        ("auto", 1, Device("cuda")),
+        ("auto", 0.5, Device("cuda")),
+        ("cpu", 1, Device("cpu")),
+        ("cuda", 0, Device("cuda")),
+        ("cuda:3", 0, Device("cuda", 3)),
+        (Device("cuda", 1), 0, Device("cuda", 1)),
+    ],
+)
 def test_a_name_and_the_workers_gpus_say_the_device(name, gpus, device):
     assert resolve(name, gpus) == device
 

@@ -11,7 +11,11 @@ def test_listeners_hear_while_their_block_runs_and_one_that_fails_stops_nobody(t
         pass
     gone = tmp_path / "gone" / "mark"
     with at_headway(lambda: heard.append("outer")):
-        with at_headway(lambda: heard.append(str(closed.fileno()))), at_headway(gone.touch), at_headway(lambda: heard.append("inner")):
+        with (
+            at_headway(lambda: heard.append(str(closed.fileno()))),
+            at_headway(gone.touch),
+            at_headway(lambda: heard.append("inner")),
+        ):
             headway()
         headway()
     headway()

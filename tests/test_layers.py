@@ -9,8 +9,27 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ORDER = (
-    "errors", "registry", "config", "settings", "log", "device", "store", "text", "stats", "models", "losses", "objectives", "augment", "post", "index", "evaluate",
-    "train", "charts", "report", "flows", "manta",
+    "errors",
+    "registry",
+    "config",
+    "settings",
+    "log",
+    "device",
+    "store",
+    "text",
+    "stats",
+    "models",
+    "losses",
+    "objectives",
+    "augment",
+    "post",
+    "index",
+    "evaluate",
+    "train",
+    "charts",
+    "report",
+    "flows",
+    "manta",
 )
 FLOWS = ("workers", "rows", "encode", "transform", "index", "night", "augment", "evaluate", "train")
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
@@ -48,23 +67,38 @@ def test_a_module_imports_only_parts_before_its_own(file: Path):
             assert ORDER.index(part(name)) <= ORDER.index(own), f"{file} imports {name}, which comes later"
 
 
-@pytest.mark.parametrize("file", [file for file in MODULES if "flows" in file.parts], ids=lambda file: file.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "file",
+    [file for file in MODULES if "flows" in file.parts],
+    ids=lambda file: file.relative_to(ROOT).as_posix(),
+)
 def test_a_flow_imports_only_flows_before_its_own(file: Path):
     own = file.relative_to(ROOT / "pipeline" / "flows").parts[0].removesuffix(".py")
     for name in imports(file):
         if name.startswith("pipeline.flows.") and own != "__init__":
-            assert FLOWS.index(name.split(".")[2]) <= FLOWS.index(own), f"{file} imports {name}, which comes later"
+            assert FLOWS.index(name.split(".")[2]) <= FLOWS.index(own), (
+                f"{file} imports {name}, which comes later"
+            )
 
 
-@pytest.mark.parametrize("statement", [
-    "import manta", "import manta.__main__", "import jobs.cli",
-    "import pipeline", "import pipeline.settings", "import pipeline.flows.night.stages",
-    "import pipeline.store.release, pipeline.text.corpus.ingest, pipeline.models.folder.folder",
-])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import manta",
+        "import manta.__main__",
+        "import jobs.cli",
+        "import pipeline",
+        "import pipeline.settings",
+        "import pipeline.flows.night.stages",
+        "import pipeline.store.release, pipeline.text.corpus.ingest, pipeline.models.folder.folder",
+    ],
+)
 def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss(statement: str):
     heavy = ("torch", "ray", "faiss", "transformers", "sklearn")
     program = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert found.stdout.strip() == "[]"
 
 

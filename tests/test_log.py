@@ -26,7 +26,9 @@ def seconds_left(line: str) -> float:
 
 @pytest.mark.parametrize("starting_s", [0, 20, 600])
 @pytest.mark.parametrize("rate", [3, 50])
-def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_long_workers_took_to_start(starting_s: int, rate: int, capfd: pytest.CaptureFixture[str]):
+def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_long_workers_took_to_start(
+    starting_s: int, rate: int, capfd: pytest.CaptureFixture[str]
+):
     clock, total = Clock(), 12_000
     bar = Running(Stage("encode"), total, terminal=False, clock=clock)
     clock.now += starting_s
@@ -43,7 +45,9 @@ def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_lon
     bar.close()
 
 
-def test_a_stage_that_is_told_nothing_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_a_stage_that_is_told_nothing_says_that_it_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr("pipeline.log._QUIET_S", 0.05)
     bar = Running(Stage("index"), None, terminal=False)
     said = ""
@@ -56,7 +60,9 @@ def test_a_stage_that_is_told_nothing_says_that_it_is_at_work(monkeypatch: pytes
     assert not capfd.readouterr().err, "and nothing more behind its end"
 
 
-def test_workers_that_are_starting_are_no_silence_either(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_workers_that_are_starting_are_no_silence_either(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     clock = Clock()
     bar = Running(Stage("encode"), 500, terminal=False, clock=clock)
     clock.now += 12.0

@@ -28,7 +28,7 @@ def test_at_most_so_many_values_wait():
 
     for _ in ahead(source(), depth=3):
         taken += 1
-    assert most <= 3 + 1                                # waiting, and one that was taken and not yet counted
+    assert most <= 3 + 1  # waiting, and one that was taken and not yet counted
 
 
 def test_an_error_arrives_after_the_values_before_it():

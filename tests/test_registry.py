@@ -14,9 +14,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A package on disk with two modules, each of which registers one name."""
     folder = tmp_path / "kinds_of_fruit"
     folder.mkdir()
-    (folder / "__init__.py").write_text("from pipeline.registry import Registry\nFRUIT = Registry('fruit', __name__)\n")
+    (folder / "__init__.py").write_text(
+        "from pipeline.registry import Registry\nFRUIT = Registry('fruit', __name__)\n"
+    )
     for name in ("apple", "banana"):
-        (folder / f"{name}.py").write_text(f"from kinds_of_fruit import FRUIT\n\n@FRUIT.register('{name}')\nclass Kind:\n    pass\n")
+        (folder / f"{name}.py").write_text(
+            f"from kinds_of_fruit import FRUIT\n\n@FRUIT.register('{name}')\nclass Kind:\n    pass\n"
+        )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "kinds_of_fruit"
     for module in [name for name in sys.modules if name.split(".")[0] == "kinds_of_fruit"]:
@@ -25,7 +29,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_new_file_is_found_without_any_list(package: str) -> None:
     fruit = __import__(package).FRUIT
-    assert "kinds_of_fruit.apple" not in sys.modules                    # nothing is imported before it is asked for
+    assert "kinds_of_fruit.apple" not in sys.modules  # nothing is imported before it is asked for
     assert fruit.names() == ["apple", "banana"]
     assert fruit["banana"].__module__ == "kinds_of_fruit.banana"
 

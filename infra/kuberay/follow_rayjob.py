@@ -21,7 +21,7 @@ import yaml
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LOOK_S = 30.0
-_PATIENCE_S = 1_800.0           # without an answer; a control plane that is being upgraded comes back within it
+_PATIENCE_S = 1_800.0  # without an answer; a control plane that is being upgraded comes back within it
 _RETRIED = (408, 429, 500, 502, 503, 504)
 
 
@@ -57,7 +57,9 @@ class Api:
                 if error.code == 409:
                     return None
                 if error.code not in _RETRIED:
-                    raise Refused(f"{method} {error.url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+                    raise Refused(
+                        f"{method} {error.url}: {error.code} {error.read().decode(errors='replace')[:500]}"
+                    ) from error
                 if time.monotonic() > deadline:
                     raise
             except (URLError, TimeoutError, ConnectionError):
@@ -67,15 +69,24 @@ class Api:
 
     def _once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         namespace = (self.account / "namespace").read_text().strip()
-        token = (self.account / "token").read_text().strip()            # read anew: it is renewed every hour
+        token = (self.account / "token").read_text().strip()  # read anew: it is renewed every hour
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        request = Request(f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}", json.dumps(body).encode() if body else None, headers, method=method)
+        request = Request(
+            f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}",
+            json.dumps(body).encode() if body else None,
+            headers,
+            method=method,
+        )
         with urlopen(request, timeout=30, context=self._trusted()) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
     def _trusted(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context(cafile=str(self.account / "ca.crt")) if self.server.startswith("https:") else None
+        return (
+            ssl.create_default_context(cafile=str(self.account / "ca.crt"))
+            if self.server.startswith("https:")
+            else None
+        )
 
 
 def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
@@ -87,7 +98,9 @@ def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
         status = api.status(name)
         now = str(status.get("jobDeploymentStatus", ""))
         if now != before:
-            print(f"{name}: {now} {status.get('jobStatus', '')} {status.get('message', '')}".strip(), flush=True)
+            print(
+                f"{name}: {now} {status.get('jobStatus', '')} {status.get('message', '')}".strip(), flush=True
+            )
         if now in ("Complete", "Failed", "ValidationFailed"):
             return 0 if now == "Complete" and status.get("jobStatus") == "SUCCEEDED" else 1
         before = now
@@ -101,7 +114,7 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:                # URLError and HTTPError are both
+    except OSError as error:  # URLError and HTTPError are both
         print(f"error: the API server does not answer: {error}", file=sys.stderr)
         return 75
 

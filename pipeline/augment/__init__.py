@@ -164,7 +164,8 @@ class Named:
 def built(settings: AugmentSettings) -> tuple[Named, ...]:
     """The augmenters of a job, in its order. ConfigError for an unknown method or option."""
     return tuple(
-        Named(name, one, validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options")) for name, one in settings.variants.items()
+        Named(name, one, validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options"))
+        for name, one in settings.variants.items()
     )
 
 

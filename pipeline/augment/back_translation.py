@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pipeline.models.translation.decode import Request
     from pipeline.models.translation.translate import Translator, Uniforms
 
-_ENGINE = 1     # part of what a translation is known by: raise it where the same settings begin to give other texts
+_ENGINE = (
+    1  # part of what a translation is known by: raise it where the same settings begin to give other texts
+)
 
 
 @AUGMENTERS.register("back_translation")
@@ -29,7 +31,9 @@ class BackTranslation(ModelAugmenter):
     """models in their order, usually one forward and one backward; more of them for several pivot languages. Each takes what the one before it wrote"""
 
     def legs(self) -> tuple[Leg, ...]:
-        return tuple(Translation(anywhere(settings), number) for number, settings in enumerate(self.translators))
+        return tuple(
+            Translation(anywhere(settings), number) for number, settings in enumerate(self.translators)
+        )
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,11 @@ class Translation:
     @property
     def title(self) -> str:
         own = self.settings
-        return f"{own.source}-{own.target}" if own.source and own.target else PurePosixPath(own.path.rstrip("/")).name
+        return (
+            f"{own.source}-{own.target}"
+            if own.source and own.target
+            else PurePosixPath(own.path.rstrip("/")).name
+        )
 
     @property
     def model(self) -> ModelSettings:
@@ -61,8 +69,14 @@ class Translation:
         own = self.settings
         sampled: dict[str, JsonValue] = {"number": self.number} if own.decoding.method == "sample" else {}
         return {
-            "engine": _ENGINE, "files": open_translator(own).digests(), "source": own.source, "target": own.target, "prefix": own.prefix,
-            "max_length": own.max_length, "decoding": _deciding(own.decoding), **sampled,
+            "engine": _ENGINE,
+            "files": open_translator(own).digests(),
+            "source": own.source,
+            "target": own.target,
+            "prefix": own.prefix,
+            "max_length": own.max_length,
+            "decoding": _deciding(own.decoding),
+            **sampled,
         }
 
     def start(self, device: Device, settings: AugmentSettings) -> "Translating":
@@ -72,15 +86,25 @@ class Translation:
 
         if device.kind == "cpu":
             torch.set_num_threads(settings.threads)
-        return Translating(Translator(open_translator(self.settings), self.settings, device, settings.dtype), self, settings.seed)
+        return Translating(
+            Translator(open_translator(self.settings), self.settings, device, settings.dtype),
+            self,
+            settings.seed,
+        )
 
 
-_DECIDING = {"greedy": (), "beam": ("beams", "length_penalty", "hypotheses"), "sample": ("temperature", "top_p", "top_k", "hypotheses")}
+_DECIDING = {
+    "greedy": (),
+    "beam": ("beams", "length_penalty", "hypotheses"),
+    "sample": ("temperature", "top_p", "top_k", "hypotheses"),
+}
 
 
 def _deciding(decoding: DecodingSettings) -> JsonValue:
     """The settings that the method looks at."""
-    return decoding.model_dump(mode="json", include={"method", "max_ratio", "max_extra", "min_ratio", *_DECIDING[decoding.method]})
+    return decoding.model_dump(
+        mode="json", include={"method", "max_ratio", "max_extra", "min_ratio", *_DECIDING[decoding.method]}
+    )
 
 
 class Translating:
@@ -108,13 +132,22 @@ class Translating:
     def _made(self, sources: Sequence[Source], groups: list[list[int]]) -> Iterator[tuple[list[int], Made]]:
         """What became of the first of each group."""
         asked: list[tuple[list[int], Request]] = []
-        for places, ids in zip(groups, self._translator.tokens([sources[group[0]].text for group in groups]), strict=True):
+        for places, ids in zip(
+            groups, self._translator.tokens([sources[group[0]].text for group in groups]), strict=True
+        ):
             if not sources[places[0]].text.strip():
                 yield places, Made(("",) * self._leg.makes)
             elif len(ids) > self._translator.longest:
                 yield places, Made(reason="too_long_for_model")
             else:
-                asked.append((places, self._translator.request(ids, places[0], self._uniforms(sources) if self._sampled else None)))
+                asked.append(
+                    (
+                        places,
+                        self._translator.request(
+                            ids, places[0], self._uniforms(sources) if self._sampled else None
+                        ),
+                    )
+                )
         yield from self._translated(asked)
 
     def _translated(self, asked: "list[tuple[list[int], Request]]") -> Iterator[tuple[list[int], Made]]:
@@ -130,6 +163,11 @@ class Translating:
 
     def _uniforms(self, sources: Sequence[Source]) -> "Uniforms":
         """One number for each token of each hypothesis, which follows from the seed, the source's key and both their numbers alone."""
-        return lambda place, most: np.stack([
-            draws(self._seed, "translation", self._leg.number, sources[place].key, hypothesis).random(most) for hypothesis in range(self._leg.makes)
-        ])
+        return lambda place, most: np.stack(
+            [
+                draws(self._seed, "translation", self._leg.number, sources[place].key, hypothesis).random(
+                    most
+                )
+                for hypothesis in range(self._leg.makes)
+            ]
+        )

@@ -19,7 +19,11 @@ def omitted(words: Words, share: float, rng: np.random.Generator, span: int = 1)
     if count < 2:
         return list(words)
     begins = (rng.random(count + span - 1) < 1 - (1 - share) ** (1 / span)).tolist()
-    left = [word for place, word in enumerate(words) if not any(begins[place : place + span])] if any(begins) else list(words)
+    left = (
+        [word for place, word in enumerate(words) if not any(begins[place : place + span])]
+        if any(begins)
+        else list(words)
+    )
     return left or [words[int(rng.random() * count)]]
 
 

@@ -25,6 +25,9 @@ class Delete(WordAugmenter):
 
     def _shortened(self, words: Words, rng: np.random.Generator) -> Words:
         left = list(words)
-        for place in sorted(places(min(amount(len(words), self.share, self.words), len(words) - 1), len(words), rng), reverse=True):
+        for place in sorted(
+            places(min(amount(len(words), self.share, self.words), len(words) - 1), len(words), rng),
+            reverse=True,
+        ):
             del left[place]
         return left

@@ -28,7 +28,12 @@ class EDA(ByMeaning):
 
     share: Share = 0.1
     """alpha of the paper"""
-    weights: dict[Operation, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {"synonym": 1.0, "insert": 1.0, "swap": 1.0, "delete": 1.0}
+    weights: dict[Operation, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {
+        "synonym": 1.0,
+        "insert": 1.0,
+        "swap": 1.0,
+        "delete": 1.0,
+    }
     """how often each operation is drawn, in relation to the others; one that is not named never is"""
 
     @field_validator("weights")

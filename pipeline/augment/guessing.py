@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.models.mlm_guesses import Blanks
 
 _WORD = re.compile(r"\S+")
-_AT_ONCE = 1_024                # texts of one call of the tokenizer
+_AT_ONCE = 1_024  # texts of one call of the tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Guessing:
         self._words = _words(self._backend, folder.path)
         self._alike = _alike(self._words)
         self._choice = Choice(sorted(self._words), leg.settings.top_k, leg.settings.temperature)
-        self._guesser = Guesser(folder, device, settings.dtype, batch_tokens=leg.model.batch_tokens, threads=settings.threads)
+        self._guesser = Guesser(
+            folder, device, settings.dtype, batch_tokens=leg.model.batch_tokens, threads=settings.threads
+        )
 
     def __call__(self, sources: Sequence[Source]) -> Iterator[tuple[int, Made]]:
         began = time.perf_counter()
@@ -76,17 +78,28 @@ class Guessing:
                 of_source[variant.number] = text
                 if len(of_source) == self._options.count:
                     self.effort.texts += 1
-                    yield variant.source, Made(tuple(text for _, text in sorted(made.pop(variant.source).items())))
+                    yield (
+                        variant.source,
+                        Made(tuple(text for _, text in sorted(made.pop(variant.source).items()))),
+                    )
 
     def _read(self, sources: Sequence[Source]) -> "Iterator[tuple[int, Made | list[Variant]]]":
         """What each text is masked to, once for every variant; or what becomes of it at once."""
         for start in range(0, len(sources), _AT_ONCE):
             part = sources[start : start + _AT_ONCE]
-            for place, (source, encoding) in enumerate(zip(part, self._backend.encode_batch([source.text for source in part]), strict=True), start):
+            for place, (source, encoding) in enumerate(
+                zip(part, self._backend.encode_batch([source.text for source in part]), strict=True), start
+            ):
                 if len(encoding.ids) > self._limit:
                     yield place, Made(reason="too_long_for_model")
                 elif words := _places(source.text, encoding):
-                    yield place, [self._masked(place, number, source, encoding.ids, words) for number in range(self._options.count)]
+                    yield (
+                        place,
+                        [
+                            self._masked(place, number, source, encoding.ids, words)
+                            for number in range(self._options.count)
+                        ],
+                    )
                 else:
                     yield place, Made((source.text,) * self._options.count)
 
@@ -94,26 +107,43 @@ class Guessing:
         from pipeline.models.mlm_guesses import Blanks
 
         rng = draws(self._seed, "masked_lm", source.key, number)
-        chosen = [words[each] for each in sorted(places(amount(len(words), self._options.share, None), len(words), rng))]
+        chosen = [
+            words[each]
+            for each in sorted(places(amount(len(words), self._options.share, None), len(words), rng))
+        ]
         masked, at, done = list[int](), [], 0
         for word in chosen:
             masked += [*ids[done : word.tokens[0]], self._mask]
             at.append(len(masked) - 1)
             done = word.tokens[1]
         unwanted = [self._unwanted(source.text[word.first : word.last]) for word in chosen]
-        return Variant(place, number, chosen, Blanks([*masked, *ids[done:]], at, unwanted, rng.random(len(chosen)).tolist()))
+        return Variant(
+            place,
+            number,
+            chosen,
+            Blanks([*masked, *ids[done:]], at, unwanted, rng.random(len(chosen)).tolist()),
+        )
 
     def _unwanted(self, word: str) -> Sequence[int]:
         alike = self._alike.get(word.casefold(), []) if self._options.other else []
         return alike if len(alike) < len(self._words) else []
 
-    def _guessed(self, variants: list[Variant], width: int, size: int, sources: Sequence[Source]) -> Iterator[tuple[Variant, str]]:
+    def _guessed(
+        self, variants: list[Variant], width: int, size: int, sources: Sequence[Source]
+    ) -> Iterator[tuple[Variant, str]]:
         began = time.perf_counter()
-        masks = amount(width, self._options.share, None)                # no text of this length has more
-        guesses = self._guesser.guesses([variant.blanks for variant in variants], width, size, masks, self._choice)
-        texts = [self._put(sources[variant.source].text, variant.chosen, guess) for variant, guess in zip(variants, guesses, strict=True)]
+        masks = amount(width, self._options.share, None)  # no text of this length has more
+        guesses = self._guesser.guesses(
+            [variant.blanks for variant in variants], width, size, masks, self._choice
+        )
+        texts = [
+            self._put(sources[variant.source].text, variant.chosen, guess)
+            for variant, guess in zip(variants, guesses, strict=True)
+        ]
         tokens = sum(len(variant.blanks.ids) for variant in variants)
-        self.effort = self.effort.merge(Effort(0, tokens, sum(map(len, guesses)), size * width - tokens, time.perf_counter() - began))
+        self.effort = self.effort.merge(
+            Effort(0, tokens, sum(map(len, guesses)), size * width - tokens, time.perf_counter() - began)
+        )
         return zip(variants, texts, strict=True)
 
     def _put(self, text: str, chosen: list[Place], guesses: list[int]) -> str:
@@ -148,17 +178,27 @@ def _words(backend: Any, path: Path) -> dict[int, str]:
     special = {token.content for token in backend.get_added_tokens_decoder().values()}
     tokens = {token: number for token, number in backend.get_vocab().items() if token not in special}
     mark = next((mark for mark in ("##", "Ġ", "▁") if any(token.startswith(mark) for token in tokens)), "")
-    if mark in ("Ġ", "▁"):                              # which stands before words that a blank goes before; ## before pieces that none goes before
+    if mark in (
+        "Ġ",
+        "▁",
+    ):  # which stands before words that a blank goes before; ## before pieces that none goes before
         tokens = {token: number for token, number in tokens.items() if token.startswith(mark)}
-    spelled = {number: backend.decode([number]).strip() if mark == "Ġ" else token.removeprefix("▁") for token, number in tokens.items()}
+    spelled = {
+        number: backend.decode([number]).strip() if mark == "Ġ" else token.removeprefix("▁")
+        for token, number in tokens.items()
+    }
     words = {number: word for number, word in spelled.items() if _is_word(word)}
     if not words:
-        raise ModelError(str(path), "a vocabulary with whole words, to guess from", "pieces alone", "use another model")
+        raise ModelError(
+            str(path), "a vocabulary with whole words, to guess from", "pieces alone", "use another model"
+        )
     return words
 
 
 def _is_word(token: str) -> bool:
-    return any(map(str.isalpha, token)) and all(character.isalnum() or unicodedata.category(character)[0] == "M" for character in token)
+    return any(map(str.isalpha, token)) and all(
+        character.isalnum() or unicodedata.category(character)[0] == "M" for character in token
+    )
 
 
 def _alike(words: dict[int, str]) -> dict[str, list[int]]:

@@ -14,7 +14,15 @@ from pipeline.augment.language import check_languages, languages_of
 from pipeline.settings.augment import KeepSettings
 
 EMPTY, IDENTICAL, TOO_SHORT, TOO_LONG, REPETITION, LANGUAGE, UNLIKE, ALIKE, DUPLICATE = REASONS = (
-    "empty", "identical", "too_short", "too_long", "repetition", "language", "unlike", "alike", "duplicate",
+    "empty",
+    "identical",
+    "too_short",
+    "too_long",
+    "repetition",
+    "language",
+    "unlike",
+    "alike",
+    "duplicate",
 )
 """in the order in which they are looked for: cheap ones first, the encoder after them, and last what goes by which other variants are kept"""
 
@@ -22,7 +30,7 @@ Vectors = Callable[[list[str]], np.ndarray]
 """n texts -> (n, d) floats, of any length"""
 
 _PUNCTUATION = r"\p{P}+"
-_STOP = "."                     # stands for punctuation among words
+_STOP = "."  # stands for punctuation among words
 _BLANK = pa.scalar(" ", pa.large_string())
 
 
@@ -47,7 +55,9 @@ class Judged:
 
     def counts(self) -> dict[str, int]:
         """Variants that are kept, by the name kept, and those that are not by reason."""
-        return {"kept": len(self.kept) - self.kept.null_count} | dict(sorted(Counter(self.reasons.drop_null().to_pylist()).items()))
+        return {"kept": len(self.kept) - self.kept.null_count} | dict(
+            sorted(Counter(self.reasons.drop_null().to_pylist()).items())
+        )
 
 
 def check_keep(settings: KeepSettings, where: str) -> None:
@@ -56,7 +66,9 @@ def check_keep(settings: KeepSettings, where: str) -> None:
         check_languages((settings.language, *settings.languages), f"{where}.language")
 
 
-def judge(texts: pa.Array, made: Mapping[str, Candidates], vectors: Vectors | None = None) -> dict[str, Judged]:
+def judge(
+    texts: pa.Array, made: Mapping[str, Candidates], vectors: Vectors | None = None
+) -> dict[str, Judged]:
     """What is kept of the variants of n texts, by label. A rejected variant has one reason: the method's own, or the first of REASONS that holds. Where a variant
     equals one of another label, that of the earlier label stays.
 
@@ -127,7 +139,12 @@ class _Trial:
     def judged(self) -> Judged:
         kept, missing = pa.array(self._is_in), pa.scalar(None, pa.large_string())
         similarity = pa.array(self.similarity.astype(np.float32), mask=np.isnan(self.similarity))
-        return Judged(pc.if_else(kept, self.variants, missing), pc.if_else(kept, missing, self.variants), pa.array(self.reasons, pa.string()), similarity)
+        return Judged(
+            pc.if_else(kept, self.variants, missing),
+            pc.if_else(kept, missing, self.variants),
+            pa.array(self.reasons, pa.string()),
+            similarity,
+        )
 
 
 def _empty(trial: _Trial) -> None:
@@ -159,7 +176,9 @@ def _repetition(trial: _Trial) -> None:
     left, run = trial.left, trial.settings.repeat_words
     words, runs = _repetitions(trial.folded.take(pa.array(left)), run)
     own_words, own_runs = (found[left] for found in trial.sources.repetitions(run))
-    trial.reject(left[(words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))], REPETITION)
+    trial.reject(
+        left[(words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))], REPETITION
+    )
 
 
 def _language(trial: _Trial) -> None:
@@ -175,7 +194,9 @@ def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
     places: dict[str, int] = {}
     pairs = []
     for trial in trials:
-        couples = [(each.take(pa.array(trial.left)).to_pylist()) for each in (trial.sources.texts, trial.variants)]
+        couples = [
+            (each.take(pa.array(trial.left)).to_pylist()) for each in (trial.sources.texts, trial.variants)
+        ]
         pairs.append([[places.setdefault(text, len(places)) for text in texts] for texts in couples])
     if not places:
         return
@@ -212,26 +233,46 @@ def _mask(found: pa.Array) -> np.ndarray:
 
 def _lengths(texts: pa.Array) -> np.ndarray:
     """(n,) int64: characters, without white space at either end; 0 for null."""
-    return np.asarray(pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False))
+    return np.asarray(
+        pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False)
+    )
 
 
 def _folded(texts: pa.Array) -> pa.Array:
     """NFKC, case folded: Arrow has lower case alone, which leaves the two spellings of a German double s apart."""
-    return pa.array([None if text is None else unicodedata.normalize("NFKC", text).casefold() for text in texts.to_pylist()], pa.large_string())
+    return pa.array(
+        [
+            None if text is None else unicodedata.normalize("NFKC", text).casefold()
+            for text in texts.to_pylist()
+        ],
+        pa.large_string(),
+    )
 
 
 def _bare(folded: pa.Array) -> pa.Array:
-    return pc.binary_join(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, ""))), _BLANK)
+    return pc.binary_join(
+        pc.utf8_split_whitespace(
+            pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, ""))
+        ),
+        _BLANK,
+    )
 
 
 def _repetitions(folded: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
     """As of `repetitions`, of texts that are folded."""
-    parts = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, f" {_STOP} ")))
+    parts = pc.utf8_split_whitespace(
+        pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, f" {_STOP} "))
+    )
     coded = pc.list_flatten(parts).dictionary_encode()
-    rows, codes = pc.list_parent_indices(parts).to_numpy(), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    rows, codes = (
+        pc.list_parent_indices(parts).to_numpy(),
+        coded.indices.to_numpy(zero_copy_only=False).astype(np.int64),
+    )
     spoken = codes != coded.dictionary.index(_STOP).as_py()
     follows = (codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1]) & spoken[1:]
-    return np.bincount(rows[1:][follows], minlength=len(folded)), _commonest(rows[spoken], codes[spoken], run, len(folded))
+    return np.bincount(rows[1:][follows], minlength=len(folded)), _commonest(
+        rows[spoken], codes[spoken], run, len(folded)
+    )
 
 
 def _commonest(rows: np.ndarray, codes: np.ndarray, run: int, texts: int) -> np.ndarray:
@@ -239,7 +280,9 @@ def _commonest(rows: np.ndarray, codes: np.ndarray, run: int, texts: int) -> np.
     most, runs = np.zeros(texts, np.int64), codes
     for further in range(1, run):
         following = codes[further:]
-        runs = np.unique(runs[: len(following)] * (codes.max(initial=0) + 1) + following, return_inverse=True)[1]
+        runs = np.unique(
+            runs[: len(following)] * (codes.max(initial=0) + 1) + following, return_inverse=True
+        )[1]
     begin = rows[: len(runs)]
     whole = begin == rows[len(rows) - len(runs) :]
     keys, times = np.unique(begin[whole] * (runs.max(initial=0) + 1) + runs[whole], return_counts=True)

@@ -22,7 +22,12 @@ def check_languages(codes: Sequence[str], where: str) -> None:
     known = _all(where).labels
     for code in codes:
         if code not in known:
-            raise ConfigError(where, "the ISO 639 code of a language that is known", repr(code), f"known: {', '.join(known)}")
+            raise ConfigError(
+                where,
+                "the ISO 639 code of a language that is known",
+                repr(code),
+                f"known: {', '.join(known)}",
+            )
 
 
 @functools.cache
@@ -47,4 +52,9 @@ def _all(where: str) -> Any:
     try:
         return _loaded()
     except ImportError:
-        raise ConfigError(where, "py3langid, which tells languages", "not installed", "pip install 'manta-embeddings[augment]', or set language to null") from None
+        raise ConfigError(
+            where,
+            "py3langid, which tells languages",
+            "not installed",
+            "pip install 'manta-embeddings[augment]', or set language to null",
+        ) from None

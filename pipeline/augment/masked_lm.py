@@ -15,8 +15,8 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
 from pipeline.text.tokens.templates import mask_token
 
-_RULES = 1      # part of what a variant is known by: raise it where the same settings begin to give other texts
-_HEADED = ("MaskedLM", "PreTraining")           # endings of the names of architectures that have a head over words
+_RULES = 1  # part of what a variant is known by: raise it where the same settings begin to give other texts
+_HEADED = ("MaskedLM", "PreTraining")  # endings of the names of architectures that have a head over words
 
 
 @AUGMENTERS.register("masked_lm")
@@ -39,7 +39,13 @@ class MaskedLM(ModelAugmenter):
     """variants of each text, drawn independently"""
 
     def legs(self) -> tuple[Leg, ...]:
-        return (Guess(self.model_copy(update={"model": self.model.model_copy(update={"path": in_full(self.model.path)})})),)
+        return (
+            Guess(
+                self.model_copy(
+                    update={"model": self.model.model_copy(update={"path": in_full(self.model.path)})}
+                )
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,12 @@ class Guess:
         named = [str(name) for name in folder.config.get("architectures") or []]
         if named and not any(name.endswith(_HEADED) for name in named):
             remedy = "use a model that was saved with its head, such as bert-base-uncased; sentence encoders are saved without"
-            raise ModelError(str(folder.path), "a masked language model: an encoder and its head over words", ", ".join(named), remedy)
+            raise ModelError(
+                str(folder.path),
+                "a masked language model: an encoder and its head over words",
+                ", ".join(named),
+                remedy,
+            )
         self.mask(folder)
 
     def identity(self) -> JsonValue:
@@ -81,7 +92,12 @@ class Guess:
         """The mask token. ModelError where the tokenizer has none."""
         name = mask_token(folder.beside_config(""), folder.tokenizer().vocabulary())
         if name is None:
-            raise ModelError(str(folder.path), "a tokenizer with a mask token, to guess words", "none", "use a model such as BERT")
+            raise ModelError(
+                str(folder.path),
+                "a tokenizer with a mask token, to guess words",
+                "none",
+                "use a model such as BERT",
+            )
         return name
 
     def start(self, device: Device, settings: AugmentSettings) -> Working:

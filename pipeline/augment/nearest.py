@@ -11,8 +11,8 @@ from pipeline.models.folder.locate import locate
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.folder.word_vectors import TABLE
 
-_ASKED = 32                     # rows of one product: words of like frequency stand side by side and occur in the same texts
-_ROWS = 8_192                   # of the table in one product: with 300 dimensions 10 MB
+_ASKED = 32  # rows of one product: words of like frequency stand side by side and occur in the same texts
+_ROWS = 8_192  # of the table in one product: with 300 dimensions 10 MB
 
 
 def check_vectors(file: Path, name: str) -> None:
@@ -40,11 +40,18 @@ class Nearest:
         self._places: dict[str, int] = {}
         for place, word in enumerate(self._folded):
             self._places.setdefault(word, place)
-        lengths = np.concatenate([np.linalg.norm(self.vectors[start : start + _ROWS], axis=1) for start in range(0, len(self.words), _ROWS)])
+        lengths = np.concatenate(
+            [
+                np.linalg.norm(self.vectors[start : start + _ROWS], axis=1)
+                for start in range(0, len(self.words), _ROWS)
+            ]
+        )
         self._scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         first = (self._places[word] == place for place, word in enumerate(self._folded))
         lettered = (any(map(str.isalpha, word)) for word in self.words)
-        self._usable = np.fromiter(map(all, zip(first, lettered, strict=True)), bool, len(self.words)) & (lengths > 0)
+        self._usable = np.fromiter(map(all, zip(first, lettered, strict=True)), bool, len(self.words)) & (
+            lengths > 0
+        )
 
     @classmethod
     def of(cls, path: str, count: int, least_cosine: float, vocabulary: int | None) -> "Nearest":
@@ -52,10 +59,15 @@ class Nearest:
         folder = locate(path)
         words = (folder / "vocab.txt").read_bytes().decode().split("\n")
         file = folder / "model.safetensors"
-        with file.open("rb") as stream:                 # of one tensor, which stands behind the header
+        with file.open("rb") as stream:  # of one tensor, which stands behind the header
             header = int.from_bytes(stream.read(8), "little")
             shape = json.loads(stream.read(header))[TABLE]["shape"]
-        return cls(words[:vocabulary], np.memmap(file, "<f4", "r", 8 + header, tuple(shape))[:vocabulary], count, least_cosine)
+        return cls(
+            words[:vocabulary],
+            np.memmap(file, "<f4", "r", 8 + header, tuple(shape))[:vocabulary],
+            count,
+            least_cosine,
+        )
 
     def __call__(self, word: str) -> tuple[str, ...]:
         place = self._places.get(word)
@@ -69,10 +81,18 @@ class Nearest:
         """The neighbours of the block of words that begins at `start`."""
         asked = slice(start, min(start + _ASKED, len(self.words)))
         own = self.vectors[asked] * self._scale[asked, None]
-        cosines = np.concatenate([own @ self.vectors[first : first + _ROWS].T for first in range(0, len(self.words), _ROWS)], axis=1) * self._scale
+        cosines = (
+            np.concatenate(
+                [own @ self.vectors[first : first + _ROWS].T for first in range(0, len(self.words), _ROWS)],
+                axis=1,
+            )
+            * self._scale
+        )
         cosines[:, ~self._usable] = -np.inf
         for place, row in enumerate(cosines, start):
             row[self._places[self._folded[place]]] = -np.inf
             near = np.flatnonzero(row >= self.least_cosine)
             nearest = near[np.argsort(-row[near], kind="stable")[: self.count]]
-            self._found[place] = tuple(self.words[each] for each in nearest.tolist()) if self._scale[place] else ()
+            self._found[place] = (
+                tuple(self.words[each] for each in nearest.tolist()) if self._scale[place] else ()
+            )

@@ -20,7 +20,11 @@ def replaced(words: Words, count: int, meaning: Meaning, rng: np.random.Generato
             break
         if found := meaning(words[place]):
             spelled[place] = f"{found.before}{cased_like(found.word, found.drawn(rng))}{found.behind}"
-    return [part for place, word in enumerate(words) for part in (spelled[place].split() if place in spelled else (word,))]
+    return [
+        part
+        for place, word in enumerate(words)
+        for part in (spelled[place].split() if place in spelled else (word,))
+    ]
 
 
 @AUGMENTERS.register("synonym")

@@ -20,7 +20,9 @@ from pipeline.store.store import store_of
 from pipeline.text.tokens.stop_words import STOP_WORDS
 
 Lookup = Callable[[str], tuple[str, ...]]
-_DISTINCT = 1 << 16             # spellings whose synonyms a worker remembers: the commonest make up nearly all of a corpus
+_DISTINCT = (
+    1 << 16
+)  # spellings whose synonyms a worker remembers: the commonest make up nearly all of a corpus
 
 
 class SynonymSettings(Settings):
@@ -50,7 +52,9 @@ class SynonymSettings(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.thesaurus is None) == (self.vectors is None):
-            raise ValueError("either a thesaurus or vectors" + ("" if self.thesaurus is None else ", not both"))
+            raise ValueError(
+                "either a thesaurus or vectors" + ("" if self.thesaurus is None else ", not both")
+            )
         return self
 
     @property
@@ -65,7 +69,12 @@ class SynonymSettings(Settings):
             return store.local(name)
         except FileNotFoundError:
             what = "a thesaurus" if self.vectors is None else "a file of word vectors"
-            raise ConfigError("synonyms", what, f"no file {self.path}", "check the path; a relative one begins where the command is started") from None
+            raise ConfigError(
+                "synonyms",
+                what,
+                f"no file {self.path}",
+                "check the path; a relative one begins where the command is started",
+            ) from None
 
     def check(self) -> None:
         """ConfigError for a file that is not there, DataError or ModelError for one that is no thesaurus or has no word vectors."""
@@ -79,14 +88,19 @@ class SynonymSettings(Settings):
         content: JsonValue = {"sha256": digest_of_file(self.file())}
         if self.vectors is None:
             return {"thesaurus": content}
-        return {"vectors": content, "nearest": self.nearest, "least_cosine": self.least_cosine, "vocabulary": self.vocabulary}
+        return {
+            "vectors": content,
+            "nearest": self.nearest,
+            "least_cosine": self.least_cosine,
+            "vocabulary": self.vocabulary,
+        }
 
     def start(self) -> Lookup:
         """Case-folded word -> its synonyms, other words than itself, none twice; () where there are none."""
         if self.vectors is None:
             known = read_thesaurus(self.file(), self.path)
             return lambda word: known.get(word, ())
-        self.file()                                     # a name that is no file would be looked for on the hub
+        self.file()  # a name that is no file would be looked for on the hub
         return Nearest.of(self.path, self.nearest, self.least_cosine, self.vocabulary)
 
 
@@ -123,7 +137,9 @@ class ByMeaning(WordAugmenter):
     @model_validator(mode="after")
     def _there_is_a_source(self) -> Self:
         if self.needs_synonyms and self.synonyms is None:
-            raise ValueError("synonyms: a source of them, such as {thesaurus: synonyms.tsv} or {vectors: glove.txt}")
+            raise ValueError(
+                "synonyms: a source of them, such as {thesaurus: synonyms.tsv} or {vectors: glove.txt}"
+            )
         return self
 
     def check(self) -> None:
@@ -131,12 +147,19 @@ class ByMeaning(WordAugmenter):
             self.synonyms.check()
 
     def identity(self) -> JsonValue:
-        return {**self.model_dump(mode="json"), "synonyms": None if self.synonyms is None else self.synonyms.identity()}
+        return {
+            **self.model_dump(mode="json"),
+            "synonyms": None if self.synonyms is None else self.synonyms.identity(),
+        }
 
     def meaning(self) -> Meaning:
         """Word as it stands in a text -> what can replace it; None for a stop word and one without synonyms. The source is loaded here."""
-        lookup: Lookup = self.synonyms.start() if self.synonyms is not None and self.needs_synonyms else lambda word: ()
-        stop_words = STOP_WORDS if self.stop_words is None else frozenset(word.casefold() for word in self.stop_words)
+        lookup: Lookup = (
+            self.synonyms.start() if self.synonyms is not None and self.needs_synonyms else lambda word: ()
+        )
+        stop_words = (
+            STOP_WORDS if self.stop_words is None else frozenset(word.casefold() for word in self.stop_words)
+        )
 
         @functools.lru_cache(maxsize=_DISTINCT)
         def meaning(word: str) -> Synonyms | None:

@@ -11,7 +11,7 @@ from pipeline.text.corpus.columns import decoded
 
 _REMEDY = "write Parquet with the columns word and synonym, or a line word<TAB>synonym,synonym for each word"
 
-Entries = Iterator[tuple[str, str, list[str]]]          # where, word, its synonyms
+Entries = Iterator[tuple[str, str, list[str]]]  # where, word, its synonyms
 
 
 def read_thesaurus(file: Path, name: str) -> dict[str, tuple[str, ...]]:
@@ -47,7 +47,9 @@ def _lines(file: Path, name: str) -> Entries:
                 continue
             word, tab, others = text.partition("\t")
             if not tab:
-                raise DataError(where, "word<TAB>synonym,synonym", f"{text[:60]!a}, which has no tab", _REMEDY)
+                raise DataError(
+                    where, "word<TAB>synonym,synonym", f"{text[:60]!a}, which has no tab", _REMEDY
+                )
             yield where, _plain(word), [_plain(other) for other in others.split(",")]
 
 
@@ -68,13 +70,26 @@ def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         names = table.schema_arrow.names
         second = next((each for each in ("synonym", "synonyms") if each in names), None)
         if "word" not in names or second is None:
-            raise DataError(name, "the columns word and synonym", f"the columns {', '.join(names[:8])}", _REMEDY)
+            raise DataError(
+                name, "the columns word and synonym", f"the columns {', '.join(names[:8])}", _REMEDY
+            )
         words, others = table.read(columns=["word", second]).select(["word", second]).columns
     except (pa.ArrowException, OSError) as error:
-        raise DataError(name, "a readable Parquet file", " ".join(str(error).split())[:200], "write the file again") from None
-    inner = others.type.value_type if pa.types.is_list(others.type) or pa.types.is_large_list(others.type) else others.type
+        raise DataError(
+            name, "a readable Parquet file", " ".join(str(error).split())[:200], "write the file again"
+        ) from None
+    inner = (
+        others.type.value_type
+        if pa.types.is_list(others.type) or pa.types.is_large_list(others.type)
+        else others.type
+    )
     if not _is_text(words.type) or not _is_text(inner):
-        raise DataError(name, "words as strings and synonyms as strings or lists of them", f"{words.type} and {others.type}", _REMEDY)
+        raise DataError(
+            name,
+            "words as strings and synonyms as strings or lists of them",
+            f"{words.type} and {others.type}",
+            _REMEDY,
+        )
     return words, others
 
 

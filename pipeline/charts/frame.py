@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from pipeline.stats.sample import Histogram
 
-WIDTH, HEIGHT = 420, 230                    # about the width of a phone, and of half a page: text stays near 12 px on both
+WIDTH, HEIGHT = 420, 230  # about the width of a phone, and of half a page: text stays near 12 px on both
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 42
 MAX_LINE_POINTS = 240
 _NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")
@@ -47,7 +47,12 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten in [low, high], low > 0; other round numbers where there are fewer than two of those."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [float(f"{times}e{power}") for power in powers for times in (1, 2, 5) if low <= float(f"{times}e{power}") <= high]
+    found = [
+        float(f"{times}e{power}")
+        for power in powers
+        for times in (1, 2, 5)
+        if low <= float(f"{times}e{power}") <= high
+    ]
     return found if len(found) > 1 else ticks(low, high, 4)
 
 
@@ -65,21 +70,33 @@ def compact(number: float) -> str:
 
 
 def svg(content: str, label: str) -> Markup:
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{content}</svg>')
+    return Markup(
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{content}</svg>'
+    )
 
 
 def x_axis(frame: Frame, at: Sequence[float], title: str) -> str:
     base = HEIGHT - BOTTOM
     names = [compact(x) for x in at] if frame.log_x else tick_labels(at)
     marks = "".join(
-        rule(frame.px(x), base, frame.px(x), base + 4, "axis") + words_at(frame.px(x), base + 17, name, "middle") for x, name in zip(at, names, strict=True)
+        rule(frame.px(x), base, frame.px(x), base + 4, "axis")
+        + words_at(frame.px(x), base + 17, name, "middle")
+        for x, name in zip(at, names, strict=True)
     )
-    return rule(LEFT, base, WIDTH - RIGHT, base, "axis") + marks + words_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
+    return (
+        rule(LEFT, base, WIDTH - RIGHT, base, "axis")
+        + marks
+        + words_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
+    )
 
 
 def y_axis(frame: Frame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
     named = zip(at, tick_labels(at, label), strict=True)
-    return "".join(rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid") + words_at(LEFT - 7, frame.py(y) + 4, name, "end") for y, name in named)
+    return "".join(
+        rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid")
+        + words_at(LEFT - 7, frame.py(y) + 4, name, "end")
+        for y, name in named
+    )
 
 
 def tick_labels(at: Sequence[float], label: Callable[[float], str] = compact) -> list[str]:

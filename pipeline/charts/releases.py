@@ -6,12 +6,16 @@ from markupsafe import Markup
 
 from pipeline.charts.frame import Frame, compact, line, spaced, svg, ticks, x_axis, y_axis
 
-_ROOM = 0.12        # of the range, above the highest and below the lowest point
-_LEAST = 0.05       # of the highest value: the range shown where the axis does not begin at 0, or noise would look like a fall
+_ROOM = 0.12  # of the range, above the highest and below the lowest point
+_LEAST = 0.05  # of the highest value: the range shown where the axis does not begin at 0, or noise would look like a fall
 
 
 def history_chart(
-    points: Sequence[tuple[int, float]], name: str, label: Callable[[float], str] = compact, *, from_zero: bool = True
+    points: Sequence[tuple[int, float]],
+    name: str,
+    label: Callable[[float], str] = compact,
+    *,
+    from_zero: bool = True,
 ) -> Markup:
     """(release, value) as a line with a dot for each release; from_zero: the axis begins at 0."""
     numbers, values = [number for number, _ in points], [value for _, value in points]

@@ -37,12 +37,19 @@ def value_interval(task: Task, score: Score, resamples: int, seed: int) -> Inter
     return interval(score.value, statistics(task, score.evidence, resamples, seed))
 
 
-def difference_interval(task: Task, first: Score, second: Score, resamples: int, seed: int) -> Interval | None:
+def difference_interval(
+    task: Task, first: Score, second: Score, resamples: int, seed: int
+) -> Interval | None:
     """Of second - first, both on the same resamples, so that what is easy or hard for both cancels."""
     if not first.evidence or not second.evidence or not resamples:
         return None
     if first.count != second.count:
-        raise Defect(task.name, "two scores of the same rows", f"{first.count:,} and {second.count:,}", "score both candidates on one file")
+        raise Defect(
+            task.name,
+            "two scores of the same rows",
+            f"{first.count:,} and {second.count:,}",
+            "score both candidates on one file",
+        )
     values = [statistics(task, score.evidence, resamples, seed) for score in (first, second)]
     return interval(second.value - first.value, values[1] - values[0])
 

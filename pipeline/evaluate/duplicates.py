@@ -18,9 +18,9 @@ from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.store import Store
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)
-SHOWN = 20                      # pairs in the facts
-EXCERPT = 200                   # characters of a text there
-MOST_GOLD = 20_000_000          # gold pairs: 160 MB
+SHOWN = 20  # pairs in the facts
+EXCERPT = 200  # characters of a text there
+MOST_GOLD = 20_000_000  # gold pairs: 160 MB
 
 
 class DuplicatesOptions(RowOptions):
@@ -68,17 +68,36 @@ class DuplicatesTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.name, self.file, similarity=self.similarity, **self.options.model_dump(exclude={"split"}))
+        return digest(
+            self.kind,
+            self.name,
+            self.file,
+            similarity=self.similarity,
+            **self.options.model_dump(exclude={"split"}),
+        )
 
     def texts(self) -> Texts:
         """The distinct texts; DataError for fewer than two, or if gold was asked for and no pair of them is a duplicate."""
         rows = self.file.rows()
-        texts = _of_pairs(rows) if rows.has("label") else _of_groups(rows, self.file.where) if rows.has("group") else _plain(rows)
+        texts = (
+            _of_pairs(rows)
+            if rows.has("label")
+            else _of_groups(rows, self.file.where)
+            if rows.has("group")
+            else _plain(rows)
+        )
         if len(texts.texts) < 2:
-            raise DataError(self.file.where, "at least two different texts", f"{len(texts.texts)}", "give more texts")
+            raise DataError(
+                self.file.where, "at least two different texts", f"{len(texts.texts)}", "give more texts"
+            )
         if texts.gold is not None and not len(texts.gold):
             remedy = "give gold pairs, or name the role text alone"
-            raise DataError(self.file.where, "two different texts that are duplicates", f"none among {len(texts.texts):,}", remedy)
+            raise DataError(
+                self.file.where,
+                "two different texts that are duplicates",
+                f"none among {len(texts.texts):,}",
+                remedy,
+            )
         return texts
 
     def sentences(self) -> Sequence[str]:
@@ -90,29 +109,63 @@ class DuplicatesTask:
         counted = () if texts.gold is not None else self._thresholds()
         mined = most_alike(self.similarity, x, self.options.neighbours, self.options.pairs, counted)
         facts = {
-            "similarity": self.similarity, "texts": len(texts.texts), "missing_texts": texts.missing, "mined": len(mined.similarity),
-            "neighbours": self.options.neighbours, "interval": "none: pairs that share texts are no independent rows",
+            "similarity": self.similarity,
+            "texts": len(texts.texts),
+            "missing_texts": texts.missing,
+            "mined": len(mined.similarity),
+            "neighbours": self.options.neighbours,
+            "interval": "none: pairs that share texts are no independent rows",
         }
-        return self._counted(texts, mined, facts) if texts.gold is None else self._against(texts.gold, len(texts.texts), mined, facts)
+        return (
+            self._counted(texts, mined, facts)
+            if texts.gold is None
+            else self._against(texts.gold, len(texts.texts), mined, facts)
+        )
 
     def _against(self, gold: np.ndarray, count: int, mined: Mined, facts: dict[str, Any]) -> Score:
         right = np.isin(mined.places[:, 0] * count + mined.places[:, 1], gold, assume_unique=True)
         f1 = best_f1(mined.similarity, right, len(gold))
         figures = {
-            "average precision": 100 * average_precision(mined.similarity, right, len(gold)), "F1": 100 * f1.value, "precision at best F1": 100 * f1.precision,
-            "recall at best F1": 100 * f1.recall, "recall of all mined": 100 * float(right.sum() / len(gold)),
+            "average precision": 100 * average_precision(mined.similarity, right, len(gold)),
+            "F1": 100 * f1.value,
+            "precision at best F1": 100 * f1.precision,
+            "recall at best F1": 100 * f1.recall,
+            "recall of all mined": 100 * float(right.sum() / len(gold)),
         }
         more = {"gold_pairs": len(gold), "threshold_f1": f1.threshold if np.isfinite(f1.threshold) else None}
-        return Score(f"average precision x100 of mined pairs, {self.similarity}", figures["average precision"], len(gold), figures, facts | more)
+        return Score(
+            f"average precision x100 of mined pairs, {self.similarity}",
+            figures["average precision"],
+            len(gold),
+            figures,
+            facts | more,
+        )
 
     def _counted(self, texts: Texts, mined: Mined, facts: dict[str, Any]) -> Score:
-        figures = {f"pairs of at least {bound:g}": float(count) for bound, count in zip(self._thresholds(), mined.above, strict=True)}
+        figures = {
+            f"pairs of at least {bound:g}": float(count)
+            for bound, count in zip(self._thresholds(), mined.above, strict=True)
+        }
         top = [
-            {"similarity": float(similarity), "text1": texts.texts[first][:EXCERPT], "text2": texts.texts[second][:EXCERPT]}
-            for similarity, (first, second) in zip(mined.similarity[:SHOWN], mined.places[:SHOWN], strict=True)
+            {
+                "similarity": float(similarity),
+                "text1": texts.texts[first][:EXCERPT],
+                "text2": texts.texts[second][:EXCERPT],
+            }
+            for similarity, (first, second) in zip(
+                mined.similarity[:SHOWN], mined.places[:SHOWN], strict=True
+            )
         ]
-        metric = f"pairs of at least {self.options.threshold:g}, {self.similarity} (no gold: a count, no quality)"
-        return Score(metric, figures[f"pairs of at least {self.options.threshold:g}"], len(texts.texts), figures, facts | {"top": top})
+        metric = (
+            f"pairs of at least {self.options.threshold:g}, {self.similarity} (no gold: a count, no quality)"
+        )
+        return Score(
+            metric,
+            figures[f"pairs of at least {self.options.threshold:g}"],
+            len(texts.texts),
+            figures,
+            facts | {"top": top},
+        )
 
     def _thresholds(self) -> tuple[float, ...]:
         """Common ones mean something for cosine and angular similarity only."""
@@ -128,7 +181,11 @@ def _of_pairs(rows: Rows) -> Texts:
     left, right = rows.texts("sentence1"), rows.texts("sentence2")
     place = {text: number for number, text in enumerate(dict.fromkeys([*left, *right]))}
     pairs = [(place[left[row]], place[right[row]]) for row in np.flatnonzero(rows.labels("label") == 1)]
-    return Texts(list(place), _keys(np.array(pairs, np.int64).reshape(-1, 2), len(place)), rows.missing("sentence1", "sentence2"))
+    return Texts(
+        list(place),
+        _keys(np.array(pairs, np.int64).reshape(-1, 2), len(place)),
+        rows.missing("sentence1", "sentence2"),
+    )
 
 
 def _of_groups(rows: Rows, where: str) -> Texts:
@@ -137,7 +194,12 @@ def _of_groups(rows: Rows, where: str) -> Texts:
     held = np.unique(np.stack([groups, [place[text] for text in texts]], axis=1)[groups >= 0], axis=0)
     members = np.split(held[:, 1], np.flatnonzero(np.diff(held[:, 0])) + 1)
     if (total := sum(len(each) * (len(each) - 1) // 2 for each in members)) > MOST_GOLD:
-        raise DataError(where, f"at most {MOST_GOLD:,} pairs of one group", f"{total:,}", "a group is a set of texts that mean the same: name such a column")
+        raise DataError(
+            where,
+            f"at most {MOST_GOLD:,} pairs of one group",
+            f"{total:,}",
+            "a group is a set of texts that mean the same: name such a column",
+        )
     pairs = [np.stack([each[places] for places in np.triu_indices(len(each), 1)], axis=1) for each in members]
     return Texts(list(place), _keys(np.concatenate(pairs), len(place)), rows.missing("text"))
 

@@ -22,7 +22,9 @@ def average_precision(predicted: np.ndarray, positive: np.ndarray, positives: in
     positives: how many there are, at least one; null: those among the n, at least one.
     """
     hits, taken = _cumulated(predicted, positive)
-    return float((np.diff(hits, prepend=0) * hits / taken).sum() / (hits[-1] if positives is None else positives))
+    return float(
+        (np.diff(hits, prepend=0) * hits / taken).sum() / (hits[-1] if positives is None else positives)
+    )
 
 
 def roc_auc(predicted: np.ndarray, positive: np.ndarray) -> float:
@@ -60,7 +62,9 @@ def _cut(values: np.ndarray, predicted: np.ndarray, hits: np.ndarray, taken: np.
     hit, count, falling = hits[best - 1], taken[best - 1], -np.sort(-predicted)
     last, below = falling[count - 1], falling[min(count, len(falling) - 1)]
     middle = (last + below) / 2
-    return Cut(float(values[best]), float(middle if middle > below else last), float(hit / count), float(hit / total))
+    return Cut(
+        float(values[best]), float(middle if middle > below else last), float(hit / count), float(hit / total)
+    )
 
 
 def recall_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:
@@ -76,4 +80,6 @@ def reciprocal_rank(ranks: Sequence[np.ndarray]) -> np.ndarray:
 def ndcg_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:
     """(q,) normalised discounted cumulative gain of the first k, gains 0 or 1, discount log2(rank + 1) (Jarvelin and Kekalainen 2002)."""
     ideal = np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))
-    return np.array([(1.0 / np.log2(each[each <= k] + 1.0)).sum() / ideal[min(len(each), k) - 1] for each in ranks])
+    return np.array(
+        [(1.0 / np.log2(each[each <= k] + 1.0)).sum() / ideal[min(len(each), k) - 1] for each in ranks]
+    )

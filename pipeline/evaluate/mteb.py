@@ -1,8 +1,8 @@
 """An encoder, with a transform or without, as a model for the public benchmark package `mteb` (Muennighoff et al. 2023), versions 2.x.
 
-    import mteb
-    from pipeline.evaluate.mteb import mteb_model
-    mteb.evaluate(mteb_model(load_encoder(EncoderSettings(), EncodeSettings())), mteb.get_tasks(["STS12"]))
+import mteb
+from pipeline.evaluate.mteb import mteb_model
+mteb.evaluate(mteb_model(load_encoder(EncoderSettings(), EncodeSettings())), mteb.get_tasks(["STS12"]))
 """
 
 import importlib
@@ -47,12 +47,16 @@ class MtebModel:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Tensor (n, m) of cosines; a single vector counts as one row."""
-        left, right = (prepared("cosine", np.atleast_2d(np.asarray(each))) for each in (embeddings1, embeddings2))
+        left, right = (
+            prepared("cosine", np.atleast_2d(np.asarray(each))) for each in (embeddings1, embeddings2)
+        )
         return _tensor(crossed("cosine", left, right))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Tensor (n,) of cosines of paired rows."""
-        return _tensor(paired("cosine", np.atleast_2d(np.asarray(embeddings1)), np.atleast_2d(np.asarray(embeddings2))))
+        return _tensor(
+            paired("cosine", np.atleast_2d(np.asarray(embeddings1)), np.atleast_2d(np.asarray(embeddings2)))
+        )
 
     @cached_property
     def mteb_model_meta(self) -> Any:
@@ -60,13 +64,19 @@ class MtebModel:
         suffix = getattr(self._transform, "transform_id", "") if self._transform is not None else ""
         empty = _mteb().models.ModelMeta.create_empty()
         known = {
-            "name": self._name, "revision": f"{self._encoder.space_id[:16]}{'-' if suffix else ''}{suffix[:16]}", "max_tokens": self._encoder.max_length,
-            "embed_dim": int(getattr(self._transform, "k", self._encoder.dim)), "framework": ["PyTorch"], "similarity_fn_name": "cosine",
+            "name": self._name,
+            "revision": f"{self._encoder.space_id[:16]}{'-' if suffix else ''}{suffix[:16]}",
+            "max_tokens": self._encoder.max_length,
+            "embed_dim": int(getattr(self._transform, "k", self._encoder.dim)),
+            "framework": ["PyTorch"],
+            "similarity_fn_name": "cosine",
         }
         return type(empty).model_validate({**empty.model_dump(), **known})
 
 
-def mteb_model(encoder: QueryEncoder, transform: Transform | None = None, name: str = "manta/encoder") -> MtebModel:
+def mteb_model(
+    encoder: QueryEncoder, transform: Transform | None = None, name: str = "manta/encoder"
+) -> MtebModel:
     """`encoder`, its vectors mapped by `transform`, as a model for mteb.evaluate; name: "organisation/model", in mteb's results.
 
     ConfigError where mteb is not installed.
@@ -79,7 +89,12 @@ def _mteb() -> ModuleType:
     try:
         return importlib.import_module("mteb")
     except ImportError as error:
-        raise ConfigError("mteb", "the package mteb, version 2", f"{error}", 'install the extra: pip install "manta-embeddings[bench]"') from None
+        raise ConfigError(
+            "mteb",
+            "the package mteb, version 2",
+            f"{error}",
+            'install the extra: pip install "manta-embeddings[bench]"',
+        ) from None
 
 
 def _tensor(x: np.ndarray) -> Any:

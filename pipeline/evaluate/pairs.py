@@ -46,7 +46,9 @@ class PairsTask:
         positives = int(kept.labels("label").sum())
         if positives in (0, len(kept)):
             found = f"one class only: {positives:,} of {len(kept):,} are 1"
-            raise DataError(self.file.where, "pairs labelled 1 and pairs labelled 0", found, "give pairs of both kinds")
+            raise DataError(
+                self.file.where, "pairs labelled 1 and pairs labelled 0", found, "give pairs of both kinds"
+            )
         return kept, len(rows) - len(kept)
 
     def sentences(self) -> Sequence[str]:
@@ -56,24 +58,52 @@ class PairsTask:
     def score(self, vectors: Vectors) -> Score:
         rows, dropped = self._labelled()
         x = vectors_of(vectors, [*rows.texts("sentence1"), *rows.texts("sentence2")], self.name)
-        predicted, positive = paired(self.similarity, x[: len(rows)], x[len(rows) :]), rows.labels("label") == 1
+        predicted, positive = (
+            paired(self.similarity, x[: len(rows)], x[len(rows) :]),
+            rows.labels("label") == 1,
+        )
         accuracy, f1 = best_accuracy(predicted, positive), best_f1(predicted, positive)
         figures = {
-            "average precision": 100 * average_precision(predicted, positive), "AUC": 100 * roc_auc(predicted, positive), "accuracy": 100 * accuracy.value,
-            "F1": 100 * f1.value, "precision at best F1": 100 * f1.precision, "recall at best F1": 100 * f1.recall,
+            "average precision": 100 * average_precision(predicted, positive),
+            "AUC": 100 * roc_auc(predicted, positive),
+            "accuracy": 100 * accuracy.value,
+            "F1": 100 * f1.value,
+            "precision at best F1": 100 * f1.precision,
+            "recall at best F1": 100 * f1.recall,
         }
         facts = {
-            "similarity": self.similarity, "positives": int(positive.sum()), "negatives": int((~positive).sum()), "without_label": dropped,
-            "missing_texts": rows.missing("sentence1", "sentence2"), "threshold_accuracy": _finite(accuracy.threshold), "threshold_f1": _finite(f1.threshold),
+            "similarity": self.similarity,
+            "positives": int(positive.sum()),
+            "negatives": int((~positive).sum()),
+            "without_label": dropped,
+            "missing_texts": rows.missing("sentence1", "sentence2"),
+            "threshold_accuracy": _finite(accuracy.threshold),
+            "threshold_f1": _finite(f1.threshold),
             "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, not what new pairs would give",
         }
         metric = f"average precision x100, {self.similarity}"
-        same = (f"{self.name}: every pair has the same {self.similarity} similarity",) if np.ptp(predicted) == 0 else ()
-        return Score(metric, figures["average precision"], len(rows), figures, facts, same, {"prediction": predicted, "positive": positive})
+        same = (
+            (f"{self.name}: every pair has the same {self.similarity} similarity",)
+            if np.ptp(predicted) == 0
+            else ()
+        )
+        return Score(
+            metric,
+            figures["average precision"],
+            len(rows),
+            figures,
+            facts,
+            same,
+            {"prediction": predicted, "positive": positive},
+        )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         positive = evidence["positive"][rows]
-        return 100 * average_precision(evidence["prediction"][rows], positive) if positive.any() else float("nan")
+        return (
+            100 * average_precision(evidence["prediction"][rows], positive)
+            if positive.any()
+            else float("nan")
+        )
 
 
 def _finite(threshold: float) -> float | None:

@@ -11,8 +11,13 @@ from pipeline.errors import DataError
 from pipeline.evaluate.solvers import Linear, Solver
 
 CROSS, TRAIN, DEV, TEST = "cv", "train", "dev", "test"
-EXPECTED = {"SST2": (TRAIN, DEV, TEST), "SST5": (TRAIN, DEV, TEST), "TREC": (TRAIN, TEST), "MRPC": (TRAIN, TEST)}
-LEAST = 3                       # texts of a class, so that every training part of a nested cross-validation has one
+EXPECTED = {
+    "SST2": (TRAIN, DEV, TEST),
+    "SST5": (TRAIN, DEV, TEST),
+    "TREC": (TRAIN, TEST),
+    "MRPC": (TRAIN, TEST),
+}
+LEAST = 3  # texts of a class, so that every training part of a nested cross-validation has one
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,13 @@ class Protocol:
             model, chosen = self._by_dev(solver, x, y, parts)
         else:
             model, chosen = self._by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
-        return Outcome(parts[TEST], model.predict(x[parts[TEST]])[0, 0], np.zeros(len(parts[TEST]), np.int64), (chosen,), model.converged)
+        return Outcome(
+            parts[TEST],
+            model.predict(x[parts[TEST]])[0, 0],
+            np.zeros(len(parts[TEST]), np.int64),
+            (chosen,),
+            model.converged,
+        )
 
     def _nested(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> Outcome:
         """Every row is tested once, by a classifier whose strength was chosen by cross-validation within the other outer folds."""
@@ -74,43 +85,88 @@ class Protocol:
         model = solver.fit(x, y, int(y.max()) + 1, np.ones((1, len(y)), bool), [chosen])
         return replace(model, converged=model.converged and tried.converged), chosen
 
-    def _by_dev(self, solver: Solver, x: np.ndarray, y: np.ndarray, parts: dict[str, np.ndarray]) -> tuple[Linear, float]:
+    def _by_dev(
+        self, solver: Solver, x: np.ndarray, y: np.ndarray, parts: dict[str, np.ndarray]
+    ) -> tuple[Linear, float]:
         """A classifier of the training part, with the strength that is best on the dev part."""
         train, dev = parts[TRAIN], parts[DEV]
-        tried = solver.fit(x[train], y[train], int(y[train].max()) + 1, np.ones((1, len(train)), bool), solver.strengths)
+        tried = solver.fit(
+            x[train], y[train], int(y[train].max()) + 1, np.ones((1, len(train)), bool), solver.strengths
+        )
         best = int(np.argmax((tried.predict(x[dev])[0] == y[dev]).mean(axis=1)))
-        return Linear(tried.weights[:, best : best + 1], tried.bias[:, best : best + 1], tried.converged), solver.strengths[best]
+        return Linear(
+            tried.weights[:, best : best + 1], tried.bias[:, best : best + 1], tried.converged
+        ), solver.strengths[best]
 
 
 def protocol_of(name: str, splits: Sequence[Any] | None, folds: int, seed: int, where: str) -> Protocol:
     """The protocol that fits the splits of a file (None: it has no such column); DataError for unknown ones or for a test part alone."""
-    there = tuple(each for each in (CROSS, TRAIN, DEV, TEST) if each in (splits if splits is not None else (CROSS,)))
-    if splits is not None and (len(there) < len(splits) or not (there == (CROSS,) or TRAIN in there) or (CROSS in there and len(there) > 1)):
+    there = tuple(
+        each for each in (CROSS, TRAIN, DEV, TEST) if each in (splits if splits is not None else (CROSS,))
+    )
+    if splits is not None and (
+        len(there) < len(splits)
+        or not (there == (CROSS,) or TRAIN in there)
+        or (CROSS in there and len(there) > 1)
+    ):
         found = ", ".join(map(str, splits)) or "none"
-        raise DataError(where, f"the split {CROSS} for all rows, or {TRAIN}, {DEV} and {TEST}", found, "rename the values of the split column")
+        raise DataError(
+            where,
+            f"the split {CROSS} for all rows, or {TRAIN}, {DEV} and {TEST}",
+            found,
+            "rename the values of the split column",
+        )
     wanted = EXPECTED.get(name, () if there == (CROSS,) else (TRAIN, TEST))
     missing = tuple(each for each in wanted if each not in there)
     if TEST not in there:
         title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if there != (CROSS,) else "")
     else:
-        title = f"chosen on {DEV}, {TEST}" if DEV in there else f"chosen by {folds}-fold cross-validation on {TRAIN}, {TEST}"
+        title = (
+            f"chosen on {DEV}, {TEST}"
+            if DEV in there
+            else f"chosen by {folds}-fold cross-validation on {TRAIN}, {TEST}"
+        )
     return Protocol(title, there, missing, folds, seed)
 
 
-def check_classes(y: np.ndarray, split: np.ndarray, protocol: Protocol, labels: Sequence[Any], where: str) -> None:
+def check_classes(
+    y: np.ndarray, split: np.ndarray, protocol: Protocol, labels: Sequence[Any], where: str
+) -> None:
     """DataError for a split with one class only, for classes too small for the folds, and for a tested label that no training text has."""
     for name in protocol.used:
         counts = np.bincount(y[split == name], minlength=len(labels))
         if np.count_nonzero(counts) < 2:
-            raise DataError(where, f"texts of at least two classes in the split {name}", f"one class only: {counts.sum():,} texts", "give texts of every class")
+            raise DataError(
+                where,
+                f"texts of at least two classes in the split {name}",
+                f"one class only: {counts.sum():,} texts",
+                "give texts of every class",
+            )
         if name in (TEST, DEV):
             continue
-        small = {labels[place]: int(count) for place, count in enumerate(counts) if count < (1 if DEV in protocol.splits else LEAST)}
+        small = {
+            labels[place]: int(count)
+            for place, count in enumerate(counts)
+            if count < (1 if DEV in protocol.splits else LEAST)
+        }
         if small:
             found = ", ".join(f"{count} of {label!r}" for label, count in small.items())
-            raise DataError(where, f"at least {LEAST} texts of every class to train on in the split {name}", found, "leave the class out, or give more of it")
-        if DEV not in protocol.splits and counts.max() * (protocol.folds - 1) // protocol.folds < protocol.folds:
-            raise DataError(where, f"a class with more than {protocol.folds} texts", f"{counts.max()} at most", "lower evaluate.folds")
+            raise DataError(
+                where,
+                f"at least {LEAST} texts of every class to train on in the split {name}",
+                found,
+                "leave the class out, or give more of it",
+            )
+        if (
+            DEV not in protocol.splits
+            and counts.max() * (protocol.folds - 1) // protocol.folds < protocol.folds
+        ):
+            raise DataError(
+                where,
+                f"a class with more than {protocol.folds} texts",
+                f"{counts.max()} at most",
+                "lower evaluate.folds",
+            )
 
 
 def stratified(y: np.ndarray, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -118,5 +174,7 @@ def stratified(y: np.ndarray, folds: int, seed: int) -> list[tuple[np.ndarray, n
     from sklearn.model_selection import StratifiedKFold
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)            # of a class smaller than the number of folds: it is in every training part, see LEAST
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of a class smaller than the number of folds: it is in every training part, see LEAST
         return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))

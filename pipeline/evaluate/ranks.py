@@ -7,8 +7,8 @@ import numpy as np
 
 from pipeline.evaluate.similarity import Similarity, crossed, prepared
 
-BLOCK = 1 << 24                 # similarities held at once: 64 MiB in float32
-TIE = 1e-6                      # relative: products of equal vectors differ by a few roundings between places of a matrix product
+BLOCK = 1 << 24  # similarities held at once: 64 MiB in float32
+TIE = 1e-6  # relative: products of equal vectors differ by a few roundings between places of a matrix product
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Relevant:
     own: np.ndarray
 
 
-def relevant_ranks(kind: Similarity, queries: np.ndarray, targets: np.ndarray, relevant: Relevant) -> list[np.ndarray]:
+def relevant_ranks(
+    kind: Similarity, queries: np.ndarray, targets: np.ndarray, relevant: Relevant
+) -> list[np.ndarray]:
     """Per query the ascending ranks, from 1, of its relevant targets among all targets but its own place; queries (q, d), targets (t, d).
 
     A tie counts against: a target that is not relevant goes before a relevant one of the same similarity.
@@ -31,7 +33,9 @@ def relevant_ranks(kind: Similarity, queries: np.ndarray, targets: np.ndarray, r
     ]
 
 
-def similarity_blocks(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def similarity_blocks(
+    kind: Similarity, queries: np.ndarray, targets: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
     """(first query, similarities (b, t)) for all queries in order, as many at a time as `BLOCK` allows."""
     queries, targets = prepared(kind, queries), prepared(kind, targets)
     step = max(1, BLOCK // max(len(targets), 1))
@@ -47,8 +51,10 @@ def _ranks(similarities: np.ndarray, relevant: np.ndarray, own: int) -> np.ndarr
     # a target is before the i-th relevant one if it reaches its bound: count all by the number of bounds that they reach, less those that compete with nobody
     level = np.searchsorted(bounds, similarities, side="right")
     apart = np.r_[relevant, own] if own >= 0 else relevant
-    reached = np.bincount(level, minlength=len(bounds) + 1) - np.bincount(level[apart], minlength=len(bounds) + 1)
-    before = np.cumsum(reached[::-1])[:-1]                          # for the best relevant one first
+    reached = np.bincount(level, minlength=len(bounds) + 1) - np.bincount(
+        level[apart], minlength=len(bounds) + 1
+    )
+    before = np.cumsum(reached[::-1])[:-1]  # for the best relevant one first
     return np.arange(1, len(bounds) + 1) + before
 
 
@@ -61,13 +67,17 @@ class Mined:
     above: np.ndarray
 
 
-def most_alike(kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()) -> Mined:
+def most_alike(
+    kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()
+) -> Mined:
     """The most similar pairs of rows of x (n, d), among the `neighbours` nearest of every row, at most `pairs` of them."""
     keys, values, above = np.empty(0, np.int64), np.empty(0, np.float64), np.zeros(len(thresholds), np.int64)
     for start, block in similarity_blocks(kind, x, x):
         rows = start + np.arange(len(block))
         block[np.arange(len(block)), rows] = -np.inf
-        above += np.array([np.count_nonzero(np.triu(block >= bound, start + 1)) for bound in thresholds], np.int64)
+        above += np.array(
+            [np.count_nonzero(np.triu(block >= bound, start + 1)) for bound in thresholds], np.int64
+        )
         near = _nearest(block, neighbours)
         found, similarity = np.repeat(rows, near.shape[1]), np.take_along_axis(block, near, axis=1).ravel()
         low, high = np.minimum(found, near.ravel()), np.maximum(found, near.ravel())

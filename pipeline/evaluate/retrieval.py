@@ -62,15 +62,32 @@ class RetrievalTask:
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.name, self.file, similarity=self.similarity, k=self.options.k, queries=self.options.queries, seed=self.seed)
+        return digest(
+            self.kind,
+            self.name,
+            self.file,
+            similarity=self.similarity,
+            k=self.options.k,
+            queries=self.options.queries,
+            seed=self.seed,
+        )
 
     def search(self) -> Search:
         """What is searched for what; DataError if no query has anything to find."""
         rows = self.file.rows()
         search = _by_positive(rows) if rows.has("query") else _by_group(rows)
         if not len(search.queries):
-            found = f"{len(rows):,} rows, in which no text shares its group with another" if rows.has("group") else "no rows"
-            raise DataError(self.file.where, "queries that have something to find", found, "give another file, or name the columns by role in `columns`")
+            found = (
+                f"{len(rows):,} rows, in which no text shares its group with another"
+                if rows.has("group")
+                else "no rows"
+            )
+            raise DataError(
+                self.file.where,
+                "queries that have something to find",
+                found,
+                "give another file, or name the columns by role in `columns`",
+            )
         wanted = self.options.queries or len(search.queries)
         if wanted >= len(search.queries):
             return search
@@ -89,14 +106,30 @@ class RetrievalTask:
         queries, targets = x[places[: len(search.queries)]], x[places[len(search.queries) :]]
         ranks = relevant_ranks(self.similarity, queries, targets, search.relevant)
         gains, k = ndcg_at(ranks, self.options.k), self.options.k
-        figures = {f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})}
+        figures = {
+            f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})
+        }
         figures |= {"MRR": 100 * float(reciprocal_rank(ranks).mean()), f"nDCG@{k}": 100 * float(gains.mean())}
         rows = self.file.rows()
         facts = {
-            "similarity": self.similarity, "queries": len(search.queries), "targets": len(search.targets), "relevant": sum(len(each) for each in ranks),
-            "search": "exact; a tie counts against", "missing_texts": rows.missing(*(role for role in ("query", "positive", "text") if rows.has(role))),
+            "similarity": self.similarity,
+            "queries": len(search.queries),
+            "targets": len(search.targets),
+            "relevant": sum(len(each) for each in ranks),
+            "search": "exact; a tie counts against",
+            "missing_texts": rows.missing(
+                *(role for role in ("query", "positive", "text") if rows.has(role))
+            ),
         }
-        return Score(f"nDCG@{k} x100, {self.similarity}", figures[f"nDCG@{k}"], len(ranks), figures, facts, (), {"gain": gains})
+        return Score(
+            f"nDCG@{k} x100, {self.similarity}",
+            figures[f"nDCG@{k}"],
+            len(ranks),
+            figures,
+            facts,
+            (),
+            {"gain": gains},
+        )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * float(evidence["gain"][rows].mean())
@@ -105,17 +138,39 @@ class RetrievalTask:
 def _by_positive(rows: Rows) -> Search:
     """Distinct queries against distinct positives."""
     queries, targets = rows.texts("query"), rows.texts("positive")
-    query, target = {text: place for place, text in enumerate(dict.fromkeys(queries))}, {text: place for place, text in enumerate(dict.fromkeys(targets))}
-    pairs = np.unique(np.array([(query[q], target[t]) for q, t in zip(queries, targets, strict=True)], np.int64).reshape(-1, 2), axis=0)
+    query, target = (
+        {text: place for place, text in enumerate(dict.fromkeys(queries))},
+        {text: place for place, text in enumerate(dict.fromkeys(targets))},
+    )
+    pairs = np.unique(
+        np.array([(query[q], target[t]) for q, t in zip(queries, targets, strict=True)], np.int64).reshape(
+            -1, 2
+        ),
+        axis=0,
+    )
     relevant = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1) if len(pairs) else []
     count = len(query)
-    return Search([*query, *target], np.arange(count), count + np.arange(len(target)), Relevant(relevant, np.full(count, -1)))
+    return Search(
+        [*query, *target],
+        np.arange(count),
+        count + np.arange(len(target)),
+        Relevant(relevant, np.full(count, -1)),
+    )
 
 
 def _by_group(rows: Rows) -> Search:
     """Every row whose group has another row, against all rows."""
     groups, _ = rows.codes("group")
     order = np.argsort(groups, kind="stable")
-    members = {int(groups[part[0]]): part for part in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1) if len(part)}
+    members = {
+        int(groups[part[0]]): part
+        for part in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+        if len(part)
+    }
     queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])
-    return Search(rows.texts("text"), queries, np.arange(len(rows)), Relevant([members[int(groups[place])] for place in queries], queries))
+    return Search(
+        rows.texts("text"),
+        queries,
+        np.arange(len(rows)),
+        Relevant([members[int(groups[place])] for place in queries], queries),
+    )

@@ -10,16 +10,21 @@ from pipeline.evaluate import Vectors
 
 Similarity = Literal["cosine", "angular", "euclidean", "dot"]
 
-_SMALLEST = 1e-12               # norms below: the zero vector, whose cosine with everything is 0
+_SMALLEST = 1e-12  # norms below: the zero vector, whose cosine with everything is 0
 
-_DECIMALS = 12                  # of cosines: pairs of equal texts tie at 1, which float64 misses by 1e-16 now and then
+_DECIMALS = 12  # of cosines: pairs of equal texts tie at 1, which float64 misses by 1e-16 now and then
 
 
 def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.ndarray:
     """(n, d) float32 of n sentences; ModelError for another shape or for values that are not finite."""
     x = np.asarray(vectors(sentences), np.float32)
     if x.ndim != 2 or len(x) != len(sentences):
-        raise ModelError(where, f"one vector for each of {len(sentences):,} sentences", f"an array of shape {x.shape}", "mend what makes the vectors")
+        raise ModelError(
+            where,
+            f"one vector for each of {len(sentences):,} sentences",
+            f"an array of shape {x.shape}",
+            "mend what makes the vectors",
+        )
     if not (finite := np.isfinite(x).all(axis=1)).all():
         found = f"values that are not finite in {np.count_nonzero(~finite):,} of {len(x):,}, first for {sentences[int(np.argmin(finite))][:80]!r}"
         raise ModelError(where, "finite vectors", found, "check the encoder and its transform")

@@ -59,36 +59,69 @@ class StsTask:
     @classmethod
     def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
         options = validated(StsOptions, source.options, f"{source.uri}: options")
-        file = open_file(source, store, path, [("sentence1", "sentence2", "score")], ("subset",), options.split)
+        file = open_file(
+            source, store, path, [("sentence1", "sentence2", "score")], ("subset",), options.split
+        )
         task = cls(name_of(source, path), file, settings.similarity, settings.aggregation, options)
         task.pairs()
         return task
 
     @property
     def digest(self) -> str:
-        return digest(self.kind, self.name, self.file, similarity=self.similarity, aggregation=self.aggregation, low=self.options.low, high=self.options.high)
+        return digest(
+            self.kind,
+            self.name,
+            self.file,
+            similarity=self.similarity,
+            aggregation=self.aggregation,
+            low=self.options.low,
+            high=self.options.high,
+        )
 
     def pairs(self) -> Pairs:
         """The pairs that have a score; DataError for scores out of range, without any variance, or fewer than two."""
         rows = self.file.rows()
         there = ~np.isnan(rows.numbers("score"))
         kept = rows.take(there)
-        gold, (subset, names) = kept.numbers("score"), kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name])
+        gold, (subset, names) = (
+            kept.numbers("score"),
+            kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name]),
+        )
         self._check(gold)
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
-        return Pairs(kept.texts("sentence1"), kept.texts("sentence2"), gold, subset, names, int((~there).sum()), kept.missing("sentence1", "sentence2"))
+        return Pairs(
+            kept.texts("sentence1"),
+            kept.texts("sentence2"),
+            gold,
+            subset,
+            names,
+            int((~there).sum()),
+            kept.missing("sentence1", "sentence2"),
+        )
 
     def _check(self, gold: np.ndarray) -> None:
         low, high = self.options.low, self.options.high
         outside = gold[(gold < low) | (gold > high)]
         if len(outside):
             found = f"{len(outside):,} outside, such as {outside[0]:g}"
-            raise DataError(self.file.where, f"scores from {low:g} to {high:g}", found, "mend the file, or set the options `low` and `high`")
+            raise DataError(
+                self.file.where,
+                f"scores from {low:g} to {high:g}",
+                found,
+                "mend the file, or set the options `low` and `high`",
+            )
         if len(gold) < 2:
-            raise DataError(self.file.where, "at least two pairs with a score", f"{len(gold)}", "give more pairs")
+            raise DataError(
+                self.file.where, "at least two pairs with a score", f"{len(gold)}", "give more pairs"
+            )
         if constant(gold):
-            raise DataError(self.file.where, "scores that differ", f"{len(gold):,} pairs, all with {gold[0]:g}", "give other pairs: no correlation is defined here")
+            raise DataError(
+                self.file.where,
+                "scores that differ",
+                f"{len(gold):,} pairs, all with {gold[0]:g}",
+                "give other pairs: no correlation is defined here",
+            )
 
     def sentences(self) -> Sequence[str]:
         pairs = self.pairs()
@@ -103,19 +136,37 @@ class StsTask:
         value = figures[f"Spearman {self.aggregation}"]
         if np.isnan(value):
             remedy = "use evaluate.aggregation=all or larger subsets"
-            raise DataError(self.file.where, f"a subset whose scores differ, for the aggregation {self.aggregation}", f"none of {len(pairs.names)}", remedy)
+            raise DataError(
+                self.file.where,
+                f"a subset whose scores differ, for the aggregation {self.aggregation}",
+                f"none of {len(pairs.names)}",
+                remedy,
+            )
         facts = {
-            "similarity": self.similarity, "aggregation": self.aggregation, "pairs": len(pairs.gold), "without_gold": pairs.dropped, "missing_texts": pairs.missing,
-            "subsets": dict(zip(pairs.names, np.bincount(pairs.subset, minlength=len(pairs.names)).tolist(), strict=True)),
+            "similarity": self.similarity,
+            "aggregation": self.aggregation,
+            "pairs": len(pairs.gold),
+            "without_gold": pairs.dropped,
+            "missing_texts": pairs.missing,
+            "subsets": dict(
+                zip(pairs.names, np.bincount(pairs.subset, minlength=len(pairs.names)).tolist(), strict=True)
+            ),
         }
         defined = {name: each for name, each in figures.items() if not np.isnan(each)}
         metric = f"Spearman x100, {self.similarity}, {self.aggregation}"
-        return Score(metric, value, len(pairs.gold), defined, facts, self._warnings(pairs, predicted), evidence)
+        return Score(
+            metric, value, len(pairs.gold), defined, facts, self._warnings(pairs, predicted), evidence
+        )
 
     def _warnings(self, pairs: Pairs, predicted: np.ndarray) -> tuple[str, ...]:
         if constant(predicted):
-            return (f"{self.name}: every pair has the same {self.similarity} similarity, {predicted[0] + 0.0:g}; correlations are given as 0",)
-        parts = [(name, predicted[pairs.subset == place], pairs.gold[pairs.subset == place]) for place, name in enumerate(pairs.names)]
+            return (
+                f"{self.name}: every pair has the same {self.similarity} similarity, {predicted[0] + 0.0:g}; correlations are given as 0",
+            )
+        parts = [
+            (name, predicted[pairs.subset == place], pairs.gold[pairs.subset == place])
+            for place, name in enumerate(pairs.names)
+        ]
         flat = [name for name, ours, gold in parts if constant(ours) and not constant(gold)]
         undefined = [name for name, _, gold in parts if constant(gold)]
         left_out = f"{self.name}: no correlation is defined in {', '.join(undefined)} (one pair, or one score for all); mean and wmean leave them out"
@@ -123,16 +174,24 @@ class StsTask:
         return (*([left_out] if undefined else []), *([zero] if flat else []))
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        return 100 * aggregated(spearman, {name: values[rows] for name, values in evidence.items()}, self.aggregation)
+        return 100 * aggregated(
+            spearman, {name: values[rows] for name, values in evidence.items()}, self.aggregation
+        )
 
 
 def _figures(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
     """Both correlations x100 under every aggregation, and Spearman of every subset; nan where it is not defined."""
     correlations: dict[str, Correlation] = {"Spearman": spearman, "Pearson": pearson}
-    whole = {f"{name} {how}": 100 * aggregated(correlate, evidence, how) for name, correlate in correlations.items() for how in AGGREGATIONS}
+    whole = {
+        f"{name} {how}": 100 * aggregated(correlate, evidence, how)
+        for name, correlate in correlations.items()
+        for how in AGGREGATIONS
+    }
     parts = [evidence["stratum"] == place for place in range(len(names))]
     return whole | {
-        f"Spearman of {name}": 100 * correlation(spearman, evidence["prediction"][part], evidence["gold"][part]) for name, part in zip(names, parts, strict=True)
+        f"Spearman of {name}": 100
+        * correlation(spearman, evidence["prediction"][part], evidence["gold"][part])
+        for name, part in zip(names, parts, strict=True)
     }
 
 

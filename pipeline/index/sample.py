@@ -25,6 +25,9 @@ def sample_rows(ids: pa.Array | pa.ChunkedArray, count: int, salt: str) -> np.nd
     if count >= len(ids):
         return np.arange(len(ids))
     key = salt.encode()[: hashlib.blake2b.MAX_KEY_SIZE]
-    hashes = (hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for value in ids.to_pylist())
+    hashes = (
+        hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
+        for value in ids.to_pylist()
+    )
     order = np.argsort(np.frombuffer(b"".join(hashes), dtype=">u8"), kind="stable")
     return np.sort(order[:count])

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def open_release(
-    uri: str | Path, number: int | None = None, *, verify: bool = True, device: str = "cpu", commits: str | Path | None = None
+    uri: str | Path,
+    number: int | None = None,
+    *,
+    verify: bool = True,
+    device: str = "cpu",
+    commits: str | Path | None = None,
 ) -> "OpenRelease":
     """The current release below the root `uri`, or release `number`, ready to search.
 
@@ -80,7 +85,12 @@ class OpenRelease:
         return self._opened.encode(texts)
 
     def search(
-        self, queries: str | Sequence[str] | np.ndarray, k: int = 10, *, space_id: str | None = None, texts: bool = False
+        self,
+        queries: str | Sequence[str] | np.ndarray,
+        k: int = 10,
+        *,
+        space_id: str | None = None,
+        texts: bool = False,
     ) -> pa.Table:
         """The k nearest rows of each query, best first: query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and the kept columns.
 
@@ -94,7 +104,12 @@ class OpenRelease:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
         opened = self._opened
         if space_id is not None and space_id != opened.manifest.space_id:
-            raise SpaceMismatch("search", f"vectors of space {opened.manifest.space_id}", f"space {space_id}", "encode the queries with the release's encoder")
+            raise SpaceMismatch(
+                "search",
+                f"vectors of space {opened.manifest.space_id}",
+                f"space {space_id}",
+                "encode the queries with the release's encoder",
+            )
         if not isinstance(queries, np.ndarray):
             queries = _known([queries] if isinstance(queries, str) else queries, opened)
         return opened.search(queries, k, texts)
@@ -124,12 +139,21 @@ class _Opened:
         self._parts = open_parts(manifest.index.files, local, tombstones)
         if self._parts.ntotal != manifest.rows:
             found = f"{self._parts.ntotal:,}"
-            raise DataError(store.uri_of(manifest.index.files[0].path), f"{manifest.rows:,} live rows", found, "restore the index, or roll back")
+            raise DataError(
+                store.uri_of(manifest.index.files[0].path),
+                f"{manifest.rows:,} live rows",
+                found,
+                "restore the index, or roll back",
+            )
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "_Opened":
         """The newer release, with this one's encoder where it is the same."""
         opened = _Opened(self._store, manifest, verify, self._device)
-        if manifest.space_id == self.manifest.space_id and manifest.encoder == self.manifest.encoder and "encoder" in self.__dict__:
+        if (
+            manifest.space_id == self.manifest.space_id
+            and manifest.encoder == self.manifest.encoder
+            and "encoder" in self.__dict__
+        ):
             opened.__dict__["encoder"] = self.encoder
         return opened
 
@@ -139,7 +163,9 @@ class _Opened:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         cleaned = normalize(list(texts)).to_pylist()
         if not all(cleaned):
-            raise ConfigError("search: query", "some text", "an empty query", "check the variable that holds it")
+            raise ConfigError(
+                "search: query", "some text", "an empty query", "check the variable that holds it"
+            )
         return self.encoder.encode(cleaned, query=True)
 
     @functools.cached_property
@@ -150,11 +176,18 @@ class _Opened:
 
         # not compiled: that would cost the first query seconds. The process keeps its number of threads
         settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
-        with folder_of([(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]) as folder:
+        with folder_of(
+            [(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]
+        ) as folder:
             encoder = load_encoder(self._encoder_settings(folder), settings, self._device)
         if encoder.space_id != self.manifest.space_id:
             where = self._store.uri_of(self.manifest.encoder.path)
-            raise SpaceMismatch(where, f"space {self.manifest.space_id}", f"space {encoder.space_id}", "the encoder folder is not that of the release: restore it")
+            raise SpaceMismatch(
+                where,
+                f"space {self.manifest.space_id}",
+                f"space {encoder.space_id}",
+                "the encoder folder is not that of the release: restore it",
+            )
         return encoder
 
     def _encoder_file(self, reference: FileRef) -> Path:
@@ -163,16 +196,28 @@ class _Opened:
 
     def _encoder_settings(self, folder: Path) -> EncoderSettings:
         try:
-            return EncoderSettings.model_validate({**self.manifest.settings.get("encoder", {}), "path": str(folder)})
+            return EncoderSettings.model_validate(
+                {**self.manifest.settings.get("encoder", {}), "path": str(folder)}
+            )
         except ValidationError as error:
             where = f"release {self.manifest.release}: settings.encoder"
-            raise DataError(where, "settings that this version knows", str(error.errors()[0]["loc"]), "open it with the version that wrote it") from None
+            raise DataError(
+                where,
+                "settings that this version knows",
+                str(error.errors()[0]["loc"]),
+                "open it with the version that wrote it",
+            ) from None
 
     def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
         scores, addresses = self._parts.search_further(self._checked(vectors), k)
         query, rank = np.nonzero(addresses != NOBODY)
         rows = self._ids.take(addresses[query, rank])
-        columns = {"query": pa.array(query, pa.int32()), "rank": pa.array(rank + 1, pa.int32()), "id": rows["id"], "score": pa.array(scores[query, rank], pa.float32())}
+        columns = {
+            "query": pa.array(query, pa.int32()),
+            "rank": pa.array(rank + 1, pa.int32()),
+            "id": rows["id"],
+            "score": pa.array(scores[query, rank], pa.float32()),
+        }
         kept = {name: rows[name] for name in rows.column_names if name not in columns}
         if texts and "text" not in kept:
             columns["text"] = self._texts.take(addresses[query, rank])
@@ -181,10 +226,20 @@ class _Opened:
     def _checked(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d
         if vectors.ndim != 2 or vectors.shape[1] != dim:
-            raise DataError("search", f"vectors of shape (q, {dim})", f"{vectors.shape}", "give raw vectors of the release's encoder, one row a query")
+            raise DataError(
+                "search",
+                f"vectors of shape (q, {dim})",
+                f"{vectors.shape}",
+                "give raw vectors of the release's encoder, one row a query",
+            )
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
-            raise DataError("search", "finite vectors, none of them zero", f"query {bad[0]} is not so", "encode the query again")
+            raise DataError(
+                "search",
+                "finite vectors, none of them zero",
+                f"query {bad[0]} is not so",
+                "encode the query again",
+            )
         return vectors
 
 
@@ -192,7 +247,12 @@ def _known(texts: Sequence[str], opened: _Opened) -> np.ndarray:
     """The queries' vectors; DataError for one that has none: word vectors know only the words of their file."""
     vectors = opened.encode(texts)
     if len(unknown := np.flatnonzero(~vectors.any(axis=1))):
-        raise DataError("search: query", "a word that the release's encoder knows", repr(texts[unknown[0]][:80]), "use other words")
+        raise DataError(
+            "search: query",
+            "a word that the release's encoder knows",
+            repr(texts[unknown[0]][:80]),
+            "use other words",
+        )
     return vectors
 
 
@@ -200,11 +260,21 @@ def _local(store: Store, reference: FileRef, verify: bool) -> Path:
     try:
         return store.local(reference.path, reference.sha256 if verify else None)
     except FileNotFoundError:
-        raise DataError(store.uri_of(reference.path), "a file of the release", "no such file", "restore it, or roll back to a whole release") from None
+        raise DataError(
+            store.uri_of(reference.path),
+            "a file of the release",
+            "no such file",
+            "restore it, or roll back to a whole release",
+        ) from None
 
 
 def _read_addresses(file: Path) -> np.ndarray:
     try:
         return np.asarray(pq.read_table(file, columns=["address"])["address"].to_numpy())
     except (pa.ArrowInvalid, KeyError, OSError) as error:
-        raise DataError(str(file), "a Parquet file with a column address", " ".join(str(error).split()), "restore it, or roll back") from None
+        raise DataError(
+            str(file),
+            "a Parquet file with a column address",
+            " ".join(str(error).split()),
+            "restore it, or roll back",
+        ) from None

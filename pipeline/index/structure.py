@@ -11,14 +11,14 @@ import numpy as np
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss
 
-_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")       # of the C++ function that refuses a string
+_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # of the C++ function that refuses a string
 _BLOCK_ROWS = 1 << 16
 _IVF = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
 # codes of 32 rows interleaved. In faiss 1.15.1 merging three such indexes corrupts memory, and a row added after a removal takes a freed place without
 # clearing it: its code becomes the bitwise or of both, and its scores are wrong
 _IVF_PACKED = ("IndexIVFPQFastScan",)
 _CODES = ("IndexFlat", "IndexFlatIP", "IndexScalarQuantizer", "IndexPQ")
-_GRAPHS = ("IndexHNSWFlat", "IndexHNSWSQ")          # neither merge nor remove
+_GRAPHS = ("IndexHNSWFlat", "IndexHNSWSQ")  # neither merge nor remove
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def inspect_factory(factory: str, dim: int) -> Inspected:
         nlist=ann.nlist if name in _IVF + _IVF_PACKED else 0,
         codewords=1 << ann.pq.nbits if hasattr(ann, "pq") else 0,
         code_bytes=_code_bytes(ann),
-        trained_bytes=4 * dim * dim * (index is not ann) + (4 * dim << ann.pq.nbits if hasattr(ann, "pq") else 0),
+        trained_bytes=4 * dim * dim * (index is not ann)
+        + (4 * dim << ann.pq.nbits if hasattr(ann, "pq") else 0),
         trains=not index.is_trained,
         shardable=name not in _GRAPHS + _IVF_PACKED,
         mappable=name in _IVF,
@@ -93,7 +94,9 @@ def unwrap(index: Any) -> Any:
 def chain_of(index: Any) -> list[Any]:
     """The transforms before the ANN index, typed, in the order of their use; none for an index without."""
     chain: Any = index.chain if isinstance(index, faiss.IndexPreTransform) else None
-    return [faiss.downcast_VectorTransform(chain.at(number)) for number in range(chain.size() if chain else 0)]
+    return [
+        faiss.downcast_VectorTransform(chain.at(number)) for number in range(chain.size() if chain else 0)
+    ]
 
 
 def graph_search(index: Any, least: int) -> Any:
@@ -103,13 +106,19 @@ def graph_search(index: Any, least: int) -> Any:
         return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexIDMap):
         return graph_search(faiss.downcast_index(index.index), least)
-    return faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, least)) if hasattr(index, "hnsw") else None
+    return (
+        faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, least))
+        if hasattr(index, "hnsw")
+        else None
+    )
 
 
 def list_search(index: Any, nprobe: int) -> Any:
     """faiss search parameters with which an IVF index visits `nprobe` lists."""
     if isinstance(index, faiss.IndexPreTransform):
-        return faiss.SearchParametersPreTransform(index_params=list_search(faiss.downcast_index(index.index), nprobe))
+        return faiss.SearchParametersPreTransform(
+            index_params=list_search(faiss.downcast_index(index.index), nprobe)
+        )
     return faiss.SearchParametersIVF(nprobe=nprobe)
 
 
@@ -153,7 +162,12 @@ def addresses_of(index: Any) -> Iterator[np.ndarray]:
         return
     id_map = id_map_of(index)
     if id_map is None:
-        raise DataError("index", "addresses in an IVF or an id map", type(unwrap(index)).__name__, "build the index with this package")
+        raise DataError(
+            "index",
+            "addresses in an IVF or an id map",
+            type(unwrap(index)).__name__,
+            "build the index with this package",
+        )
     places = faiss.rev_swig_ptr(id_map.id_map.data(), index.ntotal)
     for start in range(0, index.ntotal, _BLOCK_ROWS):
         yield places[start : start + _BLOCK_ROWS].copy()
@@ -205,7 +219,9 @@ def _type_name(index: Any) -> str:
 
 
 def _transform_parts(transform: Any) -> Iterator[Any]:
-    linear = isinstance(transform, faiss.LinearTransform)     # OPQ and PCA too: a file keeps the matrix, not how it was found
+    linear = isinstance(
+        transform, faiss.LinearTransform
+    )  # OPQ and PCA too: a file keeps the matrix, not how it was found
     yield "LinearTransform" if linear else type(transform).__name__, transform.d_in, transform.d_out
     if linear:
         yield faiss.vector_to_array(transform.A).tobytes()

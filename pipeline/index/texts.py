@@ -12,8 +12,8 @@ from pipeline.errors import DataError
 from pipeline.store.release import ReleaseUnit
 from pipeline.store.store import Store
 
-_THREADS = 16           # units at once: an object store answers each in tens of milliseconds
-_BATCH_ROWS = 4_096     # decoded at once; reading ends behind the last row that is wanted
+_THREADS = 16  # units at once: an object store answers each in tens of milliseconds
+_BATCH_ROWS = 4_096  # decoded at once; reading ends behind the last row that is wanted
 _NO_TEXTS = "search without texts (--no-texts), restore the units, or roll back"
 
 
@@ -34,14 +34,18 @@ class Texts:
         ordinals, rows = addresses >> 32, addresses & 0xFFFFFFFF
         asked = [np.flatnonzero(ordinals == ordinal) for ordinal in np.unique(ordinals)]
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
-            texts = list(pool.map(lambda places: self._of_unit(int(ordinals[places[0]]), rows[places]), asked))
+            texts = list(
+                pool.map(lambda places: self._of_unit(int(ordinals[places[0]]), rows[places]), asked)
+            )
         return pa.concat_arrays(texts).take(pa.array(np.argsort(np.concatenate(asked))))
 
     def _of_unit(self, ordinal: int, rows: np.ndarray) -> pa.Array:
         """Texts of those rows of one unit, in their order."""
         unit = self._units.get(ordinal)
         if unit is None:
-            raise MissingTexts("release", f"the corpus unit {ordinal} of an answer", "none of that number", _NO_TEXTS)
+            raise MissingTexts(
+                "release", f"the corpus unit {ordinal} of an answer", "none of that number", _NO_TEXTS
+            )
         where = self._store.uri_of(unit.corpus.path)
         try:
             file = self._store.local(unit.corpus.path, unit.corpus.sha256 if self._verify else None)

@@ -8,13 +8,15 @@ import numpy as np
 from pipeline.index.library import faiss
 from pipeline.post import Affine
 
-NOBODY = -1                 # address where there are fewer vectors than answers asked for
-OUTSIDE = -2                # address of a query that is no row of the corpus
-MARGIN = 28                 # kept beyond the k-th: rows of equal score there, duplicate texts above all, are right answers too
-_BLOCK_ROWS = 8_192         # x 1,000 queries in float32: 33 MB of scores at a time
+NOBODY = -1  # address where there are fewer vectors than answers asked for
+OUTSIDE = -2  # address of a query that is no row of the corpus
+MARGIN = (
+    28  # kept beyond the k-th: rows of equal score there, duplicate texts above all, are right answers too
+)
+_BLOCK_ROWS = 8_192  # x 1,000 queries in float32: 33 MB of scores at a time
 
 
-Batches = Iterable[tuple[np.ndarray, np.ndarray]]       # (n,) int64 addresses, (n, d) float32 raw vectors
+Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d) float32 raw vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,9 @@ class ExactTopK:
         for addresses, vectors in batches:
             for start in range(0, len(addresses), _BLOCK_ROWS):
                 rows = slice(start, start + _BLOCK_ROWS)
-                best = self.merge(best, self._block(wanted, addresses[rows], indexed(vectors[rows], self.transform)))
+                best = self.merge(
+                    best, self._block(wanted, addresses[rows], indexed(vectors[rows], self.transform))
+                )
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:
@@ -64,14 +68,18 @@ class ExactTopK:
         addresses = np.concatenate([left.addresses, right.addresses], axis=1)
         scores = np.concatenate([left.scores, right.scores], axis=1)
         order = np.lexsort((addresses, -scores), axis=1)[:, : self.keep]
-        return Neighbours(np.take_along_axis(addresses, order, axis=1), np.take_along_axis(scores, order, axis=1))
+        return Neighbours(
+            np.take_along_axis(addresses, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        )
 
     def none(self) -> Neighbours:
         shape = (len(self.queries), self.keep)
         return Neighbours(np.full(shape, NOBODY, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32))
 
     def _block(self, wanted: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
-        scores, places = faiss.knn(wanted, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT)
+        scores, places = faiss.knn(
+            wanted, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
+        )
         found = np.where(places >= 0, addresses[places], NOBODY)
         none = (found == NOBODY) | (found == self.queries.addresses[:, None])
         return Neighbours(np.where(none, NOBODY, found), np.where(none, np.float32(-np.inf), scores))
@@ -96,7 +104,10 @@ class Known:
         """Score and address (q, 1) of the last known rank: nothing that is unknown comes before it. (-inf, any) where all is known."""
         lengths = self.lengths()
         last = np.maximum(lengths - 1, 0)[:, None]
-        scores, addresses = np.take_along_axis(self.best.scores, last, axis=1), np.take_along_axis(self.best.addresses, last, axis=1)
+        scores, addresses = (
+            np.take_along_axis(self.best.scores, last, axis=1),
+            np.take_along_axis(self.best.addresses, last, axis=1),
+        )
         scores = np.where((lengths == 0)[:, None], np.float32(np.inf), scores)
         return np.where((lengths >= self.others)[:, None], np.float32(-np.inf), scores), addresses
 
@@ -107,17 +118,26 @@ def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Ne
     stays (q, k): mask of before's answers; a row that is gone leaves a gap that nobody fills, so rankings grow shorter until a scan of all rows renews them.
     Of the merged ranks those are kept that come no later than the end of either: whatever is unknown comes after them.
     """
-    left = Neighbours(np.where(stays, before.best.addresses, NOBODY), np.where(stays, before.best.scores, np.float32(-np.inf)))
+    left = Neighbours(
+        np.where(stays, before.best.addresses, NOBODY),
+        np.where(stays, before.best.scores, np.float32(-np.inf)),
+    )
     merged = fold.merge(left, added.best)
     known = merged.addresses != NOBODY
     for scores, addresses in (before.end(), added.end()):
         known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
-    return Neighbours(np.where(known, merged.addresses, NOBODY), np.where(known, merged.scores, np.float32(-np.inf)))
+    return Neighbours(
+        np.where(known, merged.addresses, NOBODY), np.where(known, merged.scores, np.float32(-np.inf))
+    )
 
 
 def indexed(vectors: np.ndarray, transform: Affine | None) -> np.ndarray:
     """Raw vectors (n, d) as the index compares them: transformed, then of length one (zero stays zero); (n, k) float32, C order, always a copy."""
-    moved = np.array(vectors, dtype=np.float32) if transform is None else vectors.astype(np.float32, copy=False) @ transform.matrix.T + transform.bias
+    moved = (
+        np.array(vectors, dtype=np.float32)
+        if transform is None
+        else vectors.astype(np.float32, copy=False) @ transform.matrix.T + transform.bias
+    )
     moved = np.ascontiguousarray(moved, dtype=np.float32)
     faiss.normalize_L2(moved)
     return moved

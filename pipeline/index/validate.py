@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from pipeline.store.release import Gate
 from pipeline.text.tokens.coverage import Covered
 
 RANKS = (1, 10, 100)
-_SAME_SCORE = 1e-6          # float32 cosines of equal texts differ by 2e-7 at most between two matrix products
-_Z = 1.959964               # standard normal quantile of a two-sided 95 % interval
-_BEYOND_TARGET = 2          # points of the curve after the chosen one: it shows what more effort would buy
-_FLAT_POINTS, _FLAT_GAIN = 4, 5e-4      # four points are a factor of four in effort
+_SAME_SCORE = 1e-6  # float32 cosines of equal texts differ by 2e-7 at most between two matrix products
+_Z = 1.959964  # standard normal quantile of a two-sided 95 % interval
+_BEYOND_TARGET = 2  # points of the curve after the chosen one: it shows what more effort would buy
+_FLAT_POINTS, _FLAT_GAIN = 4, 5e-4  # four points are a factor of four in effort
 _EXACT_CODES = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat", "IndexHNSWFlat")
 _CANARY = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
 
@@ -46,7 +47,9 @@ class Share(Settings):
         value, z2 = hits / trials, _Z**2 / count
         centre = (value + z2 / 2) / (1 + z2)
         half = _Z * math.sqrt(value * (1 - value) / count + z2 / (4 * count)) / (1 + z2)
-        return cls(hits=hits, trials=trials, value=value, low=max(0.0, centre - half), high=min(1.0, centre + half))
+        return cls(
+            hits=hits, trials=trials, value=value, low=max(0.0, centre - half), high=min(1.0, centre + half)
+        )
 
 
 class CurvePoint(Settings):
@@ -103,7 +106,9 @@ class Counted:
     covered: Covered | None = None
 
 
-def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ...] = RANKS) -> dict[int, Share]:
+def recall(
+    index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ...] = RANKS
+) -> dict[int, Share]:
     """Share of the exact k nearest that the index returns, at the effort set in it, for each k of `ranks`. A query's own address is no answer.
 
     Captions and the like hold many equal texts, so the k-th place is often shared: an answer is right if its exact score is at least the k-th exact score
@@ -113,9 +118,18 @@ def recall(index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ..
     exact_scores = _scores_are_exact(index.base if isinstance(index, Parts) else index)
     shares = {}
     for k in ranks:
-        found, scores = _answers(index, queries, k)         # of its own: HNSW searches at least as wide as the answers it is asked for
+        found, scores = _answers(
+            index, queries, k
+        )  # of its own: HNSW searches at least as wide as the answers it is asked for
         wanted = (truth.addresses[:, :k] != NOBODY).sum(axis=1)
-        last = np.where(wanted > 0, np.take_along_axis(truth.scores, np.maximum(wanted - 1, 0)[:, None], axis=1)[:, 0], np.inf) - _SAME_SCORE
+        last = (
+            np.where(
+                wanted > 0,
+                np.take_along_axis(truth.scores, np.maximum(wanted - 1, 0)[:, None], axis=1)[:, 0],
+                np.inf,
+            )
+            - _SAME_SCORE
+        )
         hits = np.zeros(len(last), dtype=np.int64)
         for row, limit in enumerate(last):
             right = np.isin(found[row], truth.addresses[row][truth.scores[row] >= limit])
@@ -131,7 +145,11 @@ def _independent(hits: np.ndarray, wanted: np.ndarray) -> float:
     if not trials or not 0 < hits.sum() < trials:
         return float(trials)
     value, spread = hits.sum() / trials, float((hits[asked] / wanted[asked]).var())
-    return float(np.clip(value * (1 - value) * asked.sum() / spread, asked.sum(), trials)) if spread else float(trials)
+    return (
+        float(np.clip(value * (1 - value) * asked.sum() / spread, asked.sum(), trials))
+        if spread
+        else float(trials)
+    )
 
 
 def _scores_are_exact(index: Any) -> bool:
@@ -172,7 +190,9 @@ def set_effort(index: Any, effort: int) -> None:
         ann.hnsw.efSearch = max(1, effort)
 
 
-def choose_nprobe(index: Any, queries: Queries, truth: Neighbours, target: float) -> tuple[int | None, tuple[CurvePoint, ...]]:
+def choose_nprobe(
+    index: Any, queries: Queries, truth: Neighbours, target: float
+) -> tuple[int | None, tuple[CurvePoint, ...]]:
     """The least effort whose recall@10 is above `target` with its whole 95 % interval (so that other queries meet it too), else the best one; it is set in
     `index`. With it, the measured curve. (None, ()) for exhaustive kinds.
 
@@ -193,7 +213,10 @@ def choose_nprobe(index: Any, queries: Queries, truth: Neighbours, target: float
 
 def _is_flat(curve: list[CurvePoint]) -> bool:
     """Whether more effort has stopped to help: what is missing is lost to compression."""
-    return len(curve) > _FLAT_POINTS and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
+    return (
+        len(curve) > _FLAT_POINTS
+        and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
+    )
 
 
 def curve_around(parts: Parts, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
@@ -225,7 +248,9 @@ def _timed(index: Any, queries: Queries, truth: Neighbours, effort: int) -> Curv
         began = time.perf_counter()
         share = recall(index, queries, truth, (10,))[10]
         spent = time.perf_counter() - began
-    return CurvePoint(effort=effort, recall_at_10=share.value, low=share.low, query_ms=1e3 * spent / max(1, len(queries)))
+    return CurvePoint(
+        effort=effort, recall_at_10=share.value, low=share.low, query_ms=1e3 * spent / max(1, len(queries))
+    )
 
 
 def _efforts(index: Any) -> Iterator[int]:
@@ -243,8 +268,12 @@ def latency(index: Any, queries: Queries, most: int = 500) -> Latency:
     vectors = np.ascontiguousarray(queries.vectors[:most], dtype=np.float32)
     with threads(1):
         index.search(vectors[:1], 10)
-        spent = [_seconds(lambda row=row: index.search(vectors[row : row + 1], 10)) for row in range(len(vectors))]  # type: ignore[misc]
-    return Latency(queries=len(spent), p50_ms=1e3 * float(np.quantile(spent, 0.5)), p99_ms=1e3 * float(np.quantile(spent, 0.99)))
+        spent = [_seconds(partial(index.search, vectors[row : row + 1], 10)) for row in range(len(vectors))]
+    return Latency(
+        queries=len(spent),
+        p50_ms=1e3 * float(np.quantile(spent, 0.5)),
+        p99_ms=1e3 * float(np.quantile(spent, 0.99)),
+    )
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -264,7 +293,14 @@ def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
     return float(np.min(np.where(left.any(axis=1) | right.any(axis=1), cosines, 1.0)))
 
 
-def judge(measured: Measured, counted: Counted, settings: GateSettings, *, canary: float | None = None, dtype: Dtype = "float32") -> dict[str, Gate]:
+def judge(
+    measured: Measured,
+    counted: Counted,
+    settings: GateSettings,
+    *,
+    canary: float | None = None,
+    dtype: Dtype = "float32",
+) -> dict[str, Gate]:
     """Every gate that is asked for, by name. A release is published only if all of them passed. canary: `lowest_cosine` with the previous release, if any."""
     accounted = counted.vectors + counted.quarantined + counted.skipped
     repeated = counted.duplicate_ids + measured.duplicate_addresses
@@ -279,20 +315,38 @@ def judge(measured: Measured, counted: Counted, settings: GateSettings, *, canar
     if settings.max_size_gib is not None:
         gates["size_gib"] = _at_most(measured.file_bytes / GIB, settings.max_size_gib, "GiB of index files")
     if settings.p99_ms is not None:
-        gates["p99_ms"] = _at_most(measured.latency.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {measured.latency.queries} single queries")
+        gates["p99_ms"] = _at_most(
+            measured.latency.p99_ms,
+            settings.p99_ms,
+            f"ms is the 99th percentile of {measured.latency.queries} single queries",
+        )
     if settings.unknown_tokens is not None and counted.covered is not None:
         gates["unknown_tokens"] = _unknown_gate(counted.covered, settings.unknown_tokens)
     if canary is not None:
-        gates["canary_cosine"] = _canary_gate(canary, settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype])
+        gates["canary_cosine"] = _canary_gate(
+            canary, settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype]
+        )
     return gates
 
 
 def _equal(value: int, expected: int, what: str) -> Gate:
-    return Gate(value=value, threshold=expected, passed=value == expected, relation="exactly", sentence=f"{value:,} {what}, {expected:,} expected")
+    return Gate(
+        value=value,
+        threshold=expected,
+        passed=value == expected,
+        relation="exactly",
+        sentence=f"{value:,} {what}, {expected:,} expected",
+    )
 
 
 def _at_most(value: float, limit: float, what: str) -> Gate:
-    return Gate(value=value, threshold=limit, passed=value <= limit, relation="at most", sentence=f"{value:.4g} {what}, {limit:g} at most")
+    return Gate(
+        value=value,
+        threshold=limit,
+        passed=value <= limit,
+        relation="at most",
+        sentence=f"{value:.4g} {what}, {limit:g} at most",
+    )
 
 
 def _recall_gate(share: Share, target: float) -> Gate:
@@ -322,4 +376,9 @@ def _unknown_gate(covered: Covered, limit: float) -> Gate:
 
 
 def _canary_gate(value: float, least: float) -> Gate:
-    return Gate(value=value, threshold=least, passed=value >= least, sentence=f"canary texts keep a cosine of {value:.6f} with the previous release, {least:g} at least")
+    return Gate(
+        value=value,
+        threshold=least,
+        passed=value >= least,
+        sentence=f"canary texts keep a cosine of {value:.6f} with the previous release, {least:g} at least",
+    )

@@ -16,7 +16,9 @@ def representations(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
     width = next(iter(named.values())).shape[-1:]
     for name, each in named.items():
         if each.dim() != 2 or not len(each) or each.shape[-1:] != width:
-            raise misfit(loss, f"{name} of shape (rows, {width[0] if width else 'D'}) with at least one row", each)
+            raise misfit(
+                loss, f"{name} of shape (rows, {width[0] if width else 'D'}) with at least one row", each
+            )
     return tuple(finite(f"{name} of {loss}", wide(each)) for name, each in named.items())
 
 
@@ -28,8 +30,17 @@ def wide(x: Tensor) -> Tensor:
 def finite(where: str, x: Tensor) -> Tensor:
     """x itself; ModelError if a row of it holds NaN or infinity."""
     if not bool(torch.isfinite(x).all()):
-        bad = int((~torch.isfinite(x.detach())).flatten(1).any(dim=1).sum()) if x.dim() > 1 else int((~torch.isfinite(x.detach())).sum())
-        raise ModelError(where, "finite values", f"{bad} of {len(x)} rows with NaN or infinity", "lower the learning rate, or train in bf16 or float32 in place of fp16")
+        bad = (
+            int((~torch.isfinite(x.detach())).flatten(1).any(dim=1).sum())
+            if x.dim() > 1
+            else int((~torch.isfinite(x.detach())).sum())
+        )
+        raise ModelError(
+            where,
+            "finite values",
+            f"{bad} of {len(x)} rows with NaN or infinity",
+            "lower the learning rate, or train in bf16 or float32 in place of fp16",
+        )
     return x
 
 
@@ -66,13 +77,25 @@ def share(name: str, value: float) -> None:
 def several(loss: str, candidates: int) -> None:
     """ConfigError unless there are two candidates or more: picking one of one costs nothing and teaches nothing."""
     if candidates < 2:
-        raise ConfigError(loss, "a batch of at least two rows, or extra negatives", f"{candidates} candidate", "raise the batch size")
+        raise ConfigError(
+            loss,
+            "a batch of at least two rows, or extra negatives",
+            f"{candidates} candidate",
+            "raise the batch size",
+        )
 
 
 def classes(loss: str, labels: Tensor, count: int) -> None:
     """DataError unless all labels (n,) are whole numbers from 0 to count - 1."""
     if labels.dtype.is_floating_point or labels.dtype == torch.bool:
-        raise DataError(f"labels of {loss}", "whole numbers", str(labels.dtype), "map the label column to class numbers")
+        raise DataError(
+            f"labels of {loss}", "whole numbers", str(labels.dtype), "map the label column to class numbers"
+        )
     outside = (labels < 0) | (labels >= count)
     if bool(outside.any()):
-        raise DataError(f"labels of {loss}", f"0 to {count - 1}", str(int(labels[outside][0])), "drop rows without a label, or correct the set of labels")
+        raise DataError(
+            f"labels of {loss}",
+            f"0 to {count - 1}",
+            str(int(labels[outside][0])),
+            "drop rows without a label, or correct the set of labels",
+        )

@@ -22,7 +22,12 @@ def pair_features(u: Tensor, v: Tensor, features: Sequence[Feature] = SBERT) -> 
     u, v (N, D). ConfigError on none, an unknown or a doubled name. SBERT (Reimers & Gurevych 2019), section 3; all four: InferSent (Conneau et al. 2017).
     """
     if not features or len(set(features)) < len(features) or not set(features) <= set(FEATURES):
-        raise ConfigError("features", f"some of {', '.join(FEATURES)}, each once", ", ".join(features) or "none", "correct the list")
+        raise ConfigError(
+            "features",
+            f"some of {', '.join(FEATURES)}, each once",
+            ", ".join(features) or "none",
+            "correct the list",
+        )
     u, v = representations("pair features", u=u, v=v)
     as_many("pair features", len(u), v=v)
     made = {"u": u, "v": v, "|u-v|": (u - v).abs(), "u*v": u * v}
@@ -50,7 +55,13 @@ def masked_lm(logits: Tensor, words: Tensor, *, total: int | None = None) -> Ten
 
 
 def mask_words(
-    ids: np.ndarray, maskable: np.ndarray, *, mask_id: int, words: int, rng: np.random.Generator, rate: float = 0.15,
+    ids: np.ndarray,
+    maskable: np.ndarray,
+    *,
+    mask_id: int,
+    words: int,
+    rng: np.random.Generator,
+    rate: float = 0.15,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrupted ids and chosen (bool), both of the shape of `ids`: each maskable token is chosen with probability `rate`, on its own.
 

@@ -12,7 +12,13 @@ from pipeline.losses.contrastive import MASKED, products
 
 
 def quick_thoughts(
-    first: Tensor, second: Tensor, *, documents: Tensor | None = None, context: int = 1, diag: Literal["mask", "zero"] = "mask", excluded: Tensor | None = None,
+    first: Tensor,
+    second: Tensor,
+    *,
+    documents: Tensor | None = None,
+    context: int = 1,
+    diag: Literal["mask", "zero"] = "mask",
+    excluded: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy of picking its neighbours for each sentence among the batch, by raw inner products: each neighbour counts alike.
 
@@ -27,13 +33,20 @@ def quick_thoughts(
     several("QuickThoughts", len(first))
     targets = neighbours(len(first), documents, context, first.device)
     itself = torch.eye(len(first), dtype=torch.bool, device=first.device)
-    scores = finite("inner products of QuickThoughts", products(first, second)).masked_fill(itself, MASKED if diag == "mask" else 0.0)
+    scores = finite("inner products of QuickThoughts", products(first, second)).masked_fill(
+        itself, MASKED if diag == "mask" else 0.0
+    )
     if excluded is not None:
         shaped("QuickThoughts", "excluded", excluded, *scores.shape)
         scores = scores.masked_fill(excluded & ~targets & ~itself, MASKED)
     placed = targets.any(dim=1)
     if not bool(placed.any()):
-        raise DataError("QuickThoughts", "neighbours of one document in the batch", "none", "give consecutive sentences of documents of two sentences or more")
+        raise DataError(
+            "QuickThoughts",
+            "neighbours of one document in the batch",
+            "none",
+            "give consecutive sentences of documents of two sentences or more",
+        )
     return F.cross_entropy(scores[placed], F.normalize(targets[placed].to(scores.dtype), p=1, dim=1))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from pipeline.errors import Defect
 from pipeline.losses.checks import as_many, positive, representations, several, shaped
 
-MASKED = -1e9               # the logit of what is no candidate; finite, for a soft target of 0 times -inf is NaN
+MASKED = -1e9  # the logit of what is no candidate; finite, for a soft target of 0 times -inf is NaN
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
@@ -25,8 +25,15 @@ def cosines(left: Tensor, right: Tensor) -> Tensor:
 
 
 def info_nce(
-    queries: Tensor, keys: Tensor, *, temperature: float, negatives: Tensor | None = None, hard_negative_weight: float = 1.0,
-    excluded: Tensor | None = None, first: int = 0, symmetric: bool = False,
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    temperature: float,
+    negatives: Tensor | None = None,
+    hard_negative_weight: float = 1.0,
+    excluded: Tensor | None = None,
+    first: int = 0,
+    symmetric: bool = False,
 ) -> Tensor:
     """Mean cross-entropy of picking its own key for each query among all candidates: log(candidates) when they are alike, towards 0 when pairs stand apart.
 
@@ -56,11 +63,19 @@ def candidate_logits(queries: Tensor, keys: Tensor, negatives: Tensor | None, te
     """(Q, K + M) cosines of queries (Q, D) with keys (K, D), then with negatives (M, D), over the temperature."""
     positive("temperature", temperature)
     near = cosines(queries, keys)
-    return (near if negatives is None else torch.cat([near, cosines(queries, negatives)], dim=1)) / temperature
+    return (
+        near if negatives is None else torch.cat([near, cosines(queries, negatives)], dim=1)
+    ) / temperature
 
 
 def nt_xent(
-    first: Tensor, second: Tensor, *, temperature: float, among: tuple[Tensor, Tensor] | None = None, start: int = 0, excluded: Tensor | None = None,
+    first: Tensor,
+    second: Tensor,
+    *,
+    temperature: float,
+    among: tuple[Tensor, Tensor] | None = None,
+    start: int = 0,
+    excluded: Tensor | None = None,
 ) -> Tensor:
     """Sum of two cross-entropies, of first views picking their second ones and the reverse, each among 2N - 1 candidates: 2 log(2N - 1) when all are alike.
 
@@ -73,27 +88,53 @@ def nt_xent(
     as_many("NT-Xent", len(first), second=second)
     as_many("NT-Xent", len(firsts), seconds=seconds)
     several("NT-Xent", len(firsts))
-    equal = torch.zeros(len(first), len(firsts), dtype=torch.bool, device=first.device) if excluded is None else excluded
+    equal = (
+        torch.zeros(len(first), len(firsts), dtype=torch.bool, device=first.device)
+        if excluded is None
+        else excluded
+    )
     shaped("NT-Xent", "excluded", equal, len(first), len(firsts))
-    itself = torch.arange(len(firsts), device=first.device) == start + torch.arange(len(first), device=first.device)[:, None]
+    itself = (
+        torch.arange(len(firsts), device=first.device)
+        == start + torch.arange(len(first), device=first.device)[:, None]
+    )
     masked = torch.cat([equal, equal | itself], dim=1)
     forth = info_nce(first, seconds, temperature=temperature, negatives=firsts, excluded=masked, first=start)
-    return forth + info_nce(second, firsts, temperature=temperature, negatives=seconds, excluded=masked, first=start)
+    return forth + info_nce(
+        second, firsts, temperature=temperature, negatives=seconds, excluded=masked, first=start
+    )
 
 
-def _from_keys(queries: Tensor, keys: Tensor, temperature: float, excluded: Tensor | None, first: int) -> Tensor:
+def _from_keys(
+    queries: Tensor, keys: Tensor, temperature: float, excluded: Tensor | None, first: int
+) -> Tensor:
     """The other direction: own keys pick among the queries."""
     if first:
-        raise Defect("InfoNCE", "all queries in one place for both directions", f"rows that begin at {first}", "average two calls, one with queries and keys exchanged")
+        raise Defect(
+            "InfoNCE",
+            "all queries in one place for both directions",
+            f"rows that begin at {first}",
+            "average two calls, one with queries and keys exchanged",
+        )
     count = len(queries)
-    return info_nce(keys[:count], queries, temperature=temperature, excluded=None if excluded is None else excluded[:, :count].T)
+    return info_nce(
+        keys[:count],
+        queries,
+        temperature=temperature,
+        excluded=None if excluded is None else excluded[:, :count].T,
+    )
 
 
 def _check_rows(queries: int, first: int, **rows: int) -> None:
     """Defect unless each query has its own row among the others."""
     for name, count in rows.items():
         if not 0 <= first <= count - queries:
-            raise Defect("InfoNCE", f"{name} from row {first} on for {queries} queries", f"{count} {name}", "give the representations of one batch")
+            raise Defect(
+                "InfoNCE",
+                f"{name} from row {first} on for {queries} queries",
+                f"{count} {name}",
+                "give the representations of one batch",
+            )
 
 
 def _places(own: Tensor, logits: Tensor) -> Tensor:

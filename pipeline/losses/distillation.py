@@ -27,7 +27,9 @@ def margin_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return F.mse_loss(student[:, :1] - student[:, 1:], (teacher[:, :1] - teacher[:, 1:]).to(student.dtype))
 
 
-def similarity_distillation(student: Tensor, teacher: Tensor, *, temperature: float, excluded: Tensor | None = None) -> Tensor:
+def similarity_distillation(
+    student: Tensor, teacher: Tensor, *, temperature: float, excluded: Tensor | None = None
+) -> Tensor:
     """KL(teacher || student), in nats, of softmax(scores / temperature) over the candidates, mean over the rows; student, teacher (Q, K) scores.
 
     Scores are cosines of a batch, or a cross-encoder's. excluded (Q, K) bool: no candidates, as the diagonal where a batch is compared with itself; a row
@@ -48,4 +50,6 @@ def _scores(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         raise misfit("distillation", "scores of shape (rows, candidates) with at least one row", student)
     shaped("distillation", "teacher", teacher, *student.shape)
     several("distillation", student.shape[1])
-    return finite("scores of the student", wide(student)), finite("scores of the teacher", wide(teacher.detach()))
+    return finite("scores of the student", wide(student)), finite(
+        "scores of the teacher", wide(teacher.detach())
+    )

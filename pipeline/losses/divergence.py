@@ -19,7 +19,9 @@ def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
         raise misfit("divergence", "logits of shape (N, classes) with at least one row", first)
     shaped("divergence", "second", second, *first.shape)
     p, q = (F.log_softmax(finite("logits of the divergence", wide(each)), dim=1) for each in (first, second))
-    return ((p.exp() - q.exp()) * (p - q)).sum(dim=1).mean() / 2        # the two KL terms added: (P - Q)(log P - log Q)
+    return ((p.exp() - q.exp()) * (p - q)).sum(
+        dim=1
+    ).mean() / 2  # the two KL terms added: (P - Q)(log P - log Q)
 
 
 def r_drop(first: Tensor, second: Tensor, labels: Tensor, *, alpha: float) -> Tensor:
@@ -29,7 +31,11 @@ def r_drop(first: Tensor, second: Tensor, labels: Tensor, *, alpha: float) -> Te
     `classification` and `symmetric_divergence`. R-Drop (Liang et al. 2021), eq. 4.
     """
     positive("alpha", alpha)
-    return classification(first, labels) + classification(second, labels) + alpha * symmetric_divergence(first, second)
+    return (
+        classification(first, labels)
+        + classification(second, labels)
+        + alpha * symmetric_divergence(first, second)
+    )
 
 
 def embedding_divergence(first: Tensor, second: Tensor) -> Tensor:
@@ -49,7 +55,13 @@ def similarity_divergence(first: Tensor, second: Tensor, *, temperature: float) 
     return symmetric_divergence(logits, logits.T)
 
 
-def pser(first: Tensor, second: Tensor, *, temperature: float, kl_on: Literal["embedding", "similarity"] = "embedding") -> Tensor:
+def pser(
+    first: Tensor,
+    second: Tensor,
+    *,
+    temperature: float,
+    kl_on: Literal["embedding", "similarity"] = "embedding",
+) -> Tensor:
     """The divergence term of PSER (Guo et al.), in either reading of its text; the weight alpha and the InfoNCE term are the caller's."""
     if kl_on == "similarity":
         return similarity_divergence(first, second, temperature=temperature)

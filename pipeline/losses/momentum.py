@@ -16,12 +16,19 @@ def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: fl
     ModelError on values that are not finite, Defect on shapes. MoCo (He et al. 2020), algorithm 1.
     """
     positive("temperature", temperature)
-    queries, keys, queue = (F.normalize(each, dim=-1) for each in representations("MoCo", queries=queries, keys=keys.detach(), queue=queue.detach()))
+    queries, keys, queue = (
+        F.normalize(each, dim=-1)
+        for each in representations("MoCo", queries=queries, keys=keys.detach(), queue=queue.detach())
+    )
     as_many("MoCo", len(queries), keys=keys)
-    return torch.cat([(queries * keys).sum(dim=1, keepdim=True), products(queries, queue)], dim=1) / temperature
+    return (
+        torch.cat([(queries * keys).sum(dim=1, keepdim=True), products(queries, queue)], dim=1) / temperature
+    )
 
 
-def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, excluded: Tensor | None = None) -> Tensor:
+def moco(
+    queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, excluded: Tensor | None = None
+) -> Tensor:
     """Mean cross-entropy of picking its own key for each query among that and the queue: log(1 + K) when all are alike.
 
     queries, keys (N, D), queue (K, D) of earlier keys: these keys are written to it after the loss, else each would be its own negative.
@@ -47,9 +54,19 @@ def enqueue(queue: Tensor, keys: Tensor, pointer: int) -> tuple[Tensor, int]:
     if keys.dim() != 2 or queue.dim() != 2 or keys.shape[1] != queue.shape[1]:
         raise misfit("queue", f"keys of shape (N, {queue.shape[-1]})", keys)
     if len(keys) > len(queue):
-        raise ConfigError("queue", f"room for the {len(keys)} keys of a batch", f"{len(queue)} places", "lengthen the queue, or lower the batch size")
+        raise ConfigError(
+            "queue",
+            f"room for the {len(keys)} keys of a batch",
+            f"{len(queue)} places",
+            "lengthen the queue, or lower the batch size",
+        )
     if not 0 <= pointer < len(queue):
-        raise Defect("queue", f"a pointer from 0 to {len(queue) - 1}", str(pointer), "restore queue and pointer from one checkpoint")
+        raise Defect(
+            "queue",
+            f"a pointer from 0 to {len(queue) - 1}",
+            str(pointer),
+            "restore queue and pointer from one checkpoint",
+        )
     places = (pointer + torch.arange(len(keys), device=queue.device)) % len(queue)
     return queue.index_copy(0, places, keys.detach().to(queue.dtype)), (pointer + len(keys)) % len(queue)
 
@@ -63,5 +80,10 @@ def moved_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
     share("momentum", momentum)
     shaped("momentum encoder", "the trained parameter", fast, *slow.shape)
     if slow.dtype not in (torch.float32, torch.float64):
-        raise Defect("momentum encoder", "parameters in float32", str(slow.dtype), "keep a copy in float32 and let autocast lower it")
+        raise Defect(
+            "momentum encoder",
+            "parameters in float32",
+            str(slow.dtype),
+            "keep a copy in float32 and let autocast lower it",
+        )
     return torch.lerp(slow.detach(), fast.detach().to(slow.dtype), 1 - momentum)

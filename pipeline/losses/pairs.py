@@ -30,7 +30,12 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
     outside = ~(scores.abs() <= 1)
     if bool(outside.any()):
         found = f"{float(scores[outside][0]):g}"
-        raise DataError("scores of cosine regression", "finite numbers from -1 to 1", found, "divide them by the highest score of the scale: 5 for STS")
+        raise DataError(
+            "scores of cosine regression",
+            "finite numbers from -1 to 1",
+            found,
+            "divide them by the highest score of the scale: 5 for STS",
+        )
     return F.mse_loss(cosine, scores.to(cosine.dtype))
 
 
@@ -40,13 +45,17 @@ def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: fl
     ConfigError on a margin that is not above 0, ModelError on values that are not finite, Defect on shapes. SBERT (Reimers & Gurevych 2019), section 3.
     """
     positive("margin", margin)
-    anchors, positives, negatives = representations("triplet loss", anchors=anchors, positives=positives, negatives=negatives)
+    anchors, positives, negatives = representations(
+        "triplet loss", anchors=anchors, positives=positives, negatives=negatives
+    )
     as_many("triplet loss", len(anchors), positives=positives, negatives=negatives)
     near, far = (torch.linalg.vector_norm(anchors - others, dim=1) for others in (positives, negatives))
     return F.relu(near - far + margin).mean()
 
 
-def contrastive_tension(first: Tensor, second: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+def contrastive_tension(
+    first: Tensor, second: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean"
+) -> Tensor:
     """Binary cross-entropy of the inner product of row i of first and second (N, D), raw, as the logit that both encode one text.
 
     equal (N,) bool, or 0 and 1. reduction over the N pairs: the published learning rates go with the mean; a sum is N times that.
@@ -54,7 +63,11 @@ def contrastive_tension(first: Tensor, second: Tensor, equal: Tensor, *, reducti
     """
     first, second = representations("contrastive tension", first=first, second=second)
     as_many("contrastive tension", len(first), second=second)
-    return equality(finite("inner products of contrastive tension", (first * second).sum(dim=1)), equal, reduction=reduction)
+    return equality(
+        finite("inner products of contrastive tension", (first * second).sum(dim=1)),
+        equal,
+        reduction=reduction,
+    )
 
 
 def equality(logits: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
@@ -63,6 +76,11 @@ def equality(logits: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"]
         raise misfit("binary cross-entropy", f"labels of shape {tuple(logits.shape)}", equal)
     outside = (equal != 0) & (equal != 1)
     if bool(outside.any()):
-        raise DataError("labels of binary cross-entropy", "0 or 1", f"{float(equal[outside][0]):g}", "give 1 where both texts are equal, else 0")
+        raise DataError(
+            "labels of binary cross-entropy",
+            "0 or 1",
+            f"{float(equal[outside][0]):g}",
+            "give 1 where both texts are equal, else 0",
+        )
     logits = wide(logits)
     return F.binary_cross_entropy_with_logits(logits, equal.to(logits.dtype), reduction=reduction)

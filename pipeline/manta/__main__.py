@@ -11,7 +11,9 @@ from typing import NoReturn
 def run() -> NoReturn:
     """Entry point of the console script. Interrupted while modules are being imported it ends at once and quietly: nothing has begun."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:            # not where a shell has it ignored, for a command in the background
+    if (
+        before is signal.default_int_handler
+    ):  # not where a shell has it ignored, for a command in the background
         signal.signal(signal.SIGINT, _end)
     from .hidden import refuse_others
 
@@ -36,7 +38,7 @@ def _leave(code: str | int | None) -> NoReturn:
     Not where Ray was imported: it and what it runs end by handlers of their own. Every file is closed by now.
     """
     if not isinstance(code, str) and "ray" not in sys.modules:
-        with contextlib.suppress(OSError):              # nobody reads the output any more
+        with contextlib.suppress(OSError):  # nobody reads the output any more
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code or 0)

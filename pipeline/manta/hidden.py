@@ -6,14 +6,21 @@ import os
 import sys
 from pathlib import Path
 
-PARTS = {"pipeline": "flows/night/nightly.py", "jobs": "nightly.py"}       # each with a file that no other package of that name has
+PARTS = {
+    "pipeline": "flows/night/nightly.py",
+    "jobs": "nightly.py",
+}  # each with a file that no other package of that name has
 
 
 def refuse_others() -> None:
     """ImportError if importing `pipeline` or `jobs` would find another package than Manta's. Imports neither."""
     for name in PARTS:
         if (found := other(name, importlib.util.find_spec(name))) is not None:
-            raise ImportError(f"{name}: expected Manta's package, found {found}, which hides it; {_remedy(found)}", name=name, path=found)
+            raise ImportError(
+                f"{name}: expected Manta's package, found {found}, which hides it; {_remedy(found)}",
+                name=name,
+                path=found,
+            )
 
 
 def other(name: str, spec: importlib.machinery.ModuleSpec | None) -> str | None:

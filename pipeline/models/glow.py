@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.settings import FlowSettings
 
-_FACTOR = 3.0           # of every log scale: it then learns three times as fast as the other parameters (Kingma and Dhariwal's release)
-_HIDDEN_STD = 0.05      # of the initial weights of a coupling's network
-_EPSILON = 1e-6         # added to a standard deviation before the first batch is divided by it
-_LEAST_STD = 1e-4       # of the root mean square over dimensions; below that a dimension is taken for constant
+_FACTOR = 3.0  # of every log scale: it then learns three times as fast as the other parameters (Kingma and Dhariwal's release)
+_HIDDEN_STD = 0.05  # of the initial weights of a coupling's network
+_EPSILON = 1e-6  # added to a standard deviation before the first batch is divided by it
+_LEAST_STD = 1e-4  # of the root mean square over dimensions; below that a dimension is taken for constant
 
 
 class Actnorm(nn.Module):
@@ -55,7 +55,9 @@ class Actnorm(nn.Module):
         variance = (x + self.b).square().mean(dim=0)
         typical = variance.mean().sqrt()
         self.varies = variance.sqrt() > _LEAST_STD * typical
-        std = torch.where(self.varies, variance.sqrt() + _EPSILON, typical if typical > 0 else torch.ones_like(typical))
+        std = torch.where(
+            self.varies, variance.sqrt() + _EPSILON, typical if typical > 0 else torch.ones_like(typical)
+        )
         self.s.copy_(-std.log() / self.factor)
         self.initialised = torch.ones_like(self.initialised)
 
@@ -120,7 +122,10 @@ class Glow(nn.Module):
         self.dim = dim
         generator = torch.Generator().manual_seed(settings.seed)
         widths = [dim >> level for level in range(settings.levels)]
-        self.levels = nn.ModuleList(nn.ModuleList(_step(width, settings, generator) for _ in range(settings.depth)) for width in widths)
+        self.levels = nn.ModuleList(
+            nn.ModuleList(_step(width, settings, generator) for _ in range(settings.depth))
+            for width in widths
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """z (n, dim): the halves that each level gave off, in order, then what the last one made."""
@@ -146,7 +151,9 @@ class Glow(nn.Module):
 
     def log_det(self) -> Tensor:
         """log |det dz/dx|, the same for every x."""
-        actnorms = [cast(FlowStep, step).actnorm for level in self.levels for step in cast(nn.ModuleList, level)]
+        actnorms = [
+            cast(FlowStep, step).actnorm for level in self.levels for step in cast(nn.ModuleList, level)
+        ]
         return torch.stack([actnorm.log_scale().sum() for actnorm in actnorms]).sum()
 
     def log_density(self, x: Tensor) -> Tensor:
@@ -172,13 +179,26 @@ def check_levels(dim: int, levels: int) -> None:
     """ConfigError that names the levels that fit, where `dim` cannot be halved `levels` times."""
     if dim % 2**levels == 0:
         return
-    most = (dim & -dim).bit_length() - 1                # how often two divides it
-    remedy = f"set whiten.flow.levels to at most {most}" if most else "none fits an odd dimension: choose whitening"
-    raise ConfigError("whiten.flow.levels", f"a dimension divisible by {2**levels}, which is 2^levels", f"dimension {dim} with {levels} levels", remedy)
+    most = (dim & -dim).bit_length() - 1  # how often two divides it
+    remedy = (
+        f"set whiten.flow.levels to at most {most}"
+        if most
+        else "none fits an odd dimension: choose whitening"
+    )
+    raise ConfigError(
+        "whiten.flow.levels",
+        f"a dimension divisible by {2**levels}, which is 2^levels",
+        f"dimension {dim} with {levels} levels",
+        remedy,
+    )
 
 
 def _step(dim: int, settings: FlowSettings, generator: torch.Generator) -> FlowStep:
-    drawn = torch.randperm(dim, generator=generator) if settings.permutation == "random" else torch.arange(dim).flip(0)
+    drawn = (
+        torch.randperm(dim, generator=generator)
+        if settings.permutation == "random"
+        else torch.arange(dim).flip(0)
+    )
     return FlowStep(Actnorm(dim), drawn, Coupling(_network(dim // 2, settings.width, generator)))
 
 
@@ -187,4 +207,6 @@ def _network(dim: int, width: int, generator: torch.Generator) -> nn.Sequential:
     first, second = nn.Linear(dim, width, bias=False), nn.Linear(width, width, bias=False)
     for layer in (first, second):
         nn.init.normal_(layer.weight, std=_HIDDEN_STD, generator=generator)
-    return nn.Sequential(first, Actnorm(width), nn.ReLU(), second, Actnorm(width), nn.ReLU(), ZeroLinear(width, dim))
+    return nn.Sequential(
+        first, Actnorm(width), nn.ReLU(), second, Actnorm(width), nn.ReLU(), ZeroLinear(width, dim)
+    )

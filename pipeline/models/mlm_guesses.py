@@ -13,7 +13,7 @@ from pipeline.models.folder.folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_whole
 
 _TOKENS = {"cpu": 2_048, "cuda": 16_384}
-_STEP = 4                       # lengths are padded up to multiples of it: few shapes, and less than 4 places of a text wasted
+_STEP = 4  # lengths are padded up to multiples of it: few shapes, and less than 4 places of a text wasted
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Choice:
 class Guesser:
     """A model with its head over words, on a device."""
 
-    def __init__(self, folder: EncoderFolder, device: Device, dtype: str, *, batch_tokens: int | None, threads: int) -> None:
+    def __init__(
+        self, folder: EncoderFolder, device: Device, dtype: str, *, batch_tokens: int | None, threads: int
+    ) -> None:
         """batch_tokens: of one batch, padding included; None: 2,048 on a CPU, 16,384 on a GPU. ModelError as `load_masked_lm`."""
         if device.kind == "cpu":
             torch.set_num_threads(threads)
@@ -60,23 +62,42 @@ class Guesser:
         """
         alike: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
-            alike.setdefault(max(min(-(-len(row.ids) // _STEP) * _STEP, self._limit), len(row.ids)), []).append(place)
+            alike.setdefault(
+                max(min(-(-len(row.ids) // _STEP) * _STEP, self._limit), len(row.ids)), []
+            ).append(place)
         for width in sorted(alike, reverse=True):
             size = max(1, self._tokens // width)
             for start in range(0, len(alike[width]), size):
                 places = alike[width][start : start + size]
                 yield places, width, _least(size, len(places))
 
-    def guesses(self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: Choice) -> list[list[int]]:
+    def guesses(
+        self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: Choice
+    ) -> list[list[int]]:
         """An id for each mask of the rows, which are a batch of `batches`; masks: that a row has at most. The other rows change no more than roundings."""
-        ids, seen, at = np.full((size, width), self._pad, np.int64), np.zeros((size, width), np.int64), np.zeros((size, masks), np.int64)
-        seen[:, 0] = 1                                  # a dummy attends to one token: a row without any gives not-a-number
+        ids, seen, at = (
+            np.full((size, width), self._pad, np.int64),
+            np.zeros((size, width), np.int64),
+            np.zeros((size, masks), np.int64),
+        )
+        seen[:, 0] = 1  # a dummy attends to one token: a row without any gives not-a-number
         for place, row in enumerate(rows):
-            ids[place, : len(row.ids)], seen[place, : len(row.ids)], at[place, : len(row.at)] = row.ids, 1, row.at
+            ids[place, : len(row.ids)], seen[place, : len(row.ids)], at[place, : len(row.at)] = (
+                row.ids,
+                1,
+                row.at,
+            )
         logits = self._logits(*(torch.from_numpy(each).to(self._place) for each in (ids, seen, at)))
         wanted = [(place, number) for place, row in enumerate(rows) for number in range(len(row.at))]
         places, numbers = torch.tensor(wanted, device=logits.device).T
-        drawn = iter(_drawn(logits[places, numbers].float(), [each for row in rows for each in row.unwanted], [each for row in rows for each in row.drawn], choice))
+        drawn = iter(
+            _drawn(
+                logits[places, numbers].float(),
+                [each for row in rows for each in row.unwanted],
+                [each for row in rows for each in row.drawn],
+                choice,
+            )
+        )
         return [[next(drawn) for _ in row.at] for row in rows]
 
     def _logits(self, ids: Tensor, seen: Tensor, at: Tensor) -> Tensor:
@@ -108,13 +129,17 @@ def _drawn(logits: Tensor, unwanted: list[Sequence[int]], drawn: list[float], ch
     usable = torch.zeros(logits.shape[1], dtype=torch.bool)
     usable[torch.tensor([number for number in choice.among if number < len(usable)])] = True
     logits[:, ~usable.to(logits.device)] = -torch.inf
-    if banned := [(row, number) for row, numbers in enumerate(unwanted) for number in numbers if number < len(usable)]:
+    if banned := [
+        (row, number) for row, numbers in enumerate(unwanted) for number in numbers if number < len(usable)
+    ]:
         rows, ids = torch.tensor(banned, device=logits.device).T
         logits[rows, ids] = -torch.inf
     best, numbers = logits.topk(min(choice.top_k or logits.shape[1], logits.shape[1]), dim=1)
     sums = torch.softmax(best.double(), dim=1).cumsum(dim=1)
     below = torch.tensor(drawn, dtype=torch.float64, device=logits.device)[:, None] * sums[:, -1:]
-    chosen: list[int] = numbers.gather(1, (sums <= below).sum(dim=1, keepdim=True).clamp(max=numbers.shape[1] - 1))[:, 0].tolist()
+    chosen: list[int] = numbers.gather(
+        1, (sums <= below).sum(dim=1, keepdim=True).clamp(max=numbers.shape[1] - 1)
+    )[:, 0].tolist()
     return chosen
 
 

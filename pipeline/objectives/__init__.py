@@ -31,7 +31,9 @@ class Encodes(Protocol):
 
     dim: int
 
-    def __call__(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def __call__(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         """(n, dim). positions and at_embedding as in `View`."""
         ...
 
@@ -90,9 +92,19 @@ class Batch:
         """Its n values. DataError where there is no such column, or it has another length."""
         if role not in self.columns:
             known = ", ".join(sorted(self.columns)) or "none"
-            raise DataError("training batch", f"a column with the role {role}", f"those with the roles {known}", "say which column of the data has this role")
+            raise DataError(
+                "training batch",
+                f"a column with the role {role}",
+                f"those with the roles {known}",
+                "say which column of the data has this role",
+            )
         if len(self.columns[role]) != len(self):
-            raise DataError("training batch", f"{len(self)} values of {role}", f"{len(self.columns[role])}", "give every row one value")
+            raise DataError(
+                "training batch",
+                f"{len(self)} values of {role}",
+                f"{len(self.columns[role])}",
+                "give every row one value",
+            )
         return self.columns[role]
 
     def tokens(self, role: str) -> Tokens:
@@ -102,11 +114,19 @@ class Batch:
     def of_rows(self, places: np.ndarray) -> "Batch":
         """The rows at those places, for what each costs by itself: nothing is known of what is alike among other candidates."""
         columns = {role: _taken(values, places) for role, values in self.columns.items()}
-        return replace(self, columns=columns, rows=self.rows[places], false_negatives={}, places=places if self.places is None else self.places[places])
+        return replace(
+            self,
+            columns=columns,
+            rows=self.rows[places],
+            false_negatives={},
+            places=places if self.places is None else self.places[places],
+        )
 
     def excluded(self, role: str, device: torch.device) -> Tensor | None:
         """`false_negatives` of a text or an anchor, for a loss there; None where none are told."""
-        return torch.from_numpy(self.false_negatives[role]).to(device) if role in self.false_negatives else None
+        return (
+            torch.from_numpy(self.false_negatives[role]).to(device) if role in self.false_negatives else None
+        )
 
     @property
     def first(self) -> int:
@@ -136,13 +156,17 @@ class View:
     def of_rows(self, places: np.ndarray) -> "View":
         """The texts at those places alone."""
         positions = None if self.positions is None else self.positions[self._tokens_of(places)]
-        change = self.at_embedding.of_rows(places) if isinstance(self.at_embedding, PerText) else self.at_embedding
+        change = (
+            self.at_embedding.of_rows(places) if isinstance(self.at_embedding, PerText) else self.at_embedding
+        )
         return replace(self, tokens=self.tokens.of_rows(places), positions=positions, at_embedding=change)
 
     def encode(self) -> Tensor:
         """(n, dim)."""
         with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
-            return cast(Encodes, self.encoder)(self.tokens, positions=self.positions, at_embedding=self.at_embedding)
+            return cast(Encodes, self.encoder)(
+                self.tokens, positions=self.positions, at_embedding=self.at_embedding
+            )
 
     def _tokens_of(self, places: np.ndarray) -> np.ndarray:
         """Places of those texts' tokens."""
@@ -165,7 +189,10 @@ class Loss:
     def __add__(self, other: "Loss") -> "Loss":
         """Parts of one name add up."""
         names = [*self.parts, *(name for name in other.parts if name not in self.parts)]
-        parts = {name: sum((loss.parts[name] for loss in (self, other) if name in loss.parts), torch.zeros(())) for name in names}
+        parts = {
+            name: sum((loss.parts[name] for loss in (self, other) if name in loss.parts), torch.zeros(()))
+            for name in names
+        }
         return Loss(self.total + other.total, parts)
 
     def __mul__(self, weight: float) -> "Loss":
@@ -192,7 +219,11 @@ class Product:
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """(n, dim) vectors as inference will have them, where the modules are in eval()."""
-        vectors = self.encoder(tokens) if self.twin is None else torch.cat([self.encoder(tokens), self.twin(tokens)], dim=1)
+        vectors = (
+            self.encoder(tokens)
+            if self.twin is None
+            else torch.cat([self.encoder(tokens), self.twin(tokens)], dim=1)
+        )
         return vectors if self.head is None else self.head(vectors)
 
 
@@ -223,7 +254,7 @@ class Objective(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        self.dim = cast(Encodes, encoder).dim           # nn.Module types its attributes as tensors and modules
+        self.dim = cast(Encodes, encoder).dim  # nn.Module types its attributes as tensors and modules
 
     @classmethod
     def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -23,7 +23,10 @@ def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
     New weights come from torch's generator. ConfigError, with the place in the settings, for an unknown objective, for options that it does not take, and for lengths
     of vectors that it cannot cut.
     """
-    terms = [Term(one.name, one.weight, _built(settings, place, encoder)) for place, one in enumerate(settings.objective)]
+    terms = [
+        Term(one.name, one.weight, _built(settings, place, encoder))
+        for place, one in enumerate(settings.objective)
+    ]
     return terms[0].objective if len(terms) == 1 and terms[0].weight == 1 else Sum(encoder, terms)
 
 
@@ -39,8 +42,14 @@ def roles_of(settings: TrainSettings) -> tuple[tuple[str, ...], tuple[str, ...],
         kind = OBJECTIVES[one.name]
         needed, welcome = kind.roles(_options(settings, place))
         columns, optional = [*columns, *needed], [*optional, *welcome]
-        order = "contiguous" if kind.order == "contiguous" else order       # neighbours are rows like others to those that do not need them
-    return tuple(dict.fromkeys(columns)), tuple(role for role in dict.fromkeys(optional) if role not in columns), order
+        order = (
+            "contiguous" if kind.order == "contiguous" else order
+        )  # neighbours are rows like others to those that do not need them
+    return (
+        tuple(dict.fromkeys(columns)),
+        tuple(role for role in dict.fromkeys(optional) if role not in columns),
+        order,
+    )
 
 
 def _built(settings: TrainSettings, place: int, encoder: nn.Module) -> Objective:
@@ -50,7 +59,12 @@ def _built(settings: TrainSettings, place: int, encoder: nn.Module) -> Objective
         return objective
     if not objective.truncates:
         found = f"{one.name} with a layer or a queue of their full width"
-        raise ConfigError("train.matryoshka", "objectives that compare the vectors themselves", found, "set its head to none if it has one, or leave it out")
+        raise ConfigError(
+            "train.matryoshka",
+            "objectives that compare the vectors themselves",
+            found,
+            "set its head to none if it has one, or leave it out",
+        )
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
 
 
@@ -70,7 +84,12 @@ def _check_classes(settings: TrainSettings, where: str, classes: int | None) -> 
         labels = source.values.labels
         if classes is not None and len(labels) > classes:
             remedy = f"raise it, or name the labels of the file in `values` (now {', '.join(labels)})"
-            raise ConfigError(f"{where}: classes", f"at least {len(labels)}, one for each label of {source.uri}", f"{classes}", remedy)
+            raise ConfigError(
+                f"{where}: classes",
+                f"at least {len(labels)}, one for each label of {source.uri}",
+                f"{classes}",
+                remedy,
+            )
 
 
 @cache
@@ -78,5 +97,8 @@ def _model(name: str) -> type[Settings]:
     """The keyword arguments of an objective as a section of settings."""
     parameters = inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()
     keywords = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    fields: dict[str, Any] = {each.name: (each.annotation, ... if each.default is inspect.Parameter.empty else each.default) for each in keywords}
+    fields: dict[str, Any] = {
+        each.name: (each.annotation, ... if each.default is inspect.Parameter.empty else each.default)
+        for each in keywords
+    }
     return create_model(f"Options of {name}", __base__=Settings, **fields)

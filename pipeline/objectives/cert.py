@@ -14,8 +14,8 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
-_QUEUE = 96_606     # keys, as published; no multiple of the batches there, nor need it be one
-_WIDTH = 128        # of queries and keys, as published
+_QUEUE = 96_606  # keys, as published; no multiple of the batches there, nor need it be one
+_WIDTH = 128  # of queries and keys, as published
 
 
 class Projection(nn.Module):
@@ -44,19 +44,27 @@ class Cert(Objective):
     """
 
     columns: tuple[str, ...] = ("anchor", "positive")
-    least_rows = 1      # what a row is compared with is in the queue
+    least_rows = 1  # what a row is compared with is in the queue
     positives = True
     queue: Tensor
     pointer: Tensor
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.07, queue: Annotated[int, Field(ge=1)] = _QUEUE, momentum: Annotated[float, Field(ge=0, le=1)] = 0.999,
-        width: Annotated[int, Field(ge=1)] = _WIDTH, pairs: bool = True,
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.07,
+        queue: Annotated[int, Field(ge=1)] = _QUEUE,
+        momentum: Annotated[float, Field(ge=0, le=1)] = 0.999,
+        width: Annotated[int, Field(ge=1)] = _WIDTH,
+        pairs: bool = True,
     ) -> None:
         super().__init__(encoder)
         self.temperature, self.momentum, self.columns = temperature, momentum, self.roles({"pairs": pairs})[0]
         self.head = Projection(self.dim, width)
-        self.slow_encoder, self.slow_head = (copy.deepcopy(module).requires_grad_(False) for module in (self.encoder, self.head))
+        self.slow_encoder, self.slow_head = (
+            copy.deepcopy(module).requires_grad_(False) for module in (self.encoder, self.head)
+        )
         self.register_buffer("queue", random_queue(queue, width, torch.default_generator))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
 
@@ -68,16 +76,28 @@ class Cert(Objective):
     def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
         places = int(cast(int, options.get("queue", _QUEUE)))
         if rows > places:
-            raise ConfigError("queue of cert", f"room for the {rows:,} keys of a batch", f"{places:,} places", "lengthen the queue, or make the batch smaller")
+            raise ConfigError(
+                "queue of cert",
+                f"room for the {rows:,} keys of a batch",
+                f"{places:,} places",
+                "lengthen the queue, or make the batch smaller",
+            )
         if not everyone:
-            raise ConfigError("train.across_ranks", "true for cert, whose one queue holds the keys of all ranks", "false", "leave it out, or train with one worker")
+            raise ConfigError(
+                "train.across_ranks",
+                "true for cert, whose one queue holds the keys of all ranks",
+                "false",
+                "leave it out, or train with one worker",
+            )
 
     def views(self, batch: Batch) -> Sequence[View]:
         query, key = self.columns[0], self.columns[-1]
         return View(self.encoder, batch.tokens(query)), View(self.slow_encoder, batch.tokens(key), grad=False)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return Loss.of(moco=moco(self.head(reps[0]), self._keys(reps[1]), self.queue, temperature=self.temperature))
+        return Loss.of(
+            moco=moco(self.head(reps[0]), self._keys(reps[1]), self.queue, temperature=self.temperature)
+        )
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         keys = batch.peers.gather(nn.functional.normalize(self._keys(reps[1]), dim=1))
@@ -90,7 +110,9 @@ class Cert(Objective):
     def doubts(self) -> list[str]:
         if len(self.columns) == 2 or cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
-        return ["cert: the encoder has no dropout, so that both views of a text are one vector but for the momentum; set train.dropout, or give pairs"]
+        return [
+            "cert: the encoder has no dropout, so that both views of a text are one vector but for the momentum; set train.dropout, or give pairs"
+        ]
 
     def _keys(self, vectors: Tensor) -> Tensor:
         with torch.no_grad():

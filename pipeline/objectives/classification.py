@@ -25,8 +25,14 @@ class Classification(Objective):
     classifies = True
 
     def __init__(
-        self, encoder: nn.Module, *, classes: Annotated[int, Field(ge=2)] = 3, features: tuple[Feature, ...] = SBERT,
-        hidden: Annotated[int, Field(ge=1)] | None = None, nonlinear: bool = False, bias: bool = True,
+        self,
+        encoder: nn.Module,
+        *,
+        classes: Annotated[int, Field(ge=2)] = 3,
+        features: tuple[Feature, ...] = SBERT,
+        hidden: Annotated[int, Field(ge=1)] | None = None,
+        nonlinear: bool = False,
+        bias: bool = True,
     ) -> None:
         super().__init__(encoder)
         self.features = features
@@ -38,7 +44,9 @@ class Classification(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         logits = self.logits(*reps)
-        return Loss.of(cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device)))
+        return Loss.of(
+            cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device))
+        )
 
     def classes(self, left: Tensor, right: Tensor) -> Tensor:
         return self.logits(left, right).argmax(1)
@@ -52,4 +60,6 @@ def _classifier(width: int, classes: int, hidden: int | None, nonlinear: bool, b
     if hidden is None:
         return drawn(nn.Linear(width, classes, bias))
     between = [nn.Tanh()] if nonlinear else []
-    return nn.Sequential(drawn(nn.Linear(width, hidden, bias)), *between, drawn(nn.Linear(hidden, classes, bias)))
+    return nn.Sequential(
+        drawn(nn.Linear(width, hidden, bias)), *between, drawn(nn.Linear(hidden, classes, bias))
+    )

@@ -35,12 +35,24 @@ class Consert(Objective):
     truncates = True
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.1, views: tuple[ViewName, ViewName] = ("feature_cutoff", "shuffle"), feature_rate: Rate = 0.2,
-        token_rate: Rate = 0.15, keep_special: bool | None = None, noise: Positive = 1.0,
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.1,
+        views: tuple[ViewName, ViewName] = ("feature_cutoff", "shuffle"),
+        feature_rate: Rate = 0.2,
+        token_rate: Rate = 0.15,
+        keep_special: bool | None = None,
+        noise: Positive = 1.0,
     ) -> None:
         super().__init__(encoder)
         if views.count("adversarial") > 1:
-            raise ConfigError("views of consert", "one adversarial view at most", "two", "choose another one beside it: none, say")
+            raise ConfigError(
+                "views of consert",
+                "one adversarial view at most",
+                "two",
+                "choose another one beside it: none, say",
+            )
         self.temperature, self.kinds, self.noise = temperature, tuple(views), noise
         self.feature_rate, self.token_rate = feature_rate, token_rate
         self.keep_special = keeps_special(encoder) if keep_special is None else keep_special
@@ -56,18 +68,29 @@ class Consert(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
         among = batch.peers.gather(first), batch.peers.gather(second)
-        value = nt_xent(first, second, temperature=self.temperature, among=among, start=batch.first, excluded=batch.excluded("text", first.device))
+        value = nt_xent(
+            first,
+            second,
+            temperature=self.temperature,
+            among=among,
+            start=batch.first,
+            excluded=batch.excluded("text", first.device),
+        )
         return Loss.of(nt_xent=value)
 
     def doubts(self) -> list[str]:
         if self.kinds != ("none", "none") or cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
-        return ["consert: views that are none, of an encoder without dropout, are one vector, and little is learnt; name others, or set train.dropout"]
+        return [
+            "consert: views that are none, of an encoder without dropout, are one vector, and little is learnt; name others, or set train.dropout"
+        ]
 
     def _view(self, kind: ViewName, tokens: Tokens) -> View:
         """All but the adversarial one, which is made from another."""
         if kind == "shuffle":
-            return View(self.encoder, tokens, positions=shuffled_positions(tokens, keep_special=self.keep_special))
+            return View(
+                self.encoder, tokens, positions=shuffled_positions(tokens, keep_special=self.keep_special)
+            )
         if kind == "token_cutoff":
             return View(self.encoder, tokens, at_embedding=cutoff(tokens, "tokens", self.token_rate))
         if kind == "feature_cutoff":

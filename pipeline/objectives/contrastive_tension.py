@@ -31,10 +31,14 @@ class ContrastiveTension(Objective):
     positives = True
     truncates = True
     chosen: Tensor
-    least_rows = 3      # of a positive and one negative the negative would have no partner but itself
+    least_rows = 3  # of a positive and one negative the negative would have no partner but itself
 
     def __init__(
-        self, encoder: nn.Module, *, negatives: Annotated[int, Field(ge=1)] = 7, reduction: Literal["mean", "sum"] = "mean",
+        self,
+        encoder: nn.Module,
+        *,
+        negatives: Annotated[int, Field(ge=1)] = 7,
+        reduction: Literal["mean", "sum"] = "mean",
         inference: Literal["first", "second", "best"] = "second",
     ) -> None:
         super().__init__(encoder)
@@ -55,7 +59,7 @@ class ContrastiveTension(Objective):
         if (alike := batch.excluded("text", first.device)) is not None:
             equal = equal | alike[own, partners]
         value = contrastive_tension(first, candidates[partners], equal, reduction=self.reduction)
-        ranks = len(candidates) // len(batch)           # losses are averaged over ranks, which is not what a sum wants
+        ranks = len(candidates) // len(batch)  # losses are averaged over ranks, which is not what a sum wants
         return Loss.of(tension=value * ranks if self.reduction == "sum" else value)
 
     def partners(self, count: int) -> Tensor:
@@ -68,7 +72,13 @@ class ContrastiveTension(Objective):
 
     def doubts(self) -> list[str]:
         folder = cast(TrainableEncoder, self.encoder).folder
-        return ["contrastive_tension: inner products of vectors of length one stay between -1 and 1; set encoder.normalize to false"] if folder.normalize else []
+        return (
+            [
+                "contrastive_tension: inner products of vectors of length one stay between -1 and 1; set encoder.normalize to false"
+            ]
+            if folder.normalize
+            else []
+        )
 
     def product(self) -> Product:
         return self.rivals()[int(self.chosen)]

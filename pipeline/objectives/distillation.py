@@ -16,7 +16,7 @@ from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Tokenizer
 
 Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
-_LEAST = 3          # texts whose similarities can be told apart
+_LEAST = 3  # texts whose similarities can be told apart
 
 
 @OBJECTIVES.register("distillation")
@@ -32,7 +32,12 @@ class Distillation(Objective):
     _teacher: TrainableEncoder
 
     def __init__(
-        self, encoder: nn.Module, *, teacher: str, match: Literal["embedding", "similarity"] = "similarity", temperature: Positive = 0.05,
+        self,
+        encoder: nn.Module,
+        *,
+        teacher: str,
+        match: Literal["embedding", "similarity"] = "similarity",
+        temperature: Positive = 0.05,
         roles: tuple[Role, ...] = ("text",),
     ) -> None:
         super().__init__(encoder)
@@ -41,9 +46,16 @@ class Distillation(Objective):
         loaded = load_trainable(open_folder(EncoderSettings(path=teacher))).eval().requires_grad_(False)
         if match == "embedding" and loaded.dim != self.dim:
             found = f"{loaded.dim} of {teacher} for an encoder of {self.dim}"
-            raise ConfigError("distillation: match", "a teacher of the encoder's dimension, for embedding", found, "set match to similarity, or name another teacher")
-        object.__setattr__(self, "_teacher", loaded)                # past nn.Module: no part of the parameters, of the state, or of train()
-        self._tokenizer: Tokenizer | None = None                    # loaded with the first batch: it does not pickle
+            raise ConfigError(
+                "distillation: match",
+                "a teacher of the encoder's dimension, for embedding",
+                found,
+                "set match to similarity, or name another teacher",
+            )
+        object.__setattr__(
+            self, "_teacher", loaded
+        )  # past nn.Module: no part of the parameters, of the state, or of train()
+        self._tokenizer: Tokenizer | None = None  # loaded with the first batch: it does not pickle
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tokenizer": None}
@@ -57,25 +69,45 @@ class Distillation(Objective):
     def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
         texts = rows * len(cls.roles(options)[0])
         if options.get("match", "similarity") == "similarity" and texts < _LEAST:
-            expected = f"{_LEAST} texts or more, since of two each has one other, which is nothing to tell apart"
-            raise ConfigError("distillation: match similarity", expected, f"{texts}", "make the batch larger, or set match to embedding")
+            expected = (
+                f"{_LEAST} texts or more, since of two each has one other, which is nothing to tell apart"
+            )
+            raise ConfigError(
+                "distillation: match similarity",
+                expected,
+                f"{texts}",
+                "make the batch larger, or set match to embedding",
+            )
 
     def views(self, batch: Batch) -> Sequence[View]:
         teacher, tokenize = self._ready()
         students = [View(self.encoder, batch.tokens(role)) for role in self.columns]
-        return [*students, *(View(teacher, tokenize([str(text) for text in batch.column(role)]), grad=False) for role in self.columns)]
+        return [
+            *students,
+            *(
+                View(teacher, tokenize([str(text) for text in batch.column(role)]), grad=False)
+                for role in self.columns
+            ),
+        ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]
         if self.match == "embedding":
             return Loss.of(embedding=embedding_distillation(torch.cat(students), torch.cat(teachers)))
         scores = [self._scores(each, batch) for each in (students, teachers)]
-        return Loss.of(divergence=similarity_distillation(*scores, temperature=self.temperature, excluded=self._itself(scores[0], batch)))
+        return Loss.of(
+            divergence=similarity_distillation(
+                *scores, temperature=self.temperature, excluded=self._itself(scores[0], batch)
+            )
+        )
 
     def truncated(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
         """A shorter student against the whole teacher; entry by entry, against as many of it."""
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]
-        return (*super().truncated(students, dim), *(super().truncated(teachers, dim) if self.match == "embedding" else teachers))
+        return (
+            *super().truncated(students, dim),
+            *(super().truncated(teachers, dim) if self.match == "embedding" else teachers),
+        )
 
     def _ready(self) -> tuple[TrainableEncoder, Tokenizer]:
         """The teacher where the encoder is, and in its precision."""

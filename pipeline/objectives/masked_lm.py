@@ -31,19 +31,27 @@ class MaskedLM(Objective):
 
     columns = ("text",)
     least_rows = 1
-    truncates = True                                    # nothing: it compares no vectors
+    truncates = True  # nothing: it compares no vectors
     reads_folder = True
 
-    def __init__(self, encoder: nn.Module, *, role: Role = "text", rate: Annotated[float, Field(gt=0, le=1)] = 0.15) -> None:
+    def __init__(
+        self, encoder: nn.Module, *, role: Role = "text", rate: Annotated[float, Field(gt=0, le=1)] = 0.15
+    ) -> None:
         super().__init__(encoder)
         self.columns, self.role, self.rate = (role,), role, rate
         trained = cast(TrainableEncoder, encoder)
         tokenizer = trained.folder.tokenizer()
-        self._ends, self._vocabulary = (len(tokenizer.prefix), len(tokenizer.suffix)), len(tokenizer.vocabulary())
+        self._ends, self._vocabulary = (
+            (len(tokenizer.prefix), len(tokenizer.suffix)),
+            len(tokenizer.vocabulary()),
+        )
         self._mask_id = _mask_id(trained, tokenizer.vocabulary())
         self.head = load_language_head(trained)
         self._masked = self._plain = Tokens(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool))
-        self._words, self._at = 0.0, dict[int, int]()   # masked ones of a rank, on average; where a row of the batch stands in these
+        self._words, self._at = (
+            0.0,
+            dict[int, int](),
+        )  # masked ones of a rank, on average; where a row of the batch stands in these
 
     @classmethod
     def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -53,8 +61,12 @@ class MaskedLM(Objective):
         """None; the words of the whole batch are masked here, so that they are the same in any chunks."""
         plain = batch.tokens(self.role)
         drawn = np.random.default_rng(int(torch.randint(_SEEDS, ()).item()))
-        around = framed(plain.offsets, *self._ends, 0)[1] if plain.around is None else plain.around         # special tokens, and those of a template
-        ids, chosen = mask_words(plain.ids, ~around, mask_id=self._mask_id, words=self._vocabulary, rng=drawn, rate=self.rate)
+        around = (
+            framed(plain.offsets, *self._ends, 0)[1] if plain.around is None else plain.around
+        )  # special tokens, and those of a template
+        ids, chosen = mask_words(
+            plain.ids, ~around, mask_id=self._mask_id, words=self._vocabulary, rng=drawn, rate=self.rate
+        )
         self._at = {place: row for row, place in enumerate(_places(batch))}
         self._plain, self._masked = plain, Tokens(ids, plain.offsets, plain.truncated, kept=chosen)
         return ()
@@ -71,14 +83,20 @@ class MaskedLM(Objective):
         encoder = cast(TrainableEncoder, self.encoder)
         assert masked.kept is not None
         states, chosen = encoder.states(masked), np.flatnonzero(masked.kept)
-        at, told = (torch.from_numpy(each).to(states.device) for each in (chosen, words[chosen].astype(np.int64)))
+        at, told = (
+            torch.from_numpy(each).to(states.device) for each in (chosen, words[chosen].astype(np.int64))
+        )
         cost = masked_lm(self.head(states[at], encoder.backbone.words), told, total=1)
-        return Loss.of(masked_lm=cost * (len(self._plain) / (len(rows) * max(self._words, 1.0))))       # whose mean by rows is that by words
+        return Loss.of(
+            masked_lm=cost * (len(self._plain) / (len(rows) * max(self._words, 1.0)))
+        )  # whose mean by rows is that by words
 
     def doubts(self) -> list[str]:
         if has_language_head(cast(TrainableEncoder, self.encoder)):
             return []
-        return ["masked_lm: the encoder's folder has no head of a language model, so a new one begins with random weights; start from a checkpoint that has its own"]
+        return [
+            "masked_lm: the encoder's folder has no head of a language model, so a new one begins with random weights; start from a checkpoint that has its own"
+        ]
 
 
 def _places(batch: Batch) -> list[int]:
@@ -88,5 +106,10 @@ def _places(batch: Batch) -> list[int]:
 def _mask_id(encoder: TrainableEncoder, vocabulary: Mapping[str, int]) -> int:
     name = mask_token(encoder.folder.beside_config(""), vocabulary)
     if name is None:
-        raise ModelError(str(encoder.folder.path), "a tokenizer with a mask token, for masked words", "none", "leave masked_lm out, or use an encoder such as BERT")
+        raise ModelError(
+            str(encoder.folder.path),
+            "a tokenizer with a mask token, for masked words",
+            "none",
+            "leave masked_lm out, or use an encoder such as BERT",
+        )
     return vocabulary[name]

@@ -18,9 +18,18 @@ class Matryoshka(Objective):
     def __init__(self, encoder: nn.Module, objective: Objective, *, dims: Sequence[int]) -> None:
         super().__init__(encoder)
         if not dims or len(set(dims)) < len(dims) or not 1 <= min(dims) <= max(dims) <= self.dim:
-            raise ConfigError("train.matryoshka", f"different numbers from 1 to {self.dim}, the vectors' dimension", f"{list(dims)}", "correct the list")
+            raise ConfigError(
+                "train.matryoshka",
+                f"different numbers from 1 to {self.dim}, the vectors' dimension",
+                f"{list(dims)}",
+                "correct the list",
+            )
         self.objective, self.dims = without_encoder(objective), tuple(dims)
-        self.columns, self.optional, self.least_rows = objective.columns, objective.optional, objective.least_rows
+        self.columns, self.optional, self.least_rows = (
+            objective.columns,
+            objective.optional,
+            objective.least_rows,
+        )
         self.positives = objective.positives
 
     def views(self, batch: Batch) -> Sequence[View]:

@@ -30,11 +30,23 @@ class OptiPrompt(Objective):
     _reading: LearnedTemplate
     _product: LearnedTemplate
 
-    def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, template: str | None = None, limit: Limit = 32) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.05,
+        template: str | None = None,
+        limit: Limit = 32,
+    ) -> None:
         super().__init__(encoder)
         trained, self.temperature = cast(TrainableEncoder, encoder), temperature
         if is_adapted(encoder):
-            raise ConfigError("train.lora.rank", "no adapters for optiprompt, which leaves the encoder as it is", "some", "leave train.lora out, or train with prompt")
+            raise ConfigError(
+                "train.lora.rank",
+                "no adapters for optiprompt, which leaves the encoder as it is",
+                "some",
+                "leave train.lora out, or train with prompt",
+            )
         encoder.requires_grad_(False)
         self.transform = transform_of(trained).requires_grad_(False) if has_language_head(trained) else None
         template = own_or_first(trained.folder) if template is None else template
@@ -48,7 +60,15 @@ class OptiPrompt(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
         candidates = batch.peers.gather(second)
-        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first))
+        return Loss.of(
+            info_nce=info_nce(
+                first,
+                candidates,
+                temperature=self.temperature,
+                excluded=batch.excluded("text", first.device),
+                first=batch.first,
+            )
+        )
 
     def product(self) -> Product:
         return Product(self._product)

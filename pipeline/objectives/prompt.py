@@ -33,7 +33,13 @@ class Prompt(Objective):
     _product: PromptedEncoder
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.05, templates: tuple[str, str] | None = None, limit: Limit = 32, denoise: bool = True,
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.05,
+        templates: tuple[str, str] | None = None,
+        limit: Limit = 32,
+        denoise: bool = True,
         head: HeadName = "cls_mlp",
     ) -> None:
         super().__init__(encoder)
@@ -46,12 +52,22 @@ class Prompt(Objective):
         self._frames = (self._reading.frame, self._reading.frame_of(second))
 
     def views(self, batch: Batch) -> Sequence[View]:
-        return [View(self._reading, self._reading.framed(batch.tokens("text"), frame)) for frame in self._frames]
+        return [
+            View(self._reading, self._reading.framed(batch.tokens("text"), frame)) for frame in self._frames
+        ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = map(self.head, reps)
         candidates = batch.peers.gather(second)
-        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first))
+        return Loss.of(
+            info_nce=info_nce(
+                first,
+                candidates,
+                temperature=self.temperature,
+                excluded=batch.excluded("text", first.device),
+                first=batch.first,
+            )
+        )
 
     def product(self) -> Product:
         return Product(self._product)

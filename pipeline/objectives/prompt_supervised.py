@@ -33,8 +33,15 @@ class PromptSupervised(Objective):
     _reading: PromptedEncoder
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.05, template: str | None = None, limit: Limit = 32, denoise: bool = True,
-        readout: Readout | None = None, hard_negative_weight: Positive = 1.0,
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.05,
+        template: str | None = None,
+        limit: Limit = 32,
+        denoise: bool = True,
+        readout: Readout | None = None,
+        hard_negative_weight: Positive = 1.0,
     ) -> None:
         super().__init__(encoder)
         trained = cast(TrainableEncoder, encoder)
@@ -43,19 +50,33 @@ class PromptSupervised(Objective):
         self.transform = transform_of(trained) if chosen == "transform" else None
         self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
         template = own_or_first(trained.folder) if template is None else template
-        beside(self, "_reading", PromptedEncoder(trained, template, limit=limit, denoise=denoise, transform=self.transform, head=self.head))
+        beside(
+            self,
+            "_reading",
+            PromptedEncoder(
+                trained, template, limit=limit, denoise=denoise, transform=self.transform, head=self.head
+            ),
+        )
         self.dim = self._reading.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
         roles = [*self.columns, *(role for role in self.optional if role in batch)]
-        return [View(self._reading, self._reading.framed(batch.tokens(role), self._reading.frame)) for role in roles]
+        return [
+            View(self._reading, self._reading.framed(batch.tokens(role), self._reading.frame))
+            for role in roles
+        ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         anchors, *columns = reps
         positives, *rest = [batch.peers.gather(column) for column in columns]
         value = info_nce(
-            anchors, positives, negatives=rest[0] if rest else None, hard_negative_weight=self.hard_negative_weight,
-            temperature=self.temperature, excluded=batch.excluded("anchor", anchors.device), first=batch.first,
+            anchors,
+            positives,
+            negatives=rest[0] if rest else None,
+            hard_negative_weight=self.hard_negative_weight,
+            temperature=self.temperature,
+            excluded=batch.excluded("anchor", anchors.device),
+            first=batch.first,
         )
         return Loss.of(info_nce=value)
 
@@ -63,8 +84,12 @@ class PromptSupervised(Objective):
         return Product(self._reading)
 
     def doubts(self) -> list[str]:
-        if isinstance(self.transform, Transform) and not has_language_head(cast(TrainableEncoder, self.encoder)):
-            return ["prompt_supervised: the encoder's folder has no head of a language model; a new layer stands in its place"]
+        if isinstance(self.transform, Transform) and not has_language_head(
+            cast(TrainableEncoder, self.encoder)
+        ):
+            return [
+                "prompt_supervised: the encoder's folder has no head of a language model; a new layer stands in its place"
+            ]
         return []
 
 

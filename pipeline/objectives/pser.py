@@ -24,7 +24,12 @@ class Pser(Objective):
     truncates = True
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.05, alpha: Positive = 1.0, kl_on: Literal["embedding", "similarity"] = "embedding",
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.05,
+        alpha: Positive = 1.0,
+        kl_on: Literal["embedding", "similarity"] = "embedding",
         keep_special: bool | None = None,
     ) -> None:
         super().__init__(encoder)
@@ -39,8 +44,16 @@ class Pser(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
         candidates = batch.peers.gather(second)
-        value = info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first)
-        return Loss.of(info_nce=value, divergence=self.alpha * self._divergence(first, second, candidates, batch))
+        value = info_nce(
+            first,
+            candidates,
+            temperature=self.temperature,
+            excluded=batch.excluded("text", first.device),
+            first=batch.first,
+        )
+        return Loss.of(
+            info_nce=value, divergence=self.alpha * self._divergence(first, second, candidates, batch)
+        )
 
     def _divergence(self, first: Tensor, second: Tensor, candidates: Tensor, batch: Batch) -> Tensor:
         """Of this rank's rows; over similarities of all rows, the same on every rank, since the distributions of second views need all first ones too."""

@@ -31,10 +31,15 @@ class QuickThoughts(Objective):
     columns = ("text", "document", "position")
     order = "contiguous"
     truncates = True
-    least_rows = 3      # with two, a sentence's only candidate is its neighbour
+    least_rows = 3  # with two, a sentence's only candidate is its neighbour
 
     def __init__(
-        self, encoder: nn.Module, *, context: Annotated[int, Field(ge=1)] = 1, diag: Literal["mask", "zero"] = "mask", second: Second = "copy",
+        self,
+        encoder: nn.Module,
+        *,
+        context: Annotated[int, Field(ge=1)] = 1,
+        diag: Literal["mask", "zero"] = "mask",
+        second: Second = "copy",
         inference: Literal["both", "first"] = "both",
     ) -> None:
         super().__init__(encoder)
@@ -52,7 +57,9 @@ class QuickThoughts(Objective):
         documents = batch.peers.gather(_numbered(batch).to(first.device))
         alike = batch.excluded("text", first.device)
         excluded = None if alike is None else batch.peers.gather(alike.to(torch.uint8)).bool()
-        value = quick_thoughts(first, second, documents=documents, context=self.context, diag=self.diag, excluded=excluded)
+        value = quick_thoughts(
+            first, second, documents=documents, context=self.context, diag=self.diag, excluded=excluded
+        )
         return Loss.of(neighbours=value)
 
     def doubts(self) -> list[str]:
@@ -67,6 +74,9 @@ class QuickThoughts(Objective):
 
 def _numbered(batch: Batch) -> Tensor:
     """(n,) int64: equal for rows of one document, on whichever ranks; a row of none is alone."""
-    names = [f"row {row}" if document is None else f"document {document}" for row, document in zip(batch.rows.tolist(), batch.column("document"), strict=True)]
+    names = [
+        f"row {row}" if document is None else f"document {document}"
+        for row, document in zip(batch.rows.tolist(), batch.column("document"), strict=True)
+    ]
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
     return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests])

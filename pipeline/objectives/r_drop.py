@@ -22,10 +22,19 @@ class RDrop(Classification):
     """
 
     def __init__(
-        self, encoder: nn.Module, *, alpha: Positive = 1.0, classes: Annotated[int, Field(ge=2)] = 3, features: tuple[Feature, ...] = SBERT,
-        hidden: Annotated[int, Field(ge=1)] | None = None, nonlinear: bool = False, bias: bool = True,
+        self,
+        encoder: nn.Module,
+        *,
+        alpha: Positive = 1.0,
+        classes: Annotated[int, Field(ge=2)] = 3,
+        features: tuple[Feature, ...] = SBERT,
+        hidden: Annotated[int, Field(ge=1)] | None = None,
+        nonlinear: bool = False,
+        bias: bool = True,
     ) -> None:
-        super().__init__(encoder, classes=classes, features=features, hidden=hidden, nonlinear=nonlinear, bias=bias)
+        super().__init__(
+            encoder, classes=classes, features=features, hidden=hidden, nonlinear=nonlinear, bias=bias
+        )
         self.alpha = alpha
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -34,11 +43,14 @@ class RDrop(Classification):
     def doubts(self) -> list[str]:
         if cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
-        return ["r_drop: the encoder has no dropout, so that both passes are one, and this is classification at twice the cost; set train.dropout"]
+        return [
+            "r_drop: the encoder has no dropout, so that both passes are one, and this is classification at twice the cost; set train.dropout"
+        ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = (self.logits(*pair) for pair in (reps[:2], reps[2:]))
         labels = torch.tensor(batch.column("label"), device=first.device)
         return Loss.of(
-            cross_entropy=classification(first, labels) + classification(second, labels), divergence=self.alpha * symmetric_divergence(first, second),
+            cross_entropy=classification(first, labels) + classification(second, labels),
+            divergence=self.alpha * symmetric_divergence(first, second),
         )

@@ -21,7 +21,14 @@ class SimCSE(Objective):
 
     columns = ("text",)
 
-    def __init__(self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "cls_mlp", masks: Literal["own", "shared"] = "own") -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.05,
+        head: HeadName = "cls_mlp",
+        masks: Literal["own", "shared"] = "own",
+    ) -> None:
         super().__init__(encoder)
         self.temperature, self.masks = temperature, masks
         self.head = head_of(head, self.dim)
@@ -35,10 +42,24 @@ class SimCSE(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = self.head(reps[0]), self.head(reps[-1])
         candidates = batch.peers.gather(second)
-        return Loss.of(info_nce=info_nce(first, candidates, temperature=self.temperature, excluded=batch.excluded("text", first.device), first=batch.first))
+        return Loss.of(
+            info_nce=info_nce(
+                first,
+                candidates,
+                temperature=self.temperature,
+                excluded=batch.excluded("text", first.device),
+                first=batch.first,
+            )
+        )
 
     def doubts(self) -> list[str]:
         if self.masks == "own" and cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
-        found, remedy = ("the encoder has no dropout", "train.dropout") if self.masks == "own" else ("masks are shared", "masks to own")
-        return [f"simcse: {found}, so that both views of a text are one vector, and little is learnt; set {remedy}"]
+        found, remedy = (
+            ("the encoder has no dropout", "train.dropout")
+            if self.masks == "own"
+            else ("masks are shared", "masks to own")
+        )
+        return [
+            f"simcse: {found}, so that both views of a text are one vector, and little is learnt; set {remedy}"
+        ]

@@ -24,10 +24,20 @@ class Supervised(Objective):
     positives = True
 
     def __init__(
-        self, encoder: nn.Module, *, temperature: Positive = 0.05, head: HeadName = "none", keep_head: bool = True, hard_negative_weight: Positive = 1.0,
+        self,
+        encoder: nn.Module,
+        *,
+        temperature: Positive = 0.05,
+        head: HeadName = "none",
+        keep_head: bool = True,
+        hard_negative_weight: Positive = 1.0,
     ) -> None:
         super().__init__(encoder)
-        self.temperature, self.hard_negative_weight, self.keep_head = temperature, hard_negative_weight, keep_head
+        self.temperature, self.hard_negative_weight, self.keep_head = (
+            temperature,
+            hard_negative_weight,
+            keep_head,
+        )
         self.head = head_of(head, self.dim)
         self.truncates = head == "none"
 
@@ -39,8 +49,13 @@ class Supervised(Objective):
         anchors, *columns = map(self.head, reps)
         positives, *rest = [batch.peers.gather(column) for column in columns]
         value = info_nce(
-            anchors, positives, negatives=rest[0] if rest else None, hard_negative_weight=self.hard_negative_weight,
-            temperature=self.temperature, excluded=batch.excluded("anchor", anchors.device), first=batch.first,
+            anchors,
+            positives,
+            negatives=rest[0] if rest else None,
+            hard_negative_weight=self.hard_negative_weight,
+            temperature=self.temperature,
+            excluded=batch.excluded("anchor", anchors.device),
+            first=batch.first,
         )
         return Loss.of(info_nce=value)
 

@@ -26,10 +26,14 @@ class Sum(Objective):
         self.names, self.weights = _told_apart([term.name for term in terms]), [term.weight for term in terms]
         self.terms = nn.ModuleList(without_encoder(term.objective) for term in terms)
         self.columns = tuple(dict.fromkeys(role for each in self._objectives() for role in each.columns))
-        self.optional = tuple(dict.fromkeys(role for each in self._objectives() for role in each.optional if role not in self.columns))
+        self.optional = tuple(
+            dict.fromkeys(
+                role for each in self._objectives() for role in each.optional if role not in self.columns
+            )
+        )
         self.positives = next(self._objectives()).positives
         self.least_rows = max(each.least_rows for each in self._objectives())
-        self._sizes: list[int] = []                     # views of each term in this step
+        self._sizes: list[int] = []  # views of each term in this step
 
     def views(self, batch: Batch) -> Sequence[View]:
         views = [each.views(batch) for each in self._objectives()]
@@ -64,7 +68,10 @@ class Sum(Objective):
     def _added(self, losses: list[Loss]) -> Loss:
         total = Loss.of()
         for name, weight, loss in zip(self.names, self.weights, losses, strict=True):
-            total = total + Loss(loss.total, {f"{name}.{part}": value for part, value in loss.parts.items()}) * weight
+            total = (
+                total
+                + Loss(loss.total, {f"{name}.{part}": value for part, value in loss.parts.items()}) * weight
+            )
         return total
 
     def _shares(self, reps: tuple[Tensor, ...]) -> Iterator[tuple[Objective, tuple[Tensor, ...]]]:
@@ -82,7 +89,7 @@ def without_encoder(objective: Objective) -> Objective:
     """The same objective, as part of one that holds its encoder: it uses it as before and no longer counts it among its modules, so that a state has it once."""
     encoder = objective.encoder
     del objective.encoder
-    object.__setattr__(objective, "encoder", encoder)   # past nn.Module, which would make a module of it again
+    object.__setattr__(objective, "encoder", encoder)  # past nn.Module, which would make a module of it again
     return objective
 
 

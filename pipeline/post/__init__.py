@@ -85,7 +85,12 @@ def load_transform(content: bytes) -> Transform:
     try:
         kind = TRANSFORMS[str(header.get("kind"))]
     except ConfigError as error:
-        raise DataError("transform file", error.expected, str(header.get("kind")), "use the version of manta that wrote it") from None
+        raise DataError(
+            "transform file",
+            error.expected,
+            str(header.get("kind")),
+            "use the version of manta that wrote it",
+        ) from None
     return kind.from_bytes(content)
 
 

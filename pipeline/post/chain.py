@@ -73,16 +73,32 @@ class Chain:
 
     def to_bytes(self) -> bytes:
         """A safetensors file that holds the steps' own files, one tensor of bytes each; equal fits give equal bytes."""
-        files = {str(place): np.frombuffer(step.to_bytes(), np.uint8) for place, step in enumerate(self.steps)}
-        return pack(files, {"kind": self.kind, "steps": [step.kind for step in self.steps], "transform_id": self.transform_id})
+        files = {
+            str(place): np.frombuffer(step.to_bytes(), np.uint8) for place, step in enumerate(self.steps)
+        }
+        return pack(
+            files,
+            {
+                "kind": self.kind,
+                "steps": [step.kind for step in self.steps],
+                "transform_id": self.transform_id,
+            },
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Chain":
         """What `to_bytes` wrote; DataError if the file, or that of a step, is damaged."""
         tensors, header = read_fit(content, cls.kind, (), ("steps",))
         if len(header["steps"]) < 2 or set(tensors) != {str(place) for place in range(len(header["steps"]))}:
-            raise DataError("chain file", f"one file for each of {'+'.join(header['steps'])}", f"{len(tensors)}", "fit it again")
-        return verified(cls(tuple(load_transform(tensors[str(place)].tobytes()) for place in range(len(tensors)))), header)
+            raise DataError(
+                "chain file",
+                f"one file for each of {'+'.join(header['steps'])}",
+                f"{len(tensors)}",
+                "fit it again",
+            )
+        return verified(
+            cls(tuple(load_transform(tensors[str(place)].tobytes()) for place in range(len(tensors)))), header
+        )
 
 
 def steps_of(transform: Transform) -> tuple[Transform, ...]:
@@ -100,7 +116,9 @@ def joined(steps: Sequence[Transform]) -> Transform | None:
     return Chain(tuple(steps)) if len(steps) > 1 else steps[0] if steps else None
 
 
-def fit_transform(moments: Moments, settings: WhitenSettings, space_id: str, train: Train | None = None) -> Transform:
+def fit_transform(
+    moments: Moments, settings: WhitenSettings, space_id: str, train: Train | None = None
+) -> Transform:
     """What whiten.transform names, fitted on the vectors that `moments` describes: all affine steps from these moments, in one pass over the rows.
 
     train: fits a last step that is no affine map; without it such a step is a ConfigError. DataError where the vectors do not carry the fit.
@@ -129,16 +147,36 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
     names = settings.transform.split("+")
     for place, name in enumerate(names):
         if name in ("", Chain.kind):
-            raise ConfigError("whiten.transform", "the names of a chain's steps", repr(settings.transform), "join them by +, such as standardize+components")
+            raise ConfigError(
+                "whiten.transform",
+                "the names of a chain's steps",
+                repr(settings.transform),
+                "join them by +, such as standardize+components",
+            )
         if not isinstance(TRANSFORMS[name], FromMoments):
             if indexed:
-                raise ConfigError("whiten.transform", "an affine map, which a faiss index can hold", f"{name}, which is none", _ELSEWHERE.format(name=name))
+                raise ConfigError(
+                    "whiten.transform",
+                    "an affine map, which a faiss index can hold",
+                    f"{name}, which is none",
+                    _ELSEWHERE.format(name=name),
+                )
             if place < len(names) - 1:
-                raise ConfigError("whiten.transform", f"{name} as the last step", settings.transform, "put it last: behind it no step can be fitted from moments")
+                raise ConfigError(
+                    "whiten.transform",
+                    f"{name} as the last step",
+                    settings.transform,
+                    "put it last: behind it no step can be fitted from moments",
+                )
     for setting, value, step in (("k", settings.k, "whitening"), ("remove", settings.remove, "components")):
         chosen = value is not None and value != WhitenSettings.model_fields[setting].default
         if chosen and step not in names:
-            raise ConfigError(f"whiten.{setting}", f"{step} among the steps of whiten.transform", settings.transform, f"add {step}, or leave whiten.{setting} as it is")
+            raise ConfigError(
+                f"whiten.{setting}",
+                f"{step} among the steps of whiten.transform",
+                settings.transform,
+                f"add {step}, or leave whiten.{setting} as it is",
+            )
 
 
 _ELSEWHERE = "use `manta whiten` and `manta evaluate` for a {name}; for the index choose whitening, standardize, components or several of them joined by +"

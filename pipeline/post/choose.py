@@ -14,9 +14,20 @@ from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of, uncentred_spectrum_of
 
-POINTS = 10                                     # of a curve over k
-FEWEST = 8                                      # components at the low end of a curve, or a 16th of the largest where that is less
-REMOVED = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20)     # all-but-the-top takes out d / 100 as a rule, BERT-flow's baselines 6 and 10
+POINTS = 10  # of a curve over k
+FEWEST = 8  # components at the low end of a curve, or a 16th of the largest where that is less
+REMOVED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    10,
+    15,
+    20,
+)  # all-but-the-top takes out d / 100 as a rule, BERT-flow's baselines 6 and 10
 LIKELIHOOD = "log-likelihood per row, nats"
 
 
@@ -38,7 +49,10 @@ class Curve:
 
     def numbers(self) -> dict[str, float | int | None]:
         """The chosen value and the whole curve, by name."""
-        return {self.setting: self.chosen, **{f"{self.setting}_{value}": figure for value, figure in self.points}}
+        return {
+            self.setting: self.chosen,
+            **{f"{self.setting}_{value}": figure for value, figure in self.points},
+        }
 
     @property
     def sentence(self) -> str:
@@ -48,7 +62,9 @@ class Curve:
         return f"whiten.{self.setting} is {self.chosen}, the best of {len(self.points)} values by {self.metric} ({self.count:,} {self.behind}): {best:.4f}; {ends}"
 
 
-def choose(settings: WhitenSettings, moments: Moments, dev: Dev | None = None, held: Moments | None = None) -> tuple[WhitenSettings, tuple[Curve, ...]]:
+def choose(
+    settings: WhitenSettings, moments: Moments, dev: Dev | None = None, held: Moments | None = None
+) -> tuple[WhitenSettings, tuple[Curve, ...]]:
     """The settings with numbers where `remove` and `k` say how to choose them, in this order, and the curves behind them.
 
     moments: of all rows; dev: the task of `dev`; held: moments of rows among them, for `likelihood`. Steps that moments do not fit are left out of the
@@ -65,7 +81,9 @@ def choose(settings: WhitenSettings, moments: Moments, dev: Dev | None = None, h
         curves.append(_on_dev("k", _sizes(_before("whitening", moments, affine)), moments, affine, dev))
     elif settings.k == "likelihood":
         assert held is not None
-        curves.append(_by_likelihood(_before("whitening", moments, affine), _before("whitening", moments, affine, held)))
+        curves.append(
+            _by_likelihood(_before("whitening", moments, affine), _before("whitening", moments, affine, held))
+        )
     return settings.model_copy(update={curve.setting: curve.chosen for curve in curves}), tuple(curves)
 
 
@@ -80,7 +98,13 @@ def held_out_likelihood(fitted: Moments, held: Moments, ks: Iterable[int]) -> li
     span = whole.vectors[:, : whole.rank].T
     fitted, held = fitted.mapped(span), held.mapped(span)
     spectrum, move = spectrum_of(fitted), held.mean - fitted.mean
-    squares = np.einsum("di,de,ei->i", spectrum.vectors, held.covariance() + np.outer(move, move), spectrum.vectors, optimize=True)
+    squares = np.einsum(
+        "di,de,ei->i",
+        spectrum.vectors,
+        held.covariance() + np.outer(move, move),
+        spectrum.vectors,
+        optimize=True,
+    )
     return [_likelihood(spectrum.eigenvalues, squares, k) for k in ks]
 
 
@@ -96,19 +120,36 @@ def _likelihood(variances: np.ndarray, squares: np.ndarray, k: int) -> float:
 def _by_likelihood(moments: Moments, held: Moments) -> Curve:
     fitted = moments.without(held)
     sizes = _sizes(fitted)
-    found = [point for point in zip(sizes, held_out_likelihood(fitted, held, sizes), strict=True) if np.isfinite(point[1])]
+    found = [
+        point
+        for point in zip(sizes, held_out_likelihood(fitted, held, sizes), strict=True)
+        if np.isfinite(point[1])
+    ]
     return _curve("k", LIKELIHOOD, held.count, found)
 
 
-def _on_dev(setting: str, values: Iterable[int], moments: Moments, settings: WhitenSettings, dev: Dev) -> Curve:
-    transforms = ((value, fit_transform(moments, settings.model_copy(update={setting: value}), "")) for value in values)
-    return _curve(setting, dev.metric, dev.count, [(value, dev.score(transform)) for value, transform in transforms])
+def _on_dev(
+    setting: str, values: Iterable[int], moments: Moments, settings: WhitenSettings, dev: Dev
+) -> Curve:
+    transforms = (
+        (value, fit_transform(moments, settings.model_copy(update={setting: value}), "")) for value in values
+    )
+    return _curve(
+        setting, dev.metric, dev.count, [(value, dev.score(transform)) for value, transform in transforms]
+    )
 
 
 def _curve(setting: str, metric: str, count: int, points: list[tuple[int, float]]) -> Curve:
     if not points:
-        raise DataError(f"whiten.{setting}", "a value that the vectors carry", "none", f"name a number for whiten.{setting}, or give more text")
-    return Curve(setting, metric, count, tuple(points), max(points, key=lambda point: (point[1], -point[0]))[0])
+        raise DataError(
+            f"whiten.{setting}",
+            "a value that the vectors carry",
+            "none",
+            f"name a number for whiten.{setting}, or give more text",
+        )
+    return Curve(
+        setting, metric, count, tuple(points), max(points, key=lambda point: (point[1], -point[0]))[0]
+    )
 
 
 def _sizes(moments: Moments) -> tuple[int, ...]:
@@ -121,7 +162,9 @@ def _sizes(moments: Moments) -> tuple[int, ...]:
 def _removals(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
     before = _before("components", moments, settings)
     spectrum = spectrum_of(before) if settings.centred else uncentred_spectrum_of(before)
-    return tuple(count for count in REMOVED if count < min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1))
+    return tuple(
+        count for count in REMOVED if count < min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)
+    )
 
 
 def _before(step: str, moments: Moments, settings: WhitenSettings, moved: Moments | None = None) -> Moments:
@@ -137,4 +180,6 @@ def _before(step: str, moments: Moments, settings: WhitenSettings, moved: Moment
 
 
 def _affine_steps(settings: WhitenSettings) -> str:
-    return "+".join(name for name in settings.transform.split("+") if isinstance(TRANSFORMS[name], FromMoments))
+    return "+".join(
+        name for name in settings.transform.split("+") if isinstance(TRANSFORMS[name], FromMoments)
+    )

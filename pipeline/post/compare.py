@@ -11,9 +11,9 @@ from pipeline.stats import correlation
 
 Map = Callable[[np.ndarray], np.ndarray]
 
-MIN_WORDS = 8           # a half of fewer than four words hardly says what its text is about
-TIE = 1e-6              # cosines of equal vectors differ by a few float32 roundings between places in a matrix product
-QUERY_ROWS = 1_024      # queries whose similarities are held at once
+MIN_WORDS = 8  # a half of fewer than four words hardly says what its text is about
+TIE = 1e-6  # cosines of equal vectors differ by a few float32 roundings between places in a matrix product
+QUERY_ROWS = 1_024  # queries whose similarities are held at once
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,11 @@ class Halves:
 
     def score(self, transform: Map | None = None) -> float:
         """Mean reciprocal rank, of raw vectors without a transform."""
-        return mean_reciprocal_rank(self.first, self.second) if transform is None else mean_reciprocal_rank(transform(self.first), transform(self.second))
+        return (
+            mean_reciprocal_rank(self.first, self.second)
+            if transform is None
+            else mean_reciprocal_rank(transform(self.first), transform(self.second))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +100,9 @@ class Pairs:
 
     def score(self, transform: Map | None = None) -> float:
         """Spearman correlation (-1 to 1), of raw vectors without a transform."""
-        left, right = (self.left, self.right) if transform is None else (transform(self.left), transform(self.right))
+        left, right = (
+            (self.left, self.right) if transform is None else (transform(self.left), transform(self.right))
+        )
         return spearman(left, right, self.gold)
 
 
@@ -123,9 +129,17 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
     DataError without rows.
     """
     if not len(queries) or len(queries) != len(targets):
-        raise DataError("split-half retrieval", "as many queries as targets, at least one", f"{len(queries)} and {len(targets)}", "give longer texts")
+        raise DataError(
+            "split-half retrieval",
+            "as many queries as targets, at least one",
+            f"{len(queries)} and {len(targets)}",
+            "give longer texts",
+        )
     queries, targets = _unit(queries), _unit(targets)
-    ranks = [_ranks(queries[start : start + QUERY_ROWS], targets, start) for start in range(0, len(queries), QUERY_ROWS)]
+    ranks = [
+        _ranks(queries[start : start + QUERY_ROWS], targets, start)
+        for start in range(0, len(queries), QUERY_ROWS)
+    ]
     return float((1.0 / np.concatenate(ranks)).mean())
 
 
@@ -133,14 +147,21 @@ def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
     """Spearman correlation (average ranks for ties) of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
     cosines = (_unit(left) * _unit(right)).sum(axis=1)
     if np.isnan(found := correlation.spearman(cosines, gold)):
-        raise DataError("whiten.dev", "at least two pairs with different scores and different cosines", f"{len(gold)} pairs", "give another dev file")
+        raise DataError(
+            "whiten.dev",
+            "at least two pairs with different scores and different cosines",
+            f"{len(gold)} pairs",
+            "give another dev file",
+        )
     return found
 
 
 def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
     similarities = queries @ targets.T
     own = similarities[np.arange(len(queries)), start + np.arange(len(queries))]
-    return (similarities >= own[:, None] - TIE).sum(axis=1)         # counts the own target too: rank 1 if no other comes near
+    return (similarities >= own[:, None] - TIE).sum(
+        axis=1
+    )  # counts the own target too: rank 1 if no other comes near
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

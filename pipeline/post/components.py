@@ -14,7 +14,7 @@ from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
 from pipeline.stats.tensors import pack
 
-ROWS_PER_DIRECTION = 5          # as for whitening: directions of fewer rows are those rows
+ROWS_PER_DIRECTION = 5  # as for whitening: directions of fewer rows are those rows
 FACTS = ("centred", "share", "fitted_rows", "space_id")
 
 
@@ -59,7 +59,11 @@ class Components:
     def shortage(self) -> str | None:
         """Why this fit must not be published: fewer than five rows per direction. None if there are enough."""
         needed = ROWS_PER_DIRECTION * len(self.directions)
-        return None if self.fitted_rows >= needed else f"{self.fitted_rows:,} rows are too few to find {len(self.directions)} directions: at least {needed:,} are needed"
+        return (
+            None
+            if self.fitted_rows >= needed
+            else f"{self.fitted_rows:,} rows are too few to find {len(self.directions)} directions: at least {needed:,} are needed"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -71,13 +75,18 @@ class Components:
 
     def to_bytes(self) -> bytes:
         """A safetensors file; equal fits give equal bytes."""
-        return pack({"mean": self.mean, "directions": self.directions}, {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")})
+        return pack(
+            {"mean": self.mean, "directions": self.directions},
+            {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")},
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Components":
         """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
         tensors, header = read_fit(content, cls.kind, ("mean", "directions"), FACTS)
-        return verified(cls(tensors["mean"], tensors["directions"], **{name: header[name] for name in FACTS}), header)
+        return verified(
+            cls(tensors["mean"], tensors["directions"], **{name: header[name] for name in FACTS}), header
+        )
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Components":
@@ -86,7 +95,9 @@ class Components:
         return fit_components(moments, count, centred=settings.centred, space_id=space_id)
 
 
-def fit_components(moments: Moments, count: int = 1, *, centred: bool = True, space_id: str = "") -> Components:
+def fit_components(
+    moments: Moments, count: int = 1, *, centred: bool = True, space_id: str = ""
+) -> Components:
     """The removal of the first `count` directions of the vectors that `moments` describes.
 
     centred: the mean goes too, and directions are the principal ones; else they are the first right singular vectors of the vectors as they are.
@@ -95,7 +106,16 @@ def fit_components(moments: Moments, count: int = 1, *, centred: bool = True, sp
     spectrum = spectrum_of(moments) if centred else uncentred_spectrum_of(moments)
     if not 0 <= count < spectrum.rank:
         found = f"{count}, and the vectors span {spectrum.rank} direction{'s' if spectrum.rank > 1 else ''}"
-        raise DataError("whiten.remove", f"0 to {spectrum.rank - 1}", found, "remove fewer, or give more text")
+        raise DataError(
+            "whiten.remove", f"0 to {spectrum.rank - 1}", found, "remove fewer, or give more text"
+        )
     share = float(spectrum.eigenvalues[:count].sum() / spectrum.eigenvalues.sum())
     directions = np.ascontiguousarray(spectrum.vectors[:, :count].T)
-    return Components(moments.mean if centred else np.zeros(moments.dim), directions, centred, share, moments.count, space_id)
+    return Components(
+        moments.mean if centred else np.zeros(moments.dim),
+        directions,
+        centred,
+        share,
+        moments.count,
+        space_id,
+    )

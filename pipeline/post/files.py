@@ -17,9 +17,16 @@ T = TypeVar("T", bound=Transform)
 def checked_vectors(x: np.ndarray, dim: int) -> np.ndarray:
     """x, if it is (n, dim) and finite; else DataError."""
     if x.ndim != 2 or x.shape[1] != dim:
-        raise DataError("vectors to transform", f"shape (n, {dim})", str(x.shape), "use vectors of the space of the fit")
+        raise DataError(
+            "vectors to transform", f"shape (n, {dim})", str(x.shape), "use vectors of the space of the fit"
+        )
     if not np.isfinite(x).all():
-        raise DataError("vectors to transform", "finite values", f"{int((~np.isfinite(x)).any(axis=1).sum())} rows with NaN or infinity", "quarantine them")
+        raise DataError(
+            "vectors to transform",
+            "finite values",
+            f"{int((~np.isfinite(x)).any(axis=1).sum())} rows with NaN or infinity",
+            "quarantine them",
+        )
     return x
 
 
@@ -31,16 +38,28 @@ def content_id(facts: Sequence[object], *tensors: np.ndarray) -> str:
     return content.hexdigest()
 
 
-def read_fit(content: bytes, kind: str, tensors: Sequence[str], facts: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_fit(
+    content: bytes, kind: str, tensors: Sequence[str], facts: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Tensors and header of a fit of that kind; DataError if the file is damaged, of another kind, or lacks one of them."""
     found, header = unpack(content, *tensors, kind=kind)
     if missing := [name for name in facts if name not in header]:
-        raise DataError(f"{kind} file", "a header that names " + ", ".join(facts), f"no {', '.join(missing)}", "fit it again")
+        raise DataError(
+            f"{kind} file",
+            "a header that names " + ", ".join(facts),
+            f"no {', '.join(missing)}",
+            "fit it again",
+        )
     return found, header
 
 
 def verified(transform: T, header: dict[str, Any]) -> T:
     """The transform, if its content has the transform_id of its file's header; else DataError."""
     if transform.transform_id != (expected := str(header.get("transform_id"))):
-        raise DataError(f"{transform.kind} file", f"transform_id {expected[:12]}", transform.transform_id[:12], "the file is damaged: fit it again")
+        raise DataError(
+            f"{transform.kind} file",
+            f"transform_id {expected[:12]}",
+            transform.transform_id[:12],
+            "the file is damaged: fit it again",
+        )
     return transform

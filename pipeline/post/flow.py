@@ -19,9 +19,19 @@ if TYPE_CHECKING:
 
     from pipeline.models.glow import Glow
 
-ROWS_PER_DIMENSION = 5      # as for whitening: a flow learns one location and scale for each dimension too, and a network on top
-_BLOCK = 256                # rows of every forward pass, the last one filled up: a vector comes out the same whatever its neighbours
-_FACTS = ("settings", "fitted_rows", "heldout_rows", "unit_length", "curve", "metric", "space_id")        # of the file's header
+ROWS_PER_DIMENSION = (
+    5  # as for whitening: a flow learns one location and scale for each dimension too, and a network on top
+)
+_BLOCK = 256  # rows of every forward pass, the last one filled up: a vector comes out the same whatever its neighbours
+_FACTS = (
+    "settings",
+    "fitted_rows",
+    "heldout_rows",
+    "unit_length",
+    "curve",
+    "metric",
+    "space_id",
+)  # of the file's header
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,10 @@ class Flow:
     def transform_id(self) -> str:
         """sha256 (hex) of the map and of the space it belongs to."""
         names = sorted(self.tensors)
-        return content_id([self.kind, self.space_id, *((name, *self.tensors[name].shape) for name in names)], *(self.tensors[name] for name in names))
+        return content_id(
+            [self.kind, self.space_id, *((name, *self.tensors[name].shape) for name in names)],
+            *(self.tensors[name] for name in names),
+        )
 
     @property
     def shortage(self) -> str | None:
@@ -87,12 +100,18 @@ class Flow:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know about the fit, in sentences."""
-        return tuple(note for note in (self._likelihood(), self._dev(), self._constant(), self._input(), self.shortage) if note)
+        return tuple(
+            note
+            for note in (self._likelihood(), self._dev(), self._constant(), self._input(), self.shortage)
+            if note
+        )
 
     def to_bytes(self) -> bytes:
         """A safetensors file; equal fits give equal bytes."""
         header = {name: getattr(self, name) for name in _FACTS if name not in ("settings", "curve")}
-        settings = self.settings.model_dump(mode="json", exclude={"checkpoint_steps"})      # of the run, not of the fit
+        settings = self.settings.model_dump(
+            mode="json", exclude={"checkpoint_steps"}
+        )  # of the run, not of the fit
         told = {"settings": settings, "curve": [asdict(point) for point in self.curve]}
         return pack(self.tensors, header | told | {"transform_id": self.transform_id, "kind": self.kind})
 
@@ -100,7 +119,9 @@ class Flow:
     def from_bytes(cls, content: bytes) -> "Flow":
         """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
         tensors, header = read_fit(content, cls.kind, ("levels.0.0.actnorm.b",), _FACTS)
-        return verified(cls(tensors=tensors, **{name: header[name] for name in _FACTS} | _read(header)), header)
+        return verified(
+            cls(tensors=tensors, **{name: header[name] for name in _FACTS} | _read(header)), header
+        )
 
     @cached_property
     def _glow(self) -> "Glow":
@@ -110,9 +131,16 @@ class Flow:
 
         glow = Glow(self.k, self.settings)
         try:
-            glow.load_state_dict({name: torch.from_numpy(tensor.copy()) for name, tensor in self.tensors.items()})
+            glow.load_state_dict(
+                {name: torch.from_numpy(tensor.copy()) for name, tensor in self.tensors.items()}
+            )
         except RuntimeError as error:
-            raise DataError("flow file", "the tensors of its settings", " ".join(str(error).split())[:200], "the file is damaged: fit it again") from None
+            raise DataError(
+                "flow file",
+                "the tensors of its settings",
+                " ".join(str(error).split())[:200],
+                "the file is damaged: fit it again",
+            ) from None
         return glow.eval().requires_grad_(False)
 
     def _mapped(self, through: "Callable[[Tensor], Tensor]", x: np.ndarray) -> np.ndarray:
@@ -129,7 +157,9 @@ class Flow:
 
     def _likelihood(self) -> str:
         first, last = self.curve[0], self.curve[-1]
-        ended = f"{last.heldout:.4f} on {self.heldout_rows:,} rows held out" + (f", {last.train:.4f} on those it was trained on" if last.train is not None else "")
+        ended = f"{last.heldout:.4f} on {self.heldout_rows:,} rows held out" + (
+            f", {last.train:.4f} on those it was trained on" if last.train is not None else ""
+        )
         return f"bits per dimension went from {first.heldout:.4f} to {ended}, in {last.step:,} steps over {self.fitted_rows:,} rows"
 
     def _dev(self) -> str | None:
@@ -138,13 +168,19 @@ class Flow:
             return None
         (best, step), (ended, end) = max(told, key=lambda each: (each[0], -each[1])), told[-1]
         when = f"after step {step:,}" if step else "before any training"
-        peaked = f"; it was best {when}, {best:.4f}: likelihood went on improving after that" if step < end else ""
+        peaked = (
+            f"; it was best {when}, {best:.4f}: likelihood went on improving after that" if step < end else ""
+        )
         return f"{self.metric} on the dev task went from {told[0][0]:.4f} after initialisation to {ended:.4f}{peaked}"
 
     def _constant(self) -> str | None:
         constant = int((~self.tensors["levels.0.0.actnorm.varies"]).sum())
         words = "has" if constant == 1 else "have"
-        return f"{constant} of {self.k} dimensions {words} no variance and kept the scale of the others" if constant else None
+        return (
+            f"{constant} of {self.k} dimensions {words} no variance and kept the scale of the others"
+            if constant
+            else None
+        )
 
     def _input(self) -> str | None:
         if not self.unit_length:
@@ -158,4 +194,9 @@ def _read(header: dict[str, Any]) -> dict[str, Any]:
         return {"settings": FlowSettings.model_validate(header["settings"]), "curve": curve}
     except (TypeError, ValidationError) as error:
         found = " ".join(str(error).split())[:200]
-        raise DataError("flow file", "the settings and the curve of a flow", found, "use the version of manta that wrote it, or fit it again") from None
+        raise DataError(
+            "flow file",
+            "the settings and the curve of a flow",
+            found,
+            "use the version of manta that wrote it, or fit it again",
+        ) from None

@@ -13,10 +13,12 @@ from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import pack
 
-FLOOR = 1e-8                    # least standard deviation that is divided by
-ROUNDING = 2.0**-23             # of the mean: a smaller deviation is the rounding of a float32, and a dimension with it says nothing
+FLOOR = 1e-8  # least standard deviation that is divided by
+ROUNDING = (
+    2.0**-23
+)  # of the mean: a smaller deviation is the rounding of a float32, and a dimension with it says nothing
 FACTS = ("fitted_rows", "space_id")
-NAMED = 12                      # constant dimensions that a note lists
+NAMED = 12  # constant dimensions that a note lists
 
 
 @TRANSFORMS.register("standardize")
@@ -73,17 +75,24 @@ class Standardize:
         if not places:
             return (f"all {self.k} dimensions vary",)
         listed = ", ".join(map(str, places[:NAMED])) + (" ..." if len(places) > NAMED else "")
-        return (f"{len(places)} of {self.k} dimensions are constant (standard deviation below {FLOOR:g}; counted from 0: {listed})",)
+        return (
+            f"{len(places)} of {self.k} dimensions are constant (standard deviation below {FLOOR:g}; counted from 0: {listed})",
+        )
 
     def to_bytes(self) -> bytes:
         """A safetensors file; equal fits give equal bytes."""
-        return pack({"mean": self.mean, "std": self.std}, {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")})
+        return pack(
+            {"mean": self.mean, "std": self.std},
+            {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")},
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Standardize":
         """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
         tensors, header = read_fit(content, cls.kind, ("mean", "std"), FACTS)
-        return verified(cls(tensors["mean"], tensors["std"], **{name: header[name] for name in FACTS}), header)
+        return verified(
+            cls(tensors["mean"], tensors["std"], **{name: header[name] for name in FACTS}), header
+        )
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Standardize":
@@ -96,5 +105,10 @@ def fit_standardize(moments: Moments, *, space_id: str = "") -> Standardize:
     std = np.sqrt(np.maximum(moments.covariance().diagonal(), 0.0))
     fitted = Standardize(moments.mean, std, moments.count, space_id)
     if moments.count < 2 or fitted.constant.all():
-        raise DataError("vectors", "at least two rows that differ", f"{moments.count} rows without variance", "give more text, or another encoder")
+        raise DataError(
+            "vectors",
+            "at least two rows that differ",
+            f"{moments.count} rows without variance",
+            "give more text, or another encoder",
+        )
     return fitted

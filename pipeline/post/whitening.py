@@ -14,9 +14,20 @@ from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of
 from pipeline.stats.tensors import pack
 
-ROWS_PER_COMPONENT = 5      # with n rows and n - 1 components every pair has the same cosine, -1/(n - 1); at 5 rows each that has worn off
-FACTS = ("rank", "condition", "effective_rank", "fitted_rows", "requested", "space_id")      # of the file's header
-OPTIONS = {"kept": None, "shrinkage": 0.0, "ridge": 0.0}     # in the header where they are not these: a plain fit is the file that it always was
+ROWS_PER_COMPONENT = 5  # with n rows and n - 1 components every pair has the same cosine, -1/(n - 1); at 5 rows each that has worn off
+FACTS = (
+    "rank",
+    "condition",
+    "effective_rank",
+    "fitted_rows",
+    "requested",
+    "space_id",
+)  # of the file's header
+OPTIONS = {
+    "kept": None,
+    "shrinkage": 0.0,
+    "ridge": 0.0,
+}  # in the header where they are not these: a plain fit is the file that it always was
 
 Rotation = Literal["pca", "zca"]
 
@@ -81,11 +92,21 @@ class Whitening:
     def notes(self) -> tuple[str, ...]:
         """What a person should know about the fit, in sentences."""
         dim, clamped = len(self.eigenvalues), self.requested is not None and self.requested > self.components
-        asked = f"whiten.k={self.requested} was lowered to {self.components}" if clamped else f"{self.components} of {dim} components are kept"
+        asked = (
+            f"whiten.k={self.requested} was lowered to {self.components}"
+            if clamped
+            else f"{self.components} of {dim} components are kept"
+        )
         reason = f"; the vectors vary in {self.rank} of {dim} directions only" if self.rank < dim else ""
         told = (
-            (f"{self.fitted_rows:,} rows are no more than the {dim} dimensions: their covariance says nothing about some directions", self.fitted_rows <= dim),
-            (f"the covariance was drawn to a multiple of the identity by {self.shrinkage:.4g}", self.shrinkage > 0),
+            (
+                f"{self.fitted_rows:,} rows are no more than the {dim} dimensions: their covariance says nothing about some directions",
+                self.fitted_rows <= dim,
+            ),
+            (
+                f"the covariance was drawn to a multiple of the identity by {self.shrinkage:.4g}",
+                self.shrinkage > 0,
+            ),
             (f"{self.ridge:g} of the mean eigenvalue was added to every eigenvalue", self.ridge > 0),
             (self.shortage or "", self.shortage is not None),
         )
@@ -95,7 +116,9 @@ class Whitening:
         """A safetensors file; equal fits give equal bytes."""
         tensors = {"matrix": self.matrix, "bias": self.bias, "eigenvalues": self.eigenvalues}
         options = [name for name, default in OPTIONS.items() if getattr(self, name) != default]
-        return pack(tensors, {name: getattr(self, name) for name in (*FACTS, *options, "transform_id", "kind")})
+        return pack(
+            tensors, {name: getattr(self, name) for name in (*FACTS, *options, "transform_id", "kind")}
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Whitening":
@@ -108,11 +131,24 @@ class Whitening:
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Whitening":
         """As `fit_whitening`, by the settings."""
         k = settings.k if isinstance(settings.k, int) else None
-        return fit_whitening(moments, k, space_id=space_id, rotation=settings.rotation, shrinkage=settings.shrinkage, ridge=settings.ridge)
+        return fit_whitening(
+            moments,
+            k,
+            space_id=space_id,
+            rotation=settings.rotation,
+            shrinkage=settings.shrinkage,
+            ridge=settings.ridge,
+        )
 
 
 def fit_whitening(
-    moments: Moments, k: int | None = None, *, space_id: str = "", rotation: Rotation = "pca", shrinkage: float | Literal["auto"] = 0.0, ridge: float = 0.0
+    moments: Moments,
+    k: int | None = None,
+    *,
+    space_id: str = "",
+    rotation: Rotation = "pca",
+    shrinkage: float | Literal["auto"] = 0.0,
+    ridge: float = 0.0,
 ) -> Whitening:
     """The whitening of the vectors that `moments` describes, keeping the k directions of largest variance, at most as many as vary.
 
@@ -130,7 +166,7 @@ def fit_whitening(
     most = int((variances > RANK_TOLERANCE * variances[0]).sum())
     components = min(k or most, most)
     axes = spectrum.vectors[:, :components]
-    matrix = np.ascontiguousarray((axes / np.sqrt(variances[:components])).T)          # Lambda^-1/2 U^T
+    matrix = np.ascontiguousarray((axes / np.sqrt(variances[:components])).T)  # Lambda^-1/2 U^T
     if rotation == "zca":
         matrix = axes @ matrix
     return Whitening(

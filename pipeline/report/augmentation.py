@@ -16,11 +16,11 @@ from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
 from pipeline.settings.augment import KeepSettings
 
-_FEW_KEPT = 0.5         # of a label's variants: with fewer, most of the work was for nothing
-_MANY = 0.2             # of a label's variants, rejected for one reason that a setting would mend
-_MANY_LONG = 0.02       # of the texts over a model's limit: they have no variant, so what is trained on these lacks long texts
-_FEW_TEXTS = 0.9        # of the texts with a variant
-_LETTERS = 400          # of a text that is shown
+_FEW_KEPT = 0.5  # of a label's variants: with fewer, most of the work was for nothing
+_MANY = 0.2  # of a label's variants, rejected for one reason that a setting would mend
+_MANY_LONG = 0.02  # of the texts over a model's limit: they have no variant, so what is trained on these lacks long texts
+_FEW_TEXTS = 0.9  # of the texts with a variant
+_LETTERS = 400  # of a text that is shown
 _TIMES = {1: "once", 2: "twice"}
 
 
@@ -133,12 +133,24 @@ class Report:
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
-    filters: dict[str, Callable[..., Any]] = {"share": share, "plain": _plain, "shortened": _shortened, "marked": marked}
+    filters: dict[str, Callable[..., Any]] = {
+        "share": share,
+        "plain": _plain,
+        "shortened": _shortened,
+        "marked": marked,
+    }
     colour = colours(list(report.reasons))
     meanings = {reason: meaning(reason, report) for reason in report.reasons}
     return fill(
-        "augmentation.html.j2", filters, report=report, verdict=verdict(report), warnings=list(warnings(report)), colour=colour, meanings=meanings,
-        shares=shares_chart(report.counts, colour), charts=charts(report),
+        "augmentation.html.j2",
+        filters,
+        report=report,
+        verdict=verdict(report),
+        warnings=list(warnings(report)),
+        colour=colour,
+        meanings=meanings,
+        shares=shares_chart(report.counts, colour),
+        charts=charts(report),
     )
 
 
@@ -146,12 +158,22 @@ def verdict(report: Report) -> str:
     """How many variants are kept of how many, and what most of the others lack."""
     if not report.made:
         return "The corpus has no rows: nothing was made."
-    each = f"{len(report.counts)} variants of each of {report.rows:,} texts" if len(report.counts) > 1 else f"one of each of {report.rows:,} texts"
-    said = f"{report.kept:,} of {report.made:,} variants are kept, {share(report.kept / report.made)}: {each}."
+    each = (
+        f"{len(report.counts)} variants of each of {report.rows:,} texts"
+        if len(report.counts) > 1
+        else f"one of each of {report.rows:,} texts"
+    )
+    said = (
+        f"{report.kept:,} of {report.made:,} variants are kept, {share(report.kept / report.made)}: {each}."
+    )
     most = [f"{_plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
     if not most:
         return f"{said} None was rejected."
-    return f"{said} Rejected most often as {', '.join(most)}." if len(most) > 1 else f"{said} All others are rejected as {most[0]}."
+    return (
+        f"{said} Rejected most often as {', '.join(most)}."
+        if len(most) > 1
+        else f"{said} All others are rejected as {most[0]}."
+    )
 
 
 def warnings(report: Report) -> Iterator[str]:
@@ -177,13 +199,26 @@ def _of_counts(counts: Mapping[str, int], method: Method) -> Iterator[str]:
         yield f"{few}; most of the others are rejected as {_plain(max(shares, key=lambda name: shares[name]))}."
     if (found := shares.get("too_long_for_model", 0.0)) > _MANY_LONG:
         yield f"{share(found)} of the texts are longer than the model reads and have no variant; what is trained on these lacks long texts. Split them before."
-    more = "Sample (decoding.method: sample), or take another pivot language." if method.method == "back_translation" else "Ask for stronger edits."
+    more = (
+        "Sample (decoding.method: sample), or take another pivot language."
+        if method.method == "back_translation"
+        else "Ask for stronger edits."
+    )
     for reason, remedy in (
         ("identical", f"equal to their text. {more}"),
         ("duplicate", "equal to another variant of their text. Ask for fewer, or for ones that differ more."),
-        ("unlike", "less like their text than similarity asks for: edits too strong or a weak model, or a bound that is too high."),
-        ("repetition", "rejected for words said again and again: a model that gets stuck, or edits that put equal words side by side."),
-        ("language", "taken for another language. Short texts are mistaken easily: name the likely ones in keep.languages."),
+        (
+            "unlike",
+            "less like their text than similarity asks for: edits too strong or a weak model, or a bound that is too high.",
+        ),
+        (
+            "repetition",
+            "rejected for words said again and again: a model that gets stuck, or edits that put equal words side by side.",
+        ),
+        (
+            "language",
+            "taken for another language. Short texts are mistaken easily: name the likely ones in keep.languages.",
+        ),
     ):
         if (found := shares.get(reason, 0.0)) > _MANY:
             yield f"{share(found)} of the variants are {remedy}"
@@ -191,9 +226,20 @@ def _of_counts(counts: Mapping[str, int], method: Method) -> Iterator[str]:
 
 def meaning(reason: str, report: Report) -> str:
     """What rejected variants of that reason have in common, as half a sentence, with the bounds where they were set."""
-    keeps = [method.keep for method in report.methods if any(report.counts[label].get(reason) for label in method.labels)]
-    lengths, cosines = ([bounds for keep in keeps if (bounds := getattr(keep, name)) is not None] for name in ("length_ratio", "similarity"))
-    runs = _either(f"{keep.repeat_words} words more than {_TIMES.get(keep.repeats, f'{keep.repeats} times')}" for keep in keeps if keep.repeats is not None)
+    keeps = [
+        method.keep
+        for method in report.methods
+        if any(report.counts[label].get(reason) for label in method.labels)
+    ]
+    lengths, cosines = (
+        [bounds for keep in keeps if (bounds := getattr(keep, name)) is not None]
+        for name in ("length_ratio", "similarity")
+    )
+    runs = _either(
+        f"{keep.repeat_words} words more than {_TIMES.get(keep.repeats, f'{keep.repeats} times')}"
+        for keep in keeps
+        if keep.repeats is not None
+    )
     return {
         "empty": "nothing came out, or nothing but punctuation",
         "identical": "equal to its text, but for case, punctuation and white space",
@@ -215,10 +261,26 @@ def charts(report: Report) -> list[Chart]:
     for method in report.methods:
         if method.similarities is not None and method.similarities.total:
             note = "Of the variants that no test before it rejects."
-            found.append(Chart(f"{method.name}: cosine with the text", spread_chart(method.similarities, "cosine with the text"), note))
+            found.append(
+                Chart(
+                    f"{method.name}: cosine with the text",
+                    spread_chart(method.similarities, "cosine with the text"),
+                    note,
+                )
+            )
         if method.ratios is not None and method.ratios.total:
-            at_edge = "The bar at the right holds all that are longer still." if method.ratios.kept[-1] or method.ratios.rejected[-1] else ""
-            found.append(Chart(f"{method.name}: length", spread_chart(method.ratios, "characters, as a multiple of the text's"), at_edge))
+            at_edge = (
+                "The bar at the right holds all that are longer still."
+                if method.ratios.kept[-1] or method.ratios.rejected[-1]
+                else ""
+            )
+            found.append(
+                Chart(
+                    f"{method.name}: length",
+                    spread_chart(method.ratios, "characters, as a multiple of the text's"),
+                    at_edge,
+                )
+            )
     return found
 
 
@@ -228,7 +290,9 @@ def marked(variant: str, text: str) -> Markup:
     Case and punctuation make no difference. Of long texts only the beginnings are compared.
     """
     old, new = _shortened(text).split(), _shortened(variant).split()
-    matcher = SequenceMatcher(None, [_bare(word) for word in old], [_bare(word) for word in new], autojunk=False)
+    matcher = SequenceMatcher(
+        None, [_bare(word) for word in old], [_bare(word) for word in new], autojunk=False
+    )
     words: list[Markup] = []
     for kind, start, stop, first, last in matcher.get_opcodes():
         if kind == "equal":
@@ -246,7 +310,11 @@ def share(value: float) -> str:
 
 
 def _bare(word: str) -> str:
-    return "".join(sign for sign in unicodedata.normalize("NFKC", word).casefold() if unicodedata.category(sign)[0] != "P")
+    return "".join(
+        sign
+        for sign in unicodedata.normalize("NFKC", word).casefold()
+        if unicodedata.category(sign)[0] != "P"
+    )
 
 
 def _plain(name: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pipeline.train.figures import Figures
 
-_PART = 0.1             # of the records at each end: their mean, since single steps vary
-_LEAST = 6              # records, to say that a loss rises
-_SURE = 3.0             # standard errors by which it has to
+_PART = 0.1  # of the records at each end: their mean, since single steps vary
+_LEAST = 6  # records, to say that a loss rises
+_SURE = 3.0  # standard errors by which it has to
 
 _MEASURES = {
     "loss": ("loss", "lower"),

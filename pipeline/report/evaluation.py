@@ -146,8 +146,20 @@ class Group:
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
-    filters: dict[str, Callable[..., Any]] = {"figure": _figure, "signed": _signed, "interval": _interval, "signed_interval": _signed_interval}
-    return fill("evaluation.html.j2", filters, report=report, groups=groups(report), verdict=verdict(report), colours=COLOURS)
+    filters: dict[str, Callable[..., Any]] = {
+        "figure": _figure,
+        "signed": _signed,
+        "interval": _interval,
+        "signed_interval": _signed_interval,
+    }
+    return fill(
+        "evaluation.html.j2",
+        filters,
+        report=report,
+        groups=groups(report),
+        verdict=verdict(report),
+        colours=COLOURS,
+    )
 
 
 def groups(report: Report) -> list[Group]:
@@ -166,17 +178,25 @@ def _group(rows: tuple[Row, ...], averages: Sequence[Average]) -> Group:
     common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))]
     metric, there = ", ".join(common), {row.task for row in rows}
     own = tuple(each for each in averages if there.issuperset(each.members))
-    return Group(metric, rows, tuple(", ".join(each[len(common) :]) for each in parts), own, _chart(metric, rows))
+    return Group(
+        metric, rows, tuple(", ".join(each[len(common) :]) for each in parts), own, _chart(metric, rows)
+    )
 
 
 def _chart(metric: str, rows: Sequence[Row]) -> Markup | None:
     """None without any interval: a bare dot would look like a finding."""
     drawn = [(row.task, [_dot(figure) for figure in row.differences[1:]]) for row in rows]
-    return difference_chart(drawn, metric) if any(dot and dot[1] is not None for _, dots in drawn for dot in dots) else None
+    return (
+        difference_chart(drawn, metric)
+        if any(dot and dot[1] is not None for _, dots in drawn for dot in dots)
+        else None
+    )
 
 
 def _dot(figure: Figure | None) -> tuple[float, float | None, float | None] | None:
-    return (figure.value, figure.low, figure.high) if figure is not None and figure.value is not None else None
+    return (
+        (figure.value, figure.low, figure.high) if figure is not None and figure.value is not None else None
+    )
 
 
 def verdict(report: Report) -> list[str]:
@@ -184,11 +204,28 @@ def verdict(report: Report) -> list[str]:
     count = len(report.rows)
     said = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
     for place, candidate in enumerate(report.candidates[1:], 1):
-        found = [difference for row in report.rows if (difference := row.differences[place]) is not None and difference.value is not None and difference.low is not None]
-        clear = [difference.value > 0 for difference in found if difference.excludes_zero and difference.value is not None]
-        parts = {"better": clear.count(True), "worse": clear.count(False), "not told apart": len(found) - len(clear), "without an interval": count - len(found)}
+        found = [
+            difference
+            for row in report.rows
+            if (difference := row.differences[place]) is not None
+            and difference.value is not None
+            and difference.low is not None
+        ]
+        clear = [
+            difference.value > 0
+            for difference in found
+            if difference.excludes_zero and difference.value is not None
+        ]
+        parts = {
+            "better": clear.count(True),
+            "worse": clear.count(False),
+            "not told apart": len(found) - len(clear),
+            "without an interval": count - len(found),
+        }
         if found:
-            said.append(f"Compared with {report.candidates[0].name}, {candidate.name} is {', '.join(f'{word} on {number}' for word, number in parts.items() if number)}.")
+            said.append(
+                f"Compared with {report.candidates[0].name}, {candidate.name} is {', '.join(f'{word} on {number}' for word, number in parts.items() if number)}."
+            )
     return said
 
 
@@ -203,19 +240,31 @@ def _signed(value: float | None) -> str:
 
 def _interval(figure: Figure) -> str:
     """70.12 to 74.40; empty where there is none."""
-    return "" if figure.low is None or figure.high is None else f"{_figure(figure.low)} to {_figure(figure.high)}"
+    return (
+        ""
+        if figure.low is None or figure.high is None
+        else f"{_figure(figure.low)} to {_figure(figure.high)}"
+    )
 
 
 def _signed_interval(figure: Figure) -> str:
     """-1.20 to +0.40, with true minus signs."""
-    return "" if figure.low is None or figure.high is None else f"{_signed(figure.low)} to {_signed(figure.high)}"
+    return (
+        ""
+        if figure.low is None or figure.high is None
+        else f"{_signed(figure.low)} to {_signed(figure.high)}"
+    )
 
 
-def facts_in_words(facts: Sequence[Mapping[str, Any]]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, tuple[str, ...]], ...]]:
+def facts_in_words(
+    facts: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, tuple[str, ...]], ...]]:
     """What a task says of each candidate beside its figures: facts that all of them share, and those that differ, with a text for each."""
     common, own = [], []
     for name in dict.fromkeys(name for each in facts for name in each):
-        texts = tuple("" if (value := each.get(name)) in (None, "", [], {}) else _in_words(value) for each in facts)
+        texts = tuple(
+            "" if (value := each.get(name)) in (None, "", [], {}) else _in_words(value) for each in facts
+        )
         if len(set(texts)) > 1:
             own.append((name.replace("_", " "), texts))
         elif texts[0]:

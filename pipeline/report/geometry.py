@@ -13,7 +13,10 @@ from pipeline.stats.sample import Histogram
 from pipeline.stats.space import Space
 
 _LAYERED = {
-    "word_cosine": ("Any two words", "How alike two random words of different sentences are. Good: near 0; a layer near 1 squeezes all words into a narrow cone."),
+    "word_cosine": (
+        "Any two words",
+        "How alike two random words of different sentences are. Good: near 0; a layer near 1 squeezes all words into a narrow cone.",
+    ),
     "self_similarity_adjusted": (
         "One word in different sentences",
         "Self-similarity beyond that of random words. High: a word has one meaning wherever it stands; low: its sentence decides. It falls as layers read context.",
@@ -23,10 +26,17 @@ _LAYERED = {
         "Cosine of words with their sentence's mean, beyond random words. High: a layer gives all words of a sentence one direction, as pooling wants.",
     ),
     "explained_variance_adjusted": (
-        "A word in one vector", "Share of a word's variance that one direction explains, beyond random words. Near 0: no single static vector could stand for the word."
+        "A word in one vector",
+        "Share of a word's variance that one direction explains, beyond random words. Near 0: no single static vector could stand for the word.",
     ),
-    "sentence_anisotropy": ("Any two sentences", "Mean cosine of mean-pooled sentences. Good: near 0, so that unrelated sentences look it; near 1 all look alike."),
-    "sentence_alignment": ("Pairs of the same meaning", "Mean squared distance of pairs that people score above 4. Good: low, if sentences as a whole stay apart."),
+    "sentence_anisotropy": (
+        "Any two sentences",
+        "Mean cosine of mean-pooled sentences. Good: near 0, so that unrelated sentences look it; near 1 all look alike.",
+    ),
+    "sentence_alignment": (
+        "Pairs of the same meaning",
+        "Mean squared distance of pairs that people score above 4. Good: low, if sentences as a whole stay apart.",
+    ),
 }
 _ROWS = {
     "gold_correlation": ("Spearman x100 with the scores of people", "higher"),
@@ -50,8 +60,14 @@ _WORDS = {
 }
 _SHARES = ("largest_hub", "antihubs")
 _CHARTS = {
-    "spectra": ("Singular values, the largest taken as 1", "Good: a flat line. Where it falls steeply, few directions carry all, and the rest tells nothing apart."),
-    "cosines": ("Cosines of random pairs of sentences", "Good: a hill around 0. Far to the right, unrelated sentences look related. Dotted: the means."),
+    "spectra": (
+        "Singular values, the largest taken as 1",
+        "Good: a flat line. Where it falls steeply, few directions carry all, and the rest tells nothing apart.",
+    ),
+    "cosines": (
+        "Cosines of random pairs of sentences",
+        "Good: a hill around 0. Far to the right, unrelated sentences look related. Dotted: the means.",
+    ),
     "plane": (
         "Alignment and uniformity",
         "Good: the lower left corner. Downwards, pairs of the same meaning lie closer; to the left, sentences fill their space more evenly.",
@@ -77,7 +93,10 @@ def sections(geometry: Geometry) -> tuple[Section, ...]:
         Section("Cosines by the score that people gave", _bands(geometry), notes=(_BANDS,)),
         Section("Layer by layer", _layers(geometry)),
         Section("The token table", table=_words(geometry), notes=(_TOKENS,)),
-        Section("Geometry that was not measured", notes=tuple(f"{what}: {why}" for what, why in _missing(geometry))),
+        Section(
+            "Geometry that was not measured",
+            notes=tuple(f"{what}: {why}" for what, why in _missing(geometry)),
+        ),
     )
     return tuple(each for each in made if each.charts or each.table or (each is made[-1] and each.notes))
 
@@ -90,30 +109,47 @@ def _sampled(geometry: Geometry) -> str:
 
 def _key(names: Sequence[str]) -> Markup:
     """What the colours mean."""
-    return Markup(" ").join(Markup('<span class="series"><span class="key {}"></span>{}</span>').format(charts.colour(place), name) for place, name in enumerate(names))
+    return Markup(" ").join(
+        Markup('<span class="series"><span class="key {}"></span>{}</span>').format(
+            charts.colour(place), name
+        )
+        for place, name in enumerate(names)
+    )
 
 
 def _charts(geometry: Geometry) -> tuple[Chart, ...]:
     """Of sentence vectors; a chart is drawn where every series has what it shows."""
-    spaces, key = [series.space for series in geometry.series], _key([series.name for series in geometry.series])
+    spaces, key = (
+        [series.space for series in geometry.series],
+        _key([series.name for series in geometry.series]),
+    )
     drawn: dict[str, Markup] = {
-        "spectra": charts.spectra_chart([space.spectrum for space in spaces]), "cosines": charts.cosines_chart([space.cosines for space in spaces]),
+        "spectra": charts.spectra_chart([space.spectrum for space in spaces]),
+        "cosines": charts.cosines_chart([space.cosines for space in spaces]),
     }
     if all({"alignment", "pair_uniformity"} <= space.figures.keys() for space in spaces):
-        drawn["plane"] = charts.plane_chart([(space.figures["pair_uniformity"].value, space.figures["alignment"].value) for space in spaces])
+        drawn["plane"] = charts.plane_chart(
+            [(space.figures["pair_uniformity"].value, space.figures["alignment"].value) for space in spaces]
+        )
     if all(space.found for space in spaces):
         drawn["hubs"] = charts.hubs_chart([space.found for space in spaces], geometry.neighbours)
     if all(space.edits for space in spaces):
         drawn["edits"] = charts.edits_chart([space.edits for space in spaces])
     keys = {"edits": key + _PEOPLE}
-    return tuple(Chart(_CHARTS[name][0], svg, _CHARTS[name][1], keys.get(name, key)) for name, svg in drawn.items())
+    return tuple(
+        Chart(_CHARTS[name][0], svg, _CHARTS[name][1], keys.get(name, key)) for name, svg in drawn.items()
+    )
 
 
 def _bands(geometry: Geometry) -> tuple[Chart, ...]:
     """One chart for each space, over one axis."""
     shown = [(place, series) for place, series in enumerate(geometry.series) if series.space.bands]
-    low = min((_lowest(band) for _, series in shown for band in series.space.bands if band.total), default=0.0)
-    return tuple(Chart(series.name, charts.bands_chart(series.space.bands, low, place)) for place, series in shown)
+    low = min(
+        (_lowest(band) for _, series in shown for band in series.space.bands if band.total), default=0.0
+    )
+    return tuple(
+        Chart(series.name, charts.bands_chart(series.space.bands, low, place)) for place, series in shown
+    )
 
 
 def _lowest(band: Histogram) -> float:
@@ -125,7 +161,14 @@ def _layers(geometry: Geometry) -> tuple[Chart, ...]:
     depths = [depth for depth in geometry.depths if depth.levels]
     key, made = _key([depth.name for depth in depths]), []
     for name, (heading, good) in _LAYERED.items():
-        curves = [[(float(level.number), level.figures[name].value) for level in depth.levels if name in level.figures] for depth in depths]
+        curves = [
+            [
+                (float(level.number), level.figures[name].value)
+                for level in depth.levels
+                if name in level.figures
+            ]
+            for depth in depths
+        ]
         if curves and all(curves):
             made.append(Chart(heading, charts.layer_chart(curves, heading), good, key))
     return tuple(made)
@@ -137,7 +180,16 @@ def _table(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
     for name, (words, good) in _ROWS.items():
         found = [series.space.figures.get(name) for series in geometry.series]
         if any(found):
-            rows.append((words, *(_cell(name, figure, series.space) for figure, series in zip(found, geometry.series, strict=True)), _aim(name, good, geometry)))
+            rows.append(
+                (
+                    words,
+                    *(
+                        _cell(name, figure, series.space)
+                        for figure, series in zip(found, geometry.series, strict=True)
+                    ),
+                    _aim(name, good, geometry),
+                )
+            )
     return tuple(rows)
 
 
@@ -159,7 +211,10 @@ def _cell(name: str, figure: Figure | None, space: Space) -> str:
 
 def _words(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
     """What, and a cell for each encoder; () where nobody has any."""
-    rows = [(words, *(_word_cell(name, depth.words.get(name)) for depth in geometry.depths)) for name, words in _WORDS.items()]
+    rows = [
+        (words, *(_word_cell(name, depth.words.get(name)) for depth in geometry.depths))
+        for name, words in _WORDS.items()
+    ]
     known = any(depth.words for depth in geometry.depths)
     return (("", *(depth.name for depth in geometry.depths)), *rows) if known else ()
 
@@ -167,11 +222,19 @@ def _words(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
 def _word_cell(name: str, figure: Figure | None) -> str:
     if figure is None:
         return "–"
-    return f"{figure.value:.2f}".replace("-", "\u2212") if name.startswith("frequency") else charts.figure(figure.value)
+    return (
+        f"{figure.value:.2f}".replace("-", "\u2212")
+        if name.startswith("frequency")
+        else charts.figure(figure.value)
+    )
 
 
 def _missing(geometry: Geometry) -> list[tuple[str, str]]:
     """(what, why) of all that could not be measured."""
     whole = [(name.replace("_", " "), why) for name, why in geometry.missing.items()]
-    owners: Sequence[tuple[str, dict[str, str]]] = [(each.name, each.missing) for each in geometry.depths] + [(each.name, each.space.missing) for each in geometry.series]
-    return whole + [(f"{owner}, {name.replace('_', ' ')}", why) for owner, gone in owners for name, why in gone.items()]
+    owners: Sequence[tuple[str, dict[str, str]]] = [(each.name, each.missing) for each in geometry.depths] + [
+        (each.name, each.space.missing) for each in geometry.series
+    ]
+    return whole + [
+        (f"{owner}, {name.replace('_', ' ')}", why) for owner, gone in owners for name, why in gone.items()
+    ]

@@ -9,13 +9,21 @@ from typing import Any, Literal
 from pipeline.charts import frame, night
 from pipeline.charts.night import Point
 from pipeline.post.choose import Curve
-from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous, QuarantinedRow, delta, kinds
+from pipeline.report.changes import (
+    ChangedAnswers,
+    ChangedRow,
+    Neighbour,
+    Previous,
+    QuarantinedRow,
+    delta,
+    kinds,
+)
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.release import OUTSIDE_RECALL
 from pipeline.text.tokens.coverage import Covered, named
 
-EXCERPT = 240           # characters of a text that are shown
+EXCERPT = 240  # characters of a text that are shown
 
 Status = Literal["published", "refused", "held"]
 """held: passed every gate, and is not published because the root is held at another release"""
@@ -189,10 +197,21 @@ class Report:
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from the corpus is escaped."""
     filters: dict[str, Callable[..., Any]] = {
-        "plain": _plain, "excerpt": _excerpt, "cosine": _cosine, "interval": _interval, "gate_name": _gate_name, "shell": shlex.quote, "literal": repr,
+        "plain": _plain,
+        "excerpt": _excerpt,
+        "cosine": _cosine,
+        "interval": _interval,
+        "gate_name": _gate_name,
+        "shell": shlex.quote,
+        "literal": repr,
         "script": named,
     }
-    values = {"charts": _charts(report), "flow": _flow(report.counts), "deltas": _deltas(report), "kinds": list(kinds(report.changed_rows))}
+    values = {
+        "charts": _charts(report),
+        "flow": _flow(report.counts),
+        "deltas": _deltas(report),
+        "kinds": list(kinds(report.changed_rows)),
+    }
     values["asked"] = _asked(report)
     return fill("night.html.j2", filters, report=report, **values)
 
@@ -225,12 +244,19 @@ def _charts(report: Report) -> dict[str, Any]:
     """The charts for which there are values, by name."""
     vectors, index = report.geometry, report.index
     drawn = {
-        "spectrum": vectors.spectrum and partial(night.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
+        "spectrum": vectors.spectrum
+        and partial(night.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
         "cosines": vectors.cosines and partial(night.cosine_chart, vectors.cosines, vectors.cosines_whitened),
-        "lengths": report.lengths and report.lengths.total and partial(night.length_chart, report.lengths, report.max_length or 0),
-        "recall": index.curve and partial(night.recall_chart, index.curve, index.nprobe, index.target, index.effort),
+        "lengths": report.lengths
+        and report.lengths.total
+        and partial(night.length_chart, report.lengths, report.max_length or 0),
+        "recall": index.curve
+        and partial(night.recall_chart, index.curve, index.nprobe, index.target, index.effort),
     }
-    drawn |= {f"choice of {curve.setting}": partial(night.choice_chart, curve.points, curve.chosen, curve.setting) for curve in report.curves}
+    drawn |= {
+        f"choice of {curve.setting}": partial(night.choice_chart, curve.points, curve.chosen, curve.setting)
+        for curve in report.curves
+    }
     return {name: draw() for name, draw in drawn.items() if draw}
 
 
@@ -251,7 +277,7 @@ def _plain(value: float | None) -> str:
         return "not measured"
     if value == int(value):
         return f"{int(value):,}"
-    digits = 4 if abs(1 - value) > 1e-3 else 7      # a canary's cosine of 0.9999998 is not 1
+    digits = 4 if abs(1 - value) > 1e-3 else 7  # a canary's cosine of 0.9999998 is not 1
     return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
@@ -287,5 +313,7 @@ def _interval(share: Interval) -> str:
 
 def _excerpt(text: str) -> str:
     """One line, at most 240 characters; control characters would break the page and become U+FFFD."""
-    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text[: 4 * EXCERPT].split()))
+    line = "".join(
+        letter if letter.isprintable() else "\ufffd" for letter in " ".join(text[: 4 * EXCERPT].split())
+    )
     return line if len(line) <= EXCERPT else line[: EXCERPT - 1].rstrip() + "…"

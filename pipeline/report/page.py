@@ -11,11 +11,22 @@ def fill(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any
     """The page, complete in itself (UTF-8). Every value is escaped, charts excepted."""
     import jinja2  # here: commands that draw nothing need not load it
 
-    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     pages.undefined = jinja2.StrictUndefined
-    pages.filters |= {"count": _count, "size": _size, "duration": _duration, "percent": frame.percent, **filters}
+    pages.filters |= {
+        "count": _count,
+        "size": _size,
+        "duration": _duration,
+        "percent": frame.percent,
+        **filters,
+    }
     page = pages.get_template(template).render(**values)
-    return page.encode("utf-8", "replace").decode()         # file names may hold lone surrogates
+    return page.encode("utf-8", "replace").decode()  # file names may hold lone surrogates
 
 
 def _count(number: float) -> str:
@@ -42,4 +53,8 @@ def _duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3_600 else f"{whole // 3_600} h {whole % 3_600 // 60} min"
+    return (
+        f"{whole // 60} min {whole % 60} s"
+        if whole < 3_600
+        else f"{whole // 3_600} h {whole % 3_600 // 60} min"
+    )

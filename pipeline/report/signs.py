@@ -12,16 +12,23 @@ from pipeline.train.figures import Figures, totals
 if TYPE_CHECKING:
     from pipeline.report.training import Report
 
-_PINNED = 0.02          # of ln N: a loss so near to it tells texts apart no better than chance
-_ALIKE = 0.9999         # cosine of two views that are one vector, up to rounding in half precision
-_CROWDED = 0.98         # mean cosine of different texts
-_SLOW = 0.2             # share of the time without a batch that is worth a word
-_TAIL = 0.2             # of the lines: what a training came to is their mean, since single steps vary
+_PINNED = 0.02  # of ln N: a loss so near to it tells texts apart no better than chance
+_ALIKE = 0.9999  # cosine of two views that are one vector, up to rounding in half precision
+_CROWDED = 0.98  # mean cosine of different texts
+_SLOW = 0.2  # share of the time without a batch that is worth a word
+_TAIL = 0.2  # of the lines: what a training came to is their mean, since single steps vary
 
 
 def warnings(report: "Report") -> list[str]:
     """What a person should know before the encoder is used, in sentences; the objective's own doubts first."""
-    return [*report.doubts, *_of_dev(report), *_of_loss(report), *_of_collapse(report), *_of_rows(report), *_of_speed(report)]
+    return [
+        *report.doubts,
+        *_of_dev(report),
+        *_of_loss(report),
+        *_of_collapse(report),
+        *_of_rows(report),
+        *_of_speed(report),
+    ]
 
 
 def _of_dev(report: "Report") -> Iterator[str]:
@@ -42,8 +49,12 @@ def _of_loss(report: "Report") -> Iterator[str]:
 
 def _of_collapse(report: "Report") -> Iterator[str]:
     tail = _tail([line for line in report.lines if line.loss is not None])
-    nce = [value for line in tail for name, value in line.parts.items() if name.rpartition(".")[2] == "info_nce"]
-    if nce and (count := _pinned_at(sum(nce) / len(nce) / max(1, len(report.settings.matryoshka)), report.settings)):
+    nce = [
+        value for line in tail for name, value in line.parts.items() if name.rpartition(".")[2] == "info_nce"
+    ]
+    if nce and (
+        count := _pinned_at(sum(nce) / len(nce) / max(1, len(report.settings.matryoshka)), report.settings)
+    ):
         yield f"The loss stays at ln {count}, as if the right one of {count} candidates were guessed: the vectors have collapsed, or the temperature is far too high."
     cosines = [line.positive_cosine for line in tail if line.positive_cosine is not None]
     if cosines and min(cosines) > _ALIKE:
@@ -55,8 +66,17 @@ def _of_collapse(report: "Report") -> Iterator[str]:
 
 def _pinned_at(loss: float, settings: TrainSettings) -> int | None:
     """The number of candidates whose logarithm the loss stays at: rows of the batch, or these and as many hard negatives."""
-    rows = settings.order.batch_rows if settings.across_ranks else settings.order.batch_rows // settings.workers
-    return next((count for count in (rows, 2 * rows) if count > 1 and abs(loss - math.log(count)) < _PINNED * math.log(count)), None)
+    rows = (
+        settings.order.batch_rows if settings.across_ranks else settings.order.batch_rows // settings.workers
+    )
+    return next(
+        (
+            count
+            for count in (rows, 2 * rows)
+            if count > 1 and abs(loss - math.log(count)) < _PINNED * math.log(count)
+        ),
+        None,
+    )
 
 
 def _of_rows(report: "Report") -> Iterator[str]:
@@ -71,11 +91,14 @@ def _of_rows(report: "Report") -> Iterator[str]:
 
 def _repeats(repeated: int, rows: int, setting: str) -> str:
     said = f"{repeated:,} of {rows:,} rows ({percent(repeated / max(rows, 1))}) had a text in common with another row of their batch"
-    return said + {
-        "keep": ": each is a false negative of the other. Set train.order.repeats to mask or drop.",
-        "drop": ", though rows changed places with those of other batches: too few others were left.",
-        "mask": ", and were no negatives of each other.",
-    }[setting]
+    return (
+        said
+        + {
+            "keep": ": each is a false negative of the other. Set train.order.repeats to mask or drop.",
+            "drop": ", though rows changed places with those of other batches: too few others were left.",
+            "mask": ", and were no negatives of each other.",
+        }[setting]
+    )
 
 
 def _of_speed(report: "Report") -> Iterator[str]:

@@ -22,7 +22,7 @@ from pipeline.report.signs import warnings
 from pipeline.settings.training import ObjectiveSettings, TrainSettings
 from pipeline.train.figures import Figures
 
-_ANY = 1_000_000_000        # scores of any scale: ranks alone count
+_ANY = 1_000_000_000  # scores of any scale: ranks alone count
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,31 @@ class Product:
     @classmethod
     def of(cls, folder: EncoderFolder, *, head: bool) -> "Product":
         """What a saved folder says."""
-        pooling = folder.pooling or tuple(dict.fromkeys(name for part in folder.parts for name in part.pooling))
-        named = set(pooling) <= set(SENTENCE_TRANSFORMERS_MODES.values()) and all(isinstance(module, Dense | str) for module in folder.tail)
-        elsewhere = named and not (folder.whole_words or folder.parts or folder.template or folder.ends_sentences)
-        trusted, kept = pooling == MASKED and not folder.ends_sentences, head or any(isinstance(module, Denoise) for module in folder.tail)
-        return cls(folder.space_id, folder.dim, folder.max_length, pooling, folder.normalize, kept, folder.prompt, folder.template or "", elsewhere, trusted)
+        pooling = folder.pooling or tuple(
+            dict.fromkeys(name for part in folder.parts for name in part.pooling)
+        )
+        named = set(pooling) <= set(SENTENCE_TRANSFORMERS_MODES.values()) and all(
+            isinstance(module, Dense | str) for module in folder.tail
+        )
+        elsewhere = named and not (
+            folder.whole_words or folder.parts or folder.template or folder.ends_sentences
+        )
+        trusted, kept = (
+            pooling == MASKED and not folder.ends_sentences,
+            head or any(isinstance(module, Denoise) for module in folder.tail),
+        )
+        return cls(
+            folder.space_id,
+            folder.dim,
+            folder.max_length,
+            pooling,
+            folder.normalize,
+            kept,
+            folder.prompt,
+            folder.template or "",
+            elsewhere,
+            trusted,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +126,16 @@ class Report:
     def objective(self) -> str:
         """Names, with their weights where there are several."""
         terms = self.settings.objective
-        return " + ".join(term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in terms)
+        return " + ".join(
+            term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in terms
+        )
 
     @property
     def kept_step(self) -> int:
         """After which the weights are those of the encoder."""
-        return self.best_step if self.best_step is not None and self.settings.dev.keep == "best" else self.steps
+        return (
+            self.best_step if self.best_step is not None and self.settings.dev.keep == "best" else self.steps
+        )
 
     @property
     def rows(self) -> int:
@@ -147,9 +171,20 @@ class Report:
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
     filters: dict[str, Callable[..., Any]] = {
-        "figure": two_digits, "signed": _signed, "rate": rate, "plain": _plain, "options": options, "literal": repr, "three": _three_digits,
+        "figure": two_digits,
+        "signed": _signed,
+        "rate": rate,
+        "plain": _plain,
+        "options": options,
+        "literal": repr,
+        "three": _three_digits,
     }
-    values = {"sections": sections(report), "verdict": verdict(report), "warnings": warnings(report), "ends": ends(report.lines)}
+    values = {
+        "sections": sections(report),
+        "verdict": verdict(report),
+        "warnings": warnings(report),
+        "ends": ends(report.lines),
+    }
     return fill("training.html.j2", filters, report=report, comparison=comparison(report), **values)
 
 
@@ -159,9 +194,17 @@ def comparison(report: Report) -> str:
     if dev.uri is None or dev.measure != "spearman":
         return ""
     start = [] if report.settings.recurrent.cell else [report.encoder]
-    task = {"kind": "sts", "uri": dev.uri, **({"columns": dev.columns} if dev.columns else {}), "options": {"low": -_ANY, "high": _ANY}}
+    task = {
+        "kind": "sts",
+        "uri": dev.uri,
+        **({"columns": dev.columns} if dev.columns else {}),
+        "options": {"low": -_ANY, "high": _ANY},
+    }
     given = {"evaluate.candidates": [*start, f"{report.uri}/encoder"], "evaluate.own": [task]}
-    arguments = (f"{name}={yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()}" for name, value in given.items())
+    arguments = (
+        f"{name}={yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()}"
+        for name, value in given.items()
+    )
     return shlex.join(["manta", "evaluate", *arguments])
 
 
@@ -181,7 +224,11 @@ def sections(report: Report) -> list[tuple[str, list[Chart]]]:
     """(heading, charts): those for which there are figures."""
     steps = Steps(report.steps)
     marked = replace(steps, resumed=tuple(float(step) for step, _ in report.resumed if step))
-    found = [("How it went", _learning(report, marked)), ("Its vectors", _vectors(report, steps)), ("Steps", _moves(report, steps))]
+    found = [
+        ("How it went", _learning(report, marked)),
+        ("Its vectors", _vectors(report, steps)),
+        ("Steps", _moves(report, steps)),
+    ]
     return [(heading, charts) for heading, charts in found if charts]
 
 
@@ -190,42 +237,108 @@ def _learning(report: Report, steps: Steps) -> list[Chart]:
     if dev:
         points = _points(report.lines, "dev")
         name = f"{report.measure.capitalize()} on dev"
-        charts.append(Chart(name, dev_chart(points, dev["best"].step, steps, name), "Larger is better; over all pairs of the file."))
+        charts.append(
+            Chart(
+                name,
+                dev_chart(points, dev["best"].step, steps, name),
+                "Larger is better; over all pairs of the file.",
+            )
+        )
     curves = {"loss": _points(report.lines, "loss")}
     parts = list(dict.fromkeys(name for line in report.lines for name in line.parts))
     if len(parts) > 1:
-        curves |= {name: [(float(line.step), line.parts[name]) for line in report.lines if name in line.parts] for name in parts}
+        curves |= {
+            name: [(float(line.step), line.parts[name]) for line in report.lines if name in line.parts]
+            for name in parts
+        }
     if curves["loss"]:
-        charts.append(Chart("Loss", curves_chart(list(curves.values()), steps, "Loss"), _behind(curves["loss"]), _key(list(curves)) if len(curves) > 1 else ""))
+        charts.append(
+            Chart(
+                "Loss",
+                curves_chart(list(curves.values()), steps, "Loss"),
+                _behind(curves["loss"]),
+                _key(list(curves)) if len(curves) > 1 else "",
+            )
+        )
     return charts
 
 
 def _vectors(report: Report, steps: Steps) -> list[Chart]:
     charts, lines = [], report.lines
-    way = [(line.uniformity, line.alignment) for line in lines if line.uniformity is not None and line.alignment is not None]
+    way = [
+        (line.uniformity, line.alignment)
+        for line in lines
+        if line.uniformity is not None and line.alignment is not None
+    ]
     if way:
         note = "Positives lie close where alignment is low, texts are spread out where uniformity is low. Of vectors as they were trained, with dropout."
         charts.append(Chart("Alignment against uniformity", way_chart(way), note))
     elif spread := _points(lines, "uniformity"):
-        charts.append(Chart("Uniformity", curves_chart([spread], steps, "Uniformity"), "The lower, the more evenly texts are spread out."))
+        charts.append(
+            Chart(
+                "Uniformity",
+                curves_chart([spread], steps, "Uniformity"),
+                "The lower, the more evenly texts are spread out.",
+            )
+        )
     cosines = {"positives": _points(lines, "positive_cosine"), "negatives": _points(lines, "negative_cosine")}
     if all(cosines.values()):
         chart = curves_chart(list(cosines.values()), steps, "Mean cosines of positives and negatives")
-        charts.append(Chart("Mean cosine of positives and of negatives", chart, "The further apart, the better they are told from each other.", _key(list(cosines))))
+        charts.append(
+            Chart(
+                "Mean cosine of positives and of negatives",
+                chart,
+                "The further apart, the better they are told from each other.",
+                _key(list(cosines)),
+            )
+        )
     return charts
 
 
 def _moves(report: Report, steps: Steps) -> list[Chart]:
     lines, charts = report.lines, []
-    for name, heading, note in (("learning_rate", "Learning rate", ""), ("gradient_norm", "Norm of the gradient", _clipping(report.settings))):
+    for name, heading, note in (
+        ("learning_rate", "Learning rate", ""),
+        ("gradient_norm", "Norm of the gradient", _clipping(report.settings)),
+    ):
         if points := _points(lines, name):
             clip = report.settings.optimizer.clip if name == "gradient_norm" else None
-            level = (clip, f"cut to {clip:g}") if clip is not None and clip < 1.5 * max(y for _, y in points) else None
-            charts.append(Chart(heading, curves_chart([points], steps, heading, floor=0.0, level=level, label=rate if name == "learning_rate" else frame.compact), note))
+            level = (
+                (clip, f"cut to {clip:g}")
+                if clip is not None and clip < 1.5 * max(y for _, y in points)
+                else None
+            )
+            charts.append(
+                Chart(
+                    heading,
+                    curves_chart(
+                        [points],
+                        steps,
+                        heading,
+                        floor=0.0,
+                        level=level,
+                        label=rate if name == "learning_rate" else frame.compact,
+                    ),
+                    note,
+                )
+            )
     if points := _points(lines, "tokens_per_s"):
-        charts.append(Chart("Tokens per second", curves_chart([points], steps, "Tokens per second", floor=0.0), "Of all workers, tokens of all views, waiting included."))
+        charts.append(
+            Chart(
+                "Tokens per second",
+                curves_chart([points], steps, "Tokens per second", floor=0.0),
+                "Of all workers, tokens of all views, waiting included.",
+            )
+        )
     if points := _points(lines, "waiting"):
-        charts.append(Chart("Share of the time without a batch", curves_chart([points], steps, "Share of the time without a batch", floor=0.0, label=frame.percent)))
+        charts.append(
+            Chart(
+                "Share of the time without a batch",
+                curves_chart(
+                    [points], steps, "Share of the time without a batch", floor=0.0, label=frame.percent
+                ),
+            )
+        )
     return charts
 
 
@@ -235,7 +348,11 @@ def _clipping(settings: TrainSettings) -> str:
 
 
 def _behind(points: Points) -> str:
-    return f"The median of {-(-len(points) // POINTS)} lines of figures at each point; all of them faintly behind." if len(points) > POINTS else ""
+    return (
+        f"The median of {-(-len(points) // POINTS)} lines of figures at each point; all of them faintly behind."
+        if len(points) > POINTS
+        else ""
+    )
 
 
 def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
@@ -244,7 +361,10 @@ def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
 
 def _key(names: Sequence[str]) -> Markup:
     """What the colours mean."""
-    parts = (Markup('<span class="series"><span class="key {}"></span>{}</span>').format(colour(number), name) for number, name in enumerate(names))
+    parts = (
+        Markup('<span class="series"><span class="key {}"></span>{}</span>').format(colour(number), name)
+        for number, name in enumerate(names)
+    )
     return Markup(" ").join(parts)
 
 
@@ -270,8 +390,16 @@ def options(term: ObjectiveSettings) -> str:
     from pipeline.objectives import OBJECTIVES  # here: it loads torch
 
     parameters = inspect.signature(OBJECTIVES[term.name]).parameters.values()
-    usual = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is not each.empty and each.name not in term.options}
-    return ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in (term.options | usual).items() if value is not None)
+    usual = {
+        each.name: each.default
+        for each in parameters
+        if each.kind is each.KEYWORD_ONLY and each.default is not each.empty and each.name not in term.options
+    }
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_said(value)}"
+        for name, value in (term.options | usual).items()
+        if value is not None
+    )
 
 
 def _said(value: Any) -> str:

@@ -8,7 +8,7 @@ from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
 from pipeline.settings.training import TrainSettings
 
-_NAMED = Field(min_length=1, pattern=r"^[^\x00]*$")          # "" would be the working directory
+_NAMED = Field(min_length=1, pattern=r"^[^\x00]*$")  # "" would be the working directory
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -165,7 +165,9 @@ INDEX_KINDS = ("auto", "flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
 def _kind_or_factory(kind: str) -> str:
     """The kind of an index. faiss is not asked here; whatever begins with a capital may be a factory string of its own."""
     if kind not in INDEX_KINDS and not kind[:1].isupper():
-        raise ValueError(f"{', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8")
+        raise ValueError(
+            f"{', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8"
+        )
     return kind
 
 
@@ -264,13 +266,17 @@ class ClusterSettings(Settings):
     def _number_is_both(cls, value: Any) -> Any:
         if value is None:
             return WorkerSettings()
-        return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
+        return (
+            {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
+        )
 
     @field_validator("gpus_per_worker")
     @classmethod
     def _shares_are_of_one_gpu(cls, value: float) -> float:
         if value > 1 and value != int(value):
-            raise ValueError("a share of one GPU or a whole number of GPUs, since Ray splits single GPUs only")
+            raise ValueError(
+                "a share of one GPU or a whole number of GPUs, since Ray splits single GPUs only"
+            )
         return value
 
 
@@ -293,7 +299,11 @@ class CandidateSettings(Settings):
     def _string_is_short_form(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        root, sign, number = value.removeprefix("release:").rpartition("#") if not value.startswith("release:") else ("", "#", value.removeprefix("release:"))
+        root, sign, number = (
+            value.removeprefix("release:").rpartition("#")
+            if not value.startswith("release:")
+            else ("", "#", value.removeprefix("release:"))
+        )
         if sign and (number == "current" or number.isdigit()):
             return {"release": number if number == "current" else int(number), "root": root or None}
         return {"encoder": {"path": value}}
@@ -301,7 +311,9 @@ class CandidateSettings(Settings):
     @model_validator(mode="after")
     def _release_has_its_own(self) -> "CandidateSettings":
         if self.release is not None and (self.encoder is not None or self.transform is not None):
-            raise ValueError("a release or an encoder, not both: a release brings its encoder and its transform")
+            raise ValueError(
+                "a release or an encoder, not both: a release brings its encoder and its transform"
+            )
         return self
 
 
@@ -393,7 +405,11 @@ class Job(Settings):
         kept = self.corpus.keep
         taken = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):
-            raise ValueError(f"corpus.id and corpus.keep to name each column once, not {', '.join((self.corpus.id, *kept))}")
+            raise ValueError(
+                f"corpus.id and corpus.keep to name each column once, not {', '.join((self.corpus.id, *kept))}"
+            )
         if taken:
-            raise ValueError(f"corpus.keep to leave out {', '.join(sorted(taken))}: vectors and search results use that name; rename the column")
+            raise ValueError(
+                f"corpus.keep to leave out {', '.join(sorted(taken))}: vectors and search results use that name; rename the column"
+            )
         return self

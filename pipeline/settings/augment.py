@@ -29,7 +29,9 @@ class KeepSettings(Settings):
     """ISO 639-1 code of the language that variants have to be in (extra `augment`); reason language"""
     languages: tuple[str, ...] = ()
     """languages that a variant may be taken for, `language` among them: that of the texts and those of the models; none: all that are known, which short texts confuse"""
-    similarity: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]] | None = None
+    similarity: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]] | None = (
+        None
+    )
     """least and highest cosine of a variant with its text, by the job's encoder; reasons unlike, alike"""
 
     @model_validator(mode="after")
@@ -69,10 +71,14 @@ class DecodingSettings(Settings):
 
     @model_validator(mode="after")
     def _hypotheses_can_be(self) -> Self:
-        if self.hypotheses > (most := {"greedy": 1, "beam": self.beams, "sample": self.hypotheses}[self.method]):
+        if self.hypotheses > (
+            most := {"greedy": 1, "beam": self.beams, "sample": self.hypotheses}[self.method]
+        ):
             raise ValueError(f"hypotheses to be at most {most} with {self.method}, not {self.hypotheses}")
         if self.min_ratio > self.max_ratio:
-            raise ValueError(f"min_ratio to be at most max_ratio, not {self.min_ratio:g} and {self.max_ratio:g}")
+            raise ValueError(
+                f"min_ratio to be at most max_ratio, not {self.min_ratio:g} and {self.max_ratio:g}"
+            )
         return self
 
 

@@ -25,7 +25,9 @@ class Values(Settings):
     @model_validator(mode="after")
     def _rising(self) -> Self:
         if not self.score_range[0] < self.score_range[1]:
-            raise ValueError(f"score_range to rise: {self.score_range[0]:g}, {self.score_range[1]:g} does not")
+            raise ValueError(
+                f"score_range to rise: {self.score_range[0]:g}, {self.score_range[1]:g} does not"
+            )
         return self
 
 
@@ -51,14 +53,19 @@ class PairSettings(Settings):
 
     def defining(self, *without: str) -> dict[str, Any]:
         """Its values as JSON but those of some names. `missing` is among them only where it says drop: what began before there was the choice is to be found again."""
-        return self.model_dump(mode="json", exclude={*without, *(["missing"] if self.missing == "blank" else [])})
+        return self.model_dump(
+            mode="json", exclude={*without, *(["missing"] if self.missing == "blank" else [])}
+        )
 
     @model_validator(mode="after")
     def _known(self) -> Self:
         for role in self.columns:
             if role not in ROLES:
                 near = difflib.get_close_matches(role, ROLES, n=1)
-                raise ValueError(f"a known role instead of {role!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ROLES)}"))
+                raise ValueError(
+                    f"a known role instead of {role!r}; "
+                    + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ROLES)}")
+                )
         return self
 
 
@@ -217,7 +224,9 @@ class MineSettings(Settings):
     @model_validator(mode="after")
     def _some_are_looked_at(self) -> Self:
         if self.skip >= self.neighbours:
-            raise ValueError(f"skip to be below neighbours: {self.skip} of {self.neighbours} passed over leaves none")
+            raise ValueError(
+                f"skip to be below neighbours: {self.skip} of {self.neighbours} passed over leaves none"
+            )
         return self
 
 
@@ -242,7 +251,9 @@ class TrainSettings(Settings):
     mixing: Literal["alternate", "blend"] = "alternate"
     """batches of one source each, in turn by weight; or each batch of rows of all sources"""
     mine: MineSettings = MineSettings()
-    objective: Annotated[tuple[ObjectiveSettings, ...], Field(min_length=1)] = (ObjectiveSettings(name="simcse"),)
+    objective: Annotated[tuple[ObjectiveSettings, ...], Field(min_length=1)] = (
+        ObjectiveSettings(name="simcse"),
+    )
     """a name, or {name, weight, options}, or a list of them, whose losses are added"""
     matryoshka: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """the loss is summed over the vectors' first so many dimensions (Kusupati et al. 2022); none: all dimensions alone"""

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.stats.geometry import Figure, anisotropy, cosines, unit_rows
 
-KEPT_BYTES = 256 << 20      # states held at once; the words that are looked at are drawn at random up to there
+KEPT_BYTES = 256 << 20  # states held at once; the words that are looked at are drawn at random up to there
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +97,17 @@ def choose(tokens: Tokenized, *, contexts: int, pairs: int, most: int, seed: int
     places = rng.permutation(np.flatnonzero(tokens.is_word))
     words = _words_in(places, tokens, contexts, most_occurrences(pairs), most, rng)
     drawn = _pairs_of(np.sort(places), tokens.owners, pairs, rng)
-    pool = places[np.unique(tokens.ids[places], return_index=True)[1]]          # the first of each word in random order
+    pool = places[
+        np.unique(tokens.ids[places], return_index=True)[1]
+    ]  # the first of each word in random order
     pool = rng.permutation(pool)[:pairs]
     kept = np.unique(np.concatenate([*words, drawn.ravel(), pool]).astype(np.int64))
-    return Occurrences(kept, tuple(np.searchsorted(kept, word) for word in words), np.searchsorted(kept, drawn), np.searchsorted(kept, pool))
+    return Occurrences(
+        kept,
+        tuple(np.searchsorted(kept, word) for word in words),
+        np.searchsorted(kept, drawn),
+        np.searchsorted(kept, pool),
+    )
 
 
 def gather(batches: Iterable[States], tokens: Tokenized, chosen: Occurrences) -> list[Layer]:
@@ -108,7 +115,9 @@ def gather(batches: Iterable[States], tokens: Tokenized, chosen: Occurrences) ->
     layers: list[Layer] = []
     for batch in batches:
         if not layers:
-            layers = [Layer(len(chosen.kept), len(tokens.offsets) - 1, states.shape[1]) for states in batch.layers]
+            layers = [
+                Layer(len(chosen.kept), len(tokens.offsets) - 1, states.shape[1]) for states in batch.layers
+            ]
         where = _Batch.of(batch.rows, tokens, chosen)
         for layer, states in zip(layers, batch.layers, strict=True):
             where.add(layer, states)
@@ -119,16 +128,38 @@ def layer_figures(layer: Layer, chosen: Occurrences, seed: int, *, centred: bool
     """Raw, baseline and adjusted (raw - baseline) figures of one layer; those without material are left out."""
     kept, found = layer.kept, dict[str, Figure]()
     if len(chosen.pairs):
-        found["word_cosine"] = _figure(float(cosines(kept[chosen.pairs[:, 0]], kept[chosen.pairs[:, 1]]).mean()), len(chosen.pairs), "pairs", seed)
+        found["word_cosine"] = _figure(
+            float(cosines(kept[chosen.pairs[:, 0]], kept[chosen.pairs[:, 1]]).mean()),
+            len(chosen.pairs),
+            "pairs",
+            seed,
+        )
     if chosen.words:
-        found["self_similarity"] = _figure(_mean(self_similarity(kept[word]) for word in chosen.words), len(chosen.words), "words", seed)
-        found["explained_variance"] = _figure(_mean(explained_variance(kept[word], centred=centred) for word in chosen.words), len(chosen.words), "words", seed)
-        found["explained_variance_baseline"] = _figure(_random_variance(kept, chosen, seed, centred), len(chosen.words), "words", seed)
+        found["self_similarity"] = _figure(
+            _mean(self_similarity(kept[word]) for word in chosen.words), len(chosen.words), "words", seed
+        )
+        found["explained_variance"] = _figure(
+            _mean(explained_variance(kept[word], centred=centred) for word in chosen.words),
+            len(chosen.words),
+            "words",
+            seed,
+        )
+        found["explained_variance_baseline"] = _figure(
+            _random_variance(kept, chosen, seed, centred), len(chosen.words), "words", seed
+        )
     if layer.sentences:
-        found["intra_similarity"] = _figure(layer.similarity / layer.sentences, layer.sentences, "sentences", None)
-    for name, baseline in (("self_similarity", "word_cosine"), ("intra_similarity", "word_cosine"), ("explained_variance", "explained_variance_baseline")):
+        found["intra_similarity"] = _figure(
+            layer.similarity / layer.sentences, layer.sentences, "sentences", None
+        )
+    for name, baseline in (
+        ("self_similarity", "word_cosine"),
+        ("intra_similarity", "word_cosine"),
+        ("explained_variance", "explained_variance_baseline"),
+    ):
         if name in found and baseline in found:
-            found[f"{name}_adjusted"] = found[name].model_copy(update={"value": found[name].value - found[baseline].value, "seed": seed})
+            found[f"{name}_adjusted"] = found[name].model_copy(
+                update={"value": found[name].value - found[baseline].value, "seed": seed}
+            )
     return found
 
 
@@ -137,11 +168,15 @@ def _random_variance(kept: np.ndarray, chosen: Occurrences, seed: int, centred: 
     by one direction more easily than many, so each word is set against a matrix of its own size.
     """
     rng = np.random.default_rng(seed)
-    drawn = (rng.choice(chosen.pool, min(len(word), len(chosen.pool)), replace=False) for word in chosen.words)
+    drawn = (
+        rng.choice(chosen.pool, min(len(word), len(chosen.pool)), replace=False) for word in chosen.words
+    )
     return _mean(explained_variance(kept[places], centred=centred) for places in drawn)
 
 
-def _words_in(places: np.ndarray, tokens: Tokenized, contexts: int, each: int, most: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _words_in(
+    places: np.ndarray, tokens: Tokenized, contexts: int, each: int, most: int, rng: np.random.Generator
+) -> list[np.ndarray]:
     """Places of the occurrences of each chosen word, one a text: of `places`, in random order, the first."""
     ids, owners = tokens.ids[places].astype(np.int64), tokens.owners[places]
     firsts = np.sort(np.unique(ids * (len(tokens.offsets)) + owners, return_index=True)[1])
@@ -161,7 +196,7 @@ def _pairs_of(places: np.ndarray, owners: np.ndarray, count: int, rng: np.random
     left = rng.integers(len(places), size=count)
     own = np.searchsorted(texts, owners[places[left]])
     right = np.floor(rng.random(count) * (len(places) - sizes[own])).astype(np.int64)
-    right += np.where(right >= starts[own], sizes[own], 0)                      # past the tokens of the same text
+    right += np.where(right >= starts[own], sizes[own], 0)  # past the tokens of the same text
     return np.stack([places[left], places[right]], axis=1)
 
 
@@ -193,7 +228,9 @@ class _Batch:
 
     def add(self, layer: Layer, states: np.ndarray) -> None:
         layer.kept[self.kept[0]] = states[self.kept[1]]
-        layer.means[self.rows] = np.add.reduceat(states, self.starts, axis=0, dtype=np.float64) / self.lengths[:, None]
+        layer.means[self.rows] = (
+            np.add.reduceat(states, self.starts, axis=0, dtype=np.float64) / self.lengths[:, None]
+        )
         if not len(self.counts):
             return
         words = states[self.words].astype(np.float64)

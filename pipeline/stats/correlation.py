@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_ROUNDING = 1e-12               # of values about 1: cosines of parallel vectors differ by less
+_ROUNDING = 1e-12  # of values about 1: cosines of parallel vectors differ by less
 
 
 def constant(x: np.ndarray) -> bool:

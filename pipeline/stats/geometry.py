@@ -8,10 +8,12 @@ from scipy.special import logsumexp
 from pipeline.config import Settings
 from pipeline.errors import DataError
 
-EXACT_ROWS = 5_000          # 12.5 million pairs: a second or two
-SAMPLED_PAIRS = 1_000_000   # above: the standard error of the mean of exp(-2 d^2), which lies in [0, 1], is below 0.0005
-SHARPNESS = 2.0             # t of Wang & Isola 2020
-_BLOCK = 512                # rows whose products with all others are held at once
+EXACT_ROWS = 5_000  # 12.5 million pairs: a second or two
+SAMPLED_PAIRS = (
+    1_000_000  # above: the standard error of the mean of exp(-2 d^2), which lies in [0, 1], is below 0.0005
+)
+SHARPNESS = 2.0  # t of Wang & Isola 2020
+_BLOCK = 512  # rows whose products with all others are held at once
 
 
 class Figure(Settings):
@@ -48,7 +50,12 @@ def anisotropy(x: np.ndarray) -> float:
 def alignment(left: np.ndarray, right: np.ndarray) -> float:
     """Mean squared distance of normalised pairs, left and right (n, d): 0 when each pair coincides. Wang & Isola 2020, alpha = 2. DataError without pairs."""
     if not len(left) or len(left) != len(right):
-        raise DataError("alignment", "as many left as right vectors, at least one", f"{len(left)} and {len(right)}", "give pairs of the same meaning")
+        raise DataError(
+            "alignment",
+            "as many left as right vectors, at least one",
+            f"{len(left)} and {len(right)}",
+            "give pairs of the same meaning",
+        )
     return float(np.maximum(2 - 2 * cosines(left, right), 0).mean())
 
 
@@ -62,7 +69,9 @@ def uniformity(x: np.ndarray, seed: int = 0) -> Figure:
     count, total = 0, -np.inf
     for part in _all_pairs(u) if exact else _some_pairs(u, seed):
         count += len(part)
-        total = np.logaddexp(total, logsumexp(-SHARPNESS * np.maximum(2 - 2 * part, 0))) if len(part) else total
+        total = (
+            np.logaddexp(total, logsumexp(-SHARPNESS * np.maximum(2 - 2 * part, 0))) if len(part) else total
+        )
     return Figure(value=float(total - np.log(count)), count=count, of="pairs", seed=None if exact else seed)
 
 

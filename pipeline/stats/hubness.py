@@ -7,8 +7,8 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.stats.geometry import unit_rows
 
-_BLOCK = 512                # rows whose similarities to all others are held at once, fewer where there are many others:
-_HELD = 1 << 23             # 64 MB of similarities
+_BLOCK = 512  # rows whose similarities to all others are held at once, fewer where there are many others:
+_HELD = 1 << 23  # 64 MB of similarities
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,12 @@ class Hubness:
 def hubness(x: np.ndarray, k: int) -> Hubness:
     """k-occurrence of every row of x (n, d) by cosine; a row is no neighbour of its own. DataError unless n > k."""
     if len(x) <= k:
-        raise DataError("hubness", f"more than {k} vectors", str(len(x)), "give more text, or lower evaluate.geometry.neighbours")
+        raise DataError(
+            "hubness",
+            f"more than {k} vectors",
+            str(len(x)),
+            "give more text, or lower evaluate.geometry.neighbours",
+        )
     nearest = nearest_rows(unit_rows(x), k)
     return Hubness(np.bincount(nearest.ravel(), minlength=len(x)), k)
 

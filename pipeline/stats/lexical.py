@@ -11,7 +11,7 @@ from pipeline.stats.geometry import Figure
 
 EditUnit = Literal["characters", "words"]
 
-_BLOCK = 512                # rows whose distances to all others are held at once
+_BLOCK = 512  # rows whose distances to all others are held at once
 
 
 def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
@@ -32,7 +32,7 @@ def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
         diagonal = ((equal & rises) + rises ^ rises) | equal | falls
         up, down = falls | ~(diagonal | rises) & everything, rises & diagonal
         distance += bool(up & last) - bool(down & last)
-        up = up << 1 & everything | 1                   # the first row counts the insertions
+        up = up << 1 & everything | 1  # the first row counts the insertions
         rises, falls = down << 1 & everything | ~(diagonal | up) & everything, up & diagonal
     return distance
 
@@ -40,7 +40,9 @@ def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
 def edit_distances(left: Sequence[str], right: Sequence[str], unit: EditUnit = "characters") -> np.ndarray:
     """(n,) int64 Levenshtein distance of each pair of texts, over characters or over words (white space separates them)."""
     pairs = zip(left, right, strict=True)
-    made = (edit_distance(a, b) if unit == "characters" else edit_distance(a.split(), b.split()) for a, b in pairs)
+    made = (
+        edit_distance(a, b) if unit == "characters" else edit_distance(a.split(), b.split()) for a, b in pairs
+    )
     return np.fromiter(made, dtype=np.int64, count=len(left))
 
 
@@ -54,7 +56,12 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, of: str, seed: int | None = N
 def neighbour_distances(x: np.ndarray, k: int) -> np.ndarray:
     """(n,) mean Euclidean distance of each row of x (n, d) to its k nearest others. DataError unless n > k."""
     if len(x) <= k:
-        raise DataError("distances to the nearest words", f"more than {k} words", str(len(x)), "give more text, or lower evaluate.geometry.neighbours")
+        raise DataError(
+            "distances to the nearest words",
+            f"more than {k} words",
+            str(len(x)),
+            "give more text, or lower evaluate.geometry.neighbours",
+        )
     x = np.asarray(x, dtype=np.float64)
     squares = np.einsum("nd,nd->n", x, x)
     found = []

@@ -9,7 +9,7 @@ from pipeline.stats.sample import singular_spectrum
 from pipeline.stats.space import Space
 from pipeline.store.units import Stored
 
-RAW = "raw"                 # key of the vectors as the encoder gives them, among those of its transforms
+RAW = "raw"  # key of the vectors as the encoder gives them, among those of its transforms
 
 
 class Level(Settings):
@@ -66,7 +66,15 @@ class Geometry(Settings):
     """what could not be measured for any candidate, and why"""
 
 
-def level(number: int, layer: Layer, chosen: Occurrences, positives: tuple[np.ndarray, np.ndarray] | None, *, seed: int, centred: bool) -> Level:
+def level(
+    number: int,
+    layer: Layer,
+    chosen: Occurrences,
+    positives: tuple[np.ndarray, np.ndarray] | None,
+    *,
+    seed: int,
+    centred: bool,
+) -> Level:
     """The figures of one layer; positives: mean-pooled states (n, d) of both sides of pairs of the same meaning, in this layer."""
     figures = layer_figures(layer, chosen, seed, centred=centred)
     means = layer.means
@@ -74,8 +82,12 @@ def level(number: int, layer: Layer, chosen: Occurrences, positives: tuple[np.nd
         figures |= {
             "sentence_anisotropy": Figure(value=anisotropy(means), count=len(means), of="sentences"),
             "sentence_uniformity": uniformity(means, seed),
-            "sentence_participation_ratio": Figure(value=participation_ratio(singular_spectrum(means)), count=len(means), of="sentences"),
+            "sentence_participation_ratio": Figure(
+                value=participation_ratio(singular_spectrum(means)), count=len(means), of="sentences"
+            ),
         }
     if positives is not None:
-        figures["sentence_alignment"] = Figure(value=alignment(*positives), count=len(positives[0]), of="pairs")
+        figures["sentence_alignment"] = Figure(
+            value=alignment(*positives), count=len(positives[0]), of="pairs"
+        )
     return Level(number=number, figures=figures)

@@ -10,9 +10,9 @@ import numpy as np
 from pipeline.errors import DataError, Defect
 from pipeline.stats.tensors import pack, unpack
 
-BLOCK_ROWS = 384        # 1.2 MB of float64 at d = 384: still in cache between centring and product; best or near it among 192 to 4,096
-GROUP = 64              # a partial of 768 x 768 float64 is 4.7 MB: 300 MB at the driver for 4,096 units
-MOST_DEAD = 0.9         # un-merging 99 % of the rows still keeps 13 digits, 99.99 % none; beyond this share the unit is read again
+BLOCK_ROWS = 384  # 1.2 MB of float64 at d = 384: still in cache between centring and product; best or near it among 192 to 4,096
+GROUP = 64  # a partial of 768 x 768 float64 is 4.7 MB: 300 MB at the driver for 4,096 units
+MOST_DEAD = 0.9  # un-merging 99 % of the rows still keeps 13 digits, 99.99 % none; beyond this share the unit is read again
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +41,31 @@ class Moments:
         if not len(x):
             return cls.empty(x.shape[1])
         mean = x.mean(axis=0, dtype=np.float64)
-        if not np.isfinite(mean).all():                 # one bad value anywhere in a column shows in its mean
-            raise DataError("vectors", "finite values", f"{int((~np.isfinite(x)).any(axis=1).sum())} rows with NaN or infinity", "quarantine them")
+        if not np.isfinite(mean).all():  # one bad value anywhere in a column shows in its mean
+            raise DataError(
+                "vectors",
+                "finite values",
+                f"{int((~np.isfinite(x)).any(axis=1).sum())} rows with NaN or infinity",
+                "quarantine them",
+            )
         return cls(len(x), mean, _scatter(x, mean))
 
     def merge(self, other: "Moments") -> "Moments":
         """Moments of both samples together; associative up to rounding. Chan, Golub & LeVeque 1979, eq. 2.1."""
         if self.dim != other.dim:
-            raise DataError("moments", f"vectors of {self.dim} dimensions", f"{other.dim}", "merge moments of one space only")
+            raise DataError(
+                "moments",
+                f"vectors of {self.dim} dimensions",
+                f"{other.dim}",
+                "merge moments of one space only",
+            )
         if not self.count or not other.count:
             return self if self.count else other
         count, delta = self.count + other.count, other.mean - self.mean
         between = np.outer(delta, delta) * (self.count * other.count / count)
-        return Moments(count, self.mean + delta * (other.count / count), self.scatter + other.scatter + between)
+        return Moments(
+            count, self.mean + delta * (other.count / count), self.scatter + other.scatter + between
+        )
 
     def without(self, part: "Moments") -> "Moments":
         """Moments of the rows that are left when `part`, some of these very rows, goes: the inverse of `merge`.
@@ -61,7 +73,12 @@ class Moments:
         Digits are lost in proportion to count / left, so Defect beyond MOST_DEAD: compute the moments of the rest from its rows then.
         """
         if part.count > MOST_DEAD * self.count:
-            raise Defect("moments", f"at most {MOST_DEAD:.0%} of {self.count} rows to go", f"{part.count}", "compute the moments of the rest from its rows")
+            raise Defect(
+                "moments",
+                f"at most {MOST_DEAD:.0%} of {self.count} rows to go",
+                f"{part.count}",
+                "compute the moments of the rest from its rows",
+            )
         if not part.count:
             return self
         left = self.count - part.count
@@ -125,7 +142,9 @@ def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
     for start in range(0, len(x), BLOCK_ROWS):
         block = x[start : start + BLOCK_ROWS]
         rows = np.subtract(block, mean, out=centred[: len(block)])
-        upper = dsyrk(1.0, rows.T, beta=1.0, c=upper, overwrite_c=1)      # rows.T is column-major as BLAS wants it: no copy
+        upper = dsyrk(
+            1.0, rows.T, beta=1.0, c=upper, overwrite_c=1
+        )  # rows.T is column-major as BLAS wants it: no copy
     return _mirrored(upper)
 
 

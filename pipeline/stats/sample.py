@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PAIRS = 20_000          # standard error of the mean cosine below 0.002 even for a standard deviation of 0.25
-COSINE_BINS = 80        # 0.025 each
+PAIRS = 20_000  # standard error of the mean cosine below 0.002 even for a standard deviation of 0.25
+COSINE_BINS = 80  # 0.025 each
 SEED = 0
 
 
@@ -54,7 +54,9 @@ def length_histogram(lengths: np.ndarray, limit: int, bins: int = 128) -> Histog
     edges = np.append(np.arange(0, limit, width), [limit + 1, limit + 1 + width])
     inside = np.minimum(lengths, limit + 1)
     counts, _ = np.histogram(inside, edges)
-    return Histogram(tuple(map(float, edges)), tuple(map(int, counts)), float(np.mean(lengths)) if len(lengths) else 0.0)
+    return Histogram(
+        tuple(map(float, edges)), tuple(map(int, counts)), float(np.mean(lengths)) if len(lengths) else 0.0
+    )
 
 
 def singular_spectrum(x: np.ndarray, centred: bool = False) -> np.ndarray:

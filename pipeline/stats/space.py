@@ -12,11 +12,11 @@ from pipeline.stats.hubness import hubness
 from pipeline.stats.lexical import EditUnit, edit_distances, neighbour_distances, rank_correlation
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 
-BANDS = 5                   # gold scores 0 to 1, 1 to 2 ... 4 to 5
-POSITIVE = 4.0              # pairs above it mean the same (Gao et al. 2021, SimCSE)
-_BAND_BINS = 40             # 0.05 each
-_EDIT_BINS = 10             # equally many pairs in each
-_MOST_WORDS = 10_000        # rarer ones are left out: their distances cost the square
+BANDS = 5  # gold scores 0 to 1, 1 to 2 ... 4 to 5
+POSITIVE = 4.0  # pairs above it mean the same (Gao et al. 2021, SimCSE)
+_BAND_BINS = 40  # 0.05 each
+_EDIT_BINS = 10  # equally many pairs in each
+_MOST_WORDS = 10_000  # rarer ones are left out: their distances cost the square
 
 
 class EditBin(Settings):
@@ -60,7 +60,9 @@ class Pairs:
 
     @classmethod
     def of(cls, left: Sequence[str], right: Sequence[str], gold: np.ndarray, unit: EditUnit) -> "Pairs":
-        return cls(tuple(left), tuple(right), np.asarray(gold, dtype=np.float64), edit_distances(left, right, unit))
+        return cls(
+            tuple(left), tuple(right), np.asarray(gold, dtype=np.float64), edit_distances(left, right, unit)
+        )
 
     @property
     def sentences(self) -> list[str]:
@@ -75,20 +77,31 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
         "anisotropy": Figure(value=anisotropy(x), count=len(x), of="sentences"),
         "uniformity": uniformity(x, seed),
         "participation_ratio": Figure(value=participation_ratio(spectrum), count=len(x), of="sentences"),
-        "participation_ratio_centred": Figure(value=participation_ratio(singular_spectrum(x, centred=True)), count=len(x), of="sentences"),
+        "participation_ratio_centred": Figure(
+            value=participation_ratio(singular_spectrum(x, centred=True)), count=len(x), of="sentences"
+        ),
     }
     found: tuple[int, ...] = ()
     if len(x) > neighbours:
         hubs = hubness(x, neighbours)
-        values = {"hub_skewness": hubs.skewness, "largest_hub": hubs.largest_share, "antihubs": hubs.antihub_share}
+        values = {
+            "hub_skewness": hubs.skewness,
+            "largest_hub": hubs.largest_share,
+            "antihubs": hubs.antihub_share,
+        }
         figures |= {name: Figure(value=value, count=len(x), of="sentences") for name, value in values.items()}
         found = tuple(np.bincount(hubs.counts).tolist())
     else:
         missing["hubness"] = f"needs more than {neighbours} sentences, there are {len(x)}"
     lengths, gone = length_figures(x, texts, seed)
     return Space(
-        dim=x.shape[1], figures=figures | lengths, spectrum=tuple(spectrum.tolist()), spectrum_centred=tuple(singular_spectrum(x, centred=True).tolist()),
-        cosines=cosine_histogram(x, seed=seed), found=found, missing=missing | gone,
+        dim=x.shape[1],
+        figures=figures | lengths,
+        spectrum=tuple(spectrum.tolist()),
+        spectrum_centred=tuple(singular_spectrum(x, centred=True).tolist()),
+        cosines=cosine_histogram(x, seed=seed),
+        found=found,
+        missing=missing | gone,
     )
 
 
@@ -99,7 +112,9 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: Pairs, seed: int) -> 
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
     figures, missing = {"pair_uniformity": uniformity(sentences, seed)}, dict[str, str]()
     if positive.any():
-        figures["alignment"] = Figure(value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs")
+        figures["alignment"] = Figure(
+            value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs"
+        )
     else:
         missing["alignment"] = f"no pair has a score above {POSITIVE:g}"
     for name, other in (("edit_correlation", pairs.edits), ("gold_correlation", pairs.gold)):
@@ -107,13 +122,19 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: Pairs, seed: int) -> 
             figures[name] = figure
         else:
             missing[name] = "all cosines are equal" if np.ptp(other) else "all pairs are alike in it"
-    return space.model_copy(update={
-        "figures": space.figures | figures, "missing": space.missing | missing, "bands": cosine_bands(similarity, pairs.gold),
-        "edits": edit_bins(similarity, pairs),
-    })
+    return space.model_copy(
+        update={
+            "figures": space.figures | figures,
+            "missing": space.missing | missing,
+            "bands": cosine_bands(similarity, pairs.gold),
+            "edits": edit_bins(similarity, pairs),
+        }
+    )
 
 
-def length_figures(x: np.ndarray, texts: Sequence[str], seed: int) -> tuple[dict[str, Figure], dict[str, str]]:
+def length_figures(
+    x: np.ndarray, texts: Sequence[str], seed: int
+) -> tuple[dict[str, Figure], dict[str, str]]:
     """Do vectors know the length (in characters) of their texts? Norm against length, cosine of random pairs against their difference in length."""
     lengths, rng = np.array([len(text) for text in texts]), np.random.default_rng(seed)
     left = rng.integers(len(x), size=PAIRS)
@@ -123,8 +144,13 @@ def length_figures(x: np.ndarray, texts: Sequence[str], seed: int) -> tuple[dict
         "length_cosine": rank_correlation(cosines(x[left], x[right]), difference, "pairs", seed),
         "length_norm": rank_correlation(np.linalg.norm(x.astype(np.float64), axis=1), lengths, "sentences"),
     }
-    why = {"length_cosine": "all texts, or all cosines, are alike", "length_norm": "all vectors have the same length"}
-    return {name: figure for name, figure in made.items() if figure}, {name: why[name] for name, figure in made.items() if not figure}
+    why = {
+        "length_cosine": "all texts, or all cosines, are alike",
+        "length_norm": "all vectors have the same length",
+    }
+    return {name: figure for name, figure in made.items() if figure}, {
+        name: why[name] for name, figure in made.items() if not figure
+    }
 
 
 def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, ...]:
@@ -133,7 +159,12 @@ def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, .
     edges = np.linspace(-1, 1, _BAND_BINS + 1)
     chosen = [similarity[band == number] for number in range(BANDS)]
     return tuple(
-        Histogram(tuple(map(float, edges)), tuple(map(int, np.histogram(part, edges)[0])), float(part.mean()) if len(part) else 0.0) for part in chosen
+        Histogram(
+            tuple(map(float, edges)),
+            tuple(map(int, np.histogram(part, edges)[0])),
+            float(part.mean()) if len(part) else 0.0,
+        )
+        for part in chosen
     )
 
 
@@ -143,11 +174,19 @@ def edit_bins(similarity: np.ndarray, pairs: Pairs) -> tuple[EditBin, ...]:
     ranks, gold = rankdata(similarity) / count, rankdata(pairs.gold) / count
     parts = np.array_split(order, min(_EDIT_BINS, count)) if count else []
     return tuple(
-        EditBin(distance=float(np.median(pairs.edits[part])), similarity=float(ranks[part].mean()), gold=float(gold[part].mean()), pairs=len(part)) for part in parts
+        EditBin(
+            distance=float(np.median(pairs.edits[part])),
+            similarity=float(ranks[part].mean()),
+            gold=float(gold[part].mean()),
+            pairs=len(part),
+        )
+        for part in parts
     )
 
 
-def word_figures(table: np.ndarray, counts: np.ndarray, neighbours: int) -> tuple[dict[str, Figure], dict[str, str]]:
+def word_figures(
+    table: np.ndarray, counts: np.ndarray, neighbours: int
+) -> tuple[dict[str, Figure], dict[str, str]]:
     """What a token table knows of frequency (Li et al. 2020, BERT-flow): table (m, d) the rows of m words, counts (m,) how often each was seen.
 
     Spearman of the frequency rank (1 the most frequent) with the row's norm and with its mean distance to the k nearest rows. A positive figure: rare
@@ -163,4 +202,6 @@ def word_figures(table: np.ndarray, counts: np.ndarray, neighbours: int) -> tupl
         "table_anisotropy": Figure(value=anisotropy(rows), count=len(rows), of="words"),
     }
     why = "all words are equally frequent, or their rows equally long"
-    return {name: figure for name, figure in made.items() if figure}, {name: why for name, figure in made.items() if not figure}
+    return {name: figure for name, figure in made.items() if figure}, {
+        name: why for name, figure in made.items() if not figure
+    }

@@ -8,7 +8,9 @@ from scipy.linalg import eigh
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments
 
-RANK_TOLERANCE = 1e-10      # of the largest eigenvalue: constant dimensions of float32 vectors lie at 1e-14 and below
+RANK_TOLERANCE = (
+    1e-10  # of the largest eigenvalue: constant dimensions of float32 vectors lie at 1e-14 and below
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,12 @@ def spectrum_of(moments: Moments) -> Spectrum:
     """
     spectrum = _decomposed(_checked(moments))
     if not spectrum.eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):
-        raise DataError("vectors", "some that differ", f"{moments.count} equal rows", "check the encoder: it gives every text the same vector")
+        raise DataError(
+            "vectors",
+            "some that differ",
+            f"{moments.count} equal rows",
+            "check the encoder: it gives every text the same vector",
+        )
     return spectrum
 
 
@@ -55,7 +62,12 @@ def uncentred_spectrum_of(moments: Moments) -> Spectrum:
     """
     spectrum = _decomposed(_checked(moments) + np.outer(moments.mean, moments.mean))
     if not spectrum.eigenvalues[0] > 0:
-        raise DataError("vectors", "some that are not zero", f"{moments.count} zero rows", "check the encoder: it gives every text the same vector")
+        raise DataError(
+            "vectors",
+            "some that are not zero",
+            f"{moments.count} zero rows",
+            "check the encoder: it gives every text the same vector",
+        )
     return spectrum
 
 
@@ -68,8 +80,18 @@ def _decomposed(matrix: np.ndarray) -> Spectrum:
 
 def _checked(moments: Moments) -> np.ndarray:
     if moments.count < 2:
-        raise DataError("vectors", "at least two rows", f"{moments.count}", "give more text, or switch whitening off (whiten.mode=off)")
+        raise DataError(
+            "vectors",
+            "at least two rows",
+            f"{moments.count}",
+            "give more text, or switch whitening off (whiten.mode=off)",
+        )
     covariance = moments.covariance()
     if not (np.isfinite(covariance).all() and np.isfinite(moments.mean).all()):
-        raise DataError("moments", "finite values", "NaN or infinity", "encode again: such vectors should have been quarantined")
+        raise DataError(
+            "moments",
+            "finite values",
+            "NaN or infinity",
+            "encode again: such vectors should have been quarantined",
+        )
     return covariance

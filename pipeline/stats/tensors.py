@@ -12,11 +12,15 @@ from pipeline.errors import DataError
 
 def pack(tensors: dict[str, np.ndarray], header: dict[str, Any]) -> bytes:
     """A safetensors file; `header` goes, as JSON, into the one metadata key `manta`: safetensors writes several keys in random order."""
-    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}     # safetensors writes the buffer as it lies, strides ignored
+    whole = {
+        name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()
+    }  # safetensors writes the buffer as it lies, strides ignored
     return save(whole, metadata={"manta": json.dumps(header, sort_keys=True)})
 
 
-def unpack(content: bytes, *names: str, kind: str | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def unpack(
+    content: bytes, *names: str, kind: str | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Tensors and header of what `pack` wrote; DataError if that is damaged, of another kind, or lacks one of `names`."""
     try:
         tensors = load(content)
@@ -32,4 +36,9 @@ def unpack(content: bytes, *names: str, kind: str | None = None) -> tuple[dict[s
 
 
 def _unreadable(kind: str | None, found: str) -> DataError:
-    return DataError(f"{kind or 'tensor'} file", "a safetensors file with a manta header", found, "run the stage again that wrote it")
+    return DataError(
+        f"{kind or 'tensor'} file",
+        "a safetensors file with a manta header",
+        found,
+        "run the stage again that wrote it",
+    )

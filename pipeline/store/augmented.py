@@ -26,13 +26,20 @@ class Augmented(Manifest):
     def paths(self, store: Store) -> set[str]:
         """Every file that it and a later run need, its own excepted."""
         try:
-            corpus = Corpus.from_json(store.read_checked(self.corpus.path, self.corpus.sha256), store.uri_of(self.corpus.path))
+            corpus = Corpus.from_json(
+                store.read_checked(self.corpus.path, self.corpus.sha256), store.uri_of(self.corpus.path)
+            )
         except FileNotFoundError:
             return {self.corpus.path, *self._own()}
         units = frozenset(unit.sha256[:24] for unit in corpus.units)
         folders = {folder for each in self.makings.values() for folder in each}
         made = (entry.path for folder in folders for entry in store.list(folder))
-        return {self.corpus.path, *corpus.paths(), *self._own(), *(path for path in made if path.rpartition("/")[2][:24] in units)}
+        return {
+            self.corpus.path,
+            *corpus.paths(),
+            *self._own(),
+            *(path for path in made if path.rpartition("/")[2][:24] in units),
+        }
 
     def _own(self) -> set[str]:
         return {path for unit in self.units for path in (unit.path, f"{unit.name}.json")}
@@ -58,7 +65,10 @@ class Series:
 
     def numbers(self) -> list[int]:
         """Ascending."""
-        stems = (entry.path.rpartition("/")[2].removesuffix(".json") for entry in self.store.list(self.folder, ".json"))
+        stems = (
+            entry.path.rpartition("/")[2].removesuffix(".json")
+            for entry in self.store.list(self.folder, ".json")
+        )
         return sorted(int(stem) for stem in stems if stem.isdigit())
 
     def newest(self) -> tuple[int, Augmented | None]:
@@ -73,9 +83,17 @@ class Series:
     def add(self, manifest: Augmented, after: int) -> int:
         """The number that the manifest has from now on, the one behind `after`, which was the newest when the run began. TransientError where another run took it."""
         number = after + 1
-        if not self.store.create(self.path(number), manifest.to_json()) and self.store.read(self.path(number)) != manifest.to_json():
+        if (
+            not self.store.create(self.path(number), manifest.to_json())
+            and self.store.read(self.path(number)) != manifest.to_json()
+        ):
             found, remedy = "another run's", "run again: what both have made is taken over"
-            raise TransientError(self.store.uri_of(self.path(number)), f"no manifest after number {after}, as when this run began", found, remedy)
+            raise TransientError(
+                self.store.uri_of(self.path(number)),
+                f"no manifest after number {after}, as when this run began",
+                found,
+                remedy,
+            )
         return number
 
 

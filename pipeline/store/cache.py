@@ -33,11 +33,13 @@ from pipeline.store.retry import seconds
 from pipeline.store.store import PARTIAL, room, sha256_of
 
 _GIB = 50.0
-_IN_USE_S = 3_600.0         # between being handed out and being opened lies far less
+_IN_USE_S = 3_600.0  # between being handed out and being opened lies far less
 _ABANDONED_S = 24 * 3_600.0
 _LOCKS = "locks"
-_SHORT_S, _LONG_S = 0.01, 0.5       # between two looks at a lock that another process holds, at first and at most
-_NAME = re.compile(rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?")      # of what the cache makes; anything else is not its own to remove
+_SHORT_S, _LONG_S = 0.01, 0.5  # between two looks at a lock that another process holds, at first and at most
+_NAME = re.compile(
+    rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?"
+)  # of what the cache makes; anything else is not its own to remove
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -79,7 +81,9 @@ def _elsewhere(directory: str, problem: str) -> Path:
     if wrong:
         found = Path(tempfile.mkdtemp(prefix="manta-"))
         atexit.register(shutil.rmtree, found, ignore_errors=True)
-    say(f"{directory} cannot hold copies of remote files ({problem}): they go to {found}; MANTA_CACHE names another directory")
+    say(
+        f"{directory} cannot hold copies of remote files ({problem}): they go to {found}; MANTA_CACHE names another directory"
+    )
     return found
 
 
@@ -142,7 +146,7 @@ def _use(place: Path) -> tuple[float, int]:
             return status.st_atime, status.st_size
         files = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
         return status.st_mtime, sum(os.lstat(file).st_size for file in files)
-    except FileNotFoundError:                           # another process removed it meanwhile
+    except FileNotFoundError:  # another process removed it meanwhile
         return time.time(), 0
 
 
@@ -236,8 +240,12 @@ def _wait_for(stream: BinaryIO) -> None:
 def _lock_file(place: Path) -> BinaryIO:
     """The file, made where it is missing and never emptied. ConfigError for a link: whoever put it there means another file."""
     try:
-        return os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "ab")
+        return os.fdopen(
+            os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "ab"
+        )
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise ConfigError(str(place), "a lock file of the cache", "a link", "remove it, and find out who put it there") from None
+        raise ConfigError(
+            str(place), "a lock file of the cache", "a link", "remove it, and find out who put it there"
+        ) from None

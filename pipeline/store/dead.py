@@ -47,7 +47,12 @@ class Dead:
 def write_addresses(store: Store, addresses: np.ndarray, stem: str) -> FileRef:
     """A Parquet file with the one column address."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"address": pa.array(addresses, pa.int64())}, schema=_SCHEMA), sink, compression="zstd", use_dictionary=False)
+    pq.write_table(
+        pa.table({"address": pa.array(addresses, pa.int64())}, schema=_SCHEMA),
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+    )
     return stored_by_content(store, sink.getvalue().to_pybytes(), stem, ".parquet", rows=len(addresses))
 
 

@@ -14,20 +14,28 @@ from pipeline.store.probe import clock
 from pipeline.store.store import Entry, Store
 
 _EVERY_S = 300.0
-_LASTS_S = 1_200.0      # a run that was killed says nothing any more: four beats later it counts as over
+_LASTS_S = 1_200.0  # a run that was killed says nothing any more: four beats later it counts as over
 
 
 @contextlib.contextmanager
 def lease(store: Store, top: str = "candidates") -> Iterator[None]:
     """A file below `top` that is written again every five minutes while the block runs, and removed at its end."""
     path = f"{top}/lease-{uuid.uuid4().hex}.json"
-    content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat(timespec="seconds")}).encode()
+    content = json.dumps(
+        {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    ).encode()
     store.write(path, content)
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(_EVERY_S):
-            with contextlib.suppress(OSError, TransientError):      # a beat that is lost is made up for by the next
+            with contextlib.suppress(
+                OSError, TransientError
+            ):  # a beat that is lost is made up for by the next
                 store.write(path, content)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -37,7 +45,9 @@ def lease(store: Store, top: str = "candidates") -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        with contextlib.suppress(OSError, PipelineError):       # whatever ended the block is the error to show; a lease that stays is over in 20 minutes
+        with contextlib.suppress(
+            OSError, PipelineError
+        ):  # whatever ended the block is the error to show; a lease that stays is over in 20 minutes
             store.delete(path)
 
 
@@ -52,7 +62,7 @@ def holders(store: Store, top: str) -> Iterator[str]:
     for entry in running(store, top=top):
         try:
             found = json.loads(store.read(entry.path))
-        except (FileNotFoundError, ValueError):             # it has just ended, or was killed while it wrote
+        except (FileNotFoundError, ValueError):  # it has just ended, or was killed while it wrote
             continue
         if found["host"] != socket.gethostname() or _lives(found["pid"]):
             yield f"process {found['pid']} on {found['host']}, since {found['started_at']}"
@@ -62,5 +72,5 @@ def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return isinstance(error, PermissionError)           # somebody else's
+        return isinstance(error, PermissionError)  # somebody else's
     return True

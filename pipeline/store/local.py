@@ -49,7 +49,7 @@ class LocalStore(Store):
     def put(self, local: Path, path: str) -> None:
         place = self._place(path)
         with self._temporary(place) as temporary:
-            shutil.move(local, temporary)               # a rename on one disk, a copy across disks
+            shutil.move(local, temporary)  # a rename on one disk, a copy across disks
             with temporary.open("rb+") as stream:
                 os.fsync(stream.fileno())
             os.replace(temporary, place)
@@ -74,12 +74,16 @@ class LocalStore(Store):
         entries = []
         for directory, folders, names in os.walk(top):
             folders[:] = [folder for folder in folders if not folder.startswith(PARTIAL)]
-            entries += [self._entry(Path(directory, name)) for name in names if name.endswith(suffix) and not name.startswith(PARTIAL)]
+            entries += [
+                self._entry(Path(directory, name))
+                for name in names
+                if name.endswith(suffix) and not name.startswith(PARTIAL)
+            ]
         return sorted((entry for entry in entries if entry), key=lambda entry: entry.path)
 
     def delete(self, path: str) -> None:
         place = Path(self.uri, checked(path))
-        self._refuse_outside(place.parent)              # of a link that leads out the link goes
+        self._refuse_outside(place.parent)  # of a link that leads out the link goes
         place.unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
@@ -89,7 +93,12 @@ class LocalStore(Store):
         return shutil.disk_usage(place).free
 
     def sweep(self, before: float) -> int:
-        left = [Path(directory, name) for directory, folders, names in os.walk(self.uri) for name in (*folders, *names) if name.startswith(PARTIAL)]
+        left = [
+            Path(directory, name)
+            for directory, folders, names in os.walk(self.uri)
+            for name in (*folders, *names)
+            if name.startswith(PARTIAL)
+        ]
         return sum(_removed(place) for place in left if place.exists() and place.stat().st_mtime < before)
 
     @contextlib.contextmanager
@@ -97,9 +106,12 @@ class LocalStore(Store):
         _make(Path(self.uri), self.uri)
         mine = f"{PARTIAL}{_process_space()}-"
         for place in Path(self.uri).glob(f"{mine}*-*"):
-            if _is_dead(place.name.split("-")[-2]):     # a killed run's, and it may be as large as the corpus
+            if _is_dead(place.name.split("-")[-2]):  # a killed run's, and it may be as large as the corpus
                 _removed(place)
-        with tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=self.uri) as directory, room(self.uri):
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=self.uri) as directory,
+            room(self.uri),
+        ):
             yield Path(directory)
 
     def _place(self, path: str) -> Path:
@@ -110,7 +122,9 @@ class LocalStore(Store):
     def _refuse_outside(self, place: Path) -> None:
         if not self._is_inside(place):
             remedy = "mount the other disk there instead, or do not use what put the link in place"
-            raise DataError(str(place), "a place below the root", f"a link to {os.path.realpath(place)}", remedy)
+            raise DataError(
+                str(place), "a place below the root", f"a link to {os.path.realpath(place)}", remedy
+            )
 
     def _is_inside(self, place: Path) -> bool:
         root = os.path.realpath(self.uri)
@@ -119,11 +133,13 @@ class LocalStore(Store):
     def _entry(self, place: Path) -> Entry | None:
         try:
             status = place.stat()
-        except FileNotFoundError:                       # removed while we were listing, or a link to nothing
+        except FileNotFoundError:  # removed while we were listing, or a link to nothing
             return None
         if place.is_symlink() and not self._is_inside(place):
             return None
-        return Entry(place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns), status.st_mtime)
+        return Entry(
+            place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns), status.st_mtime
+        )
 
     @contextlib.contextmanager
     def _temporary(self, place: Path) -> Iterator[Path]:
@@ -142,7 +158,9 @@ def _make(folder: Path, root: str) -> None:
         with room(root):
             folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        raise ConfigError(root, "a folder that may be written to", " ".join(str(error).split()), "check the path") from error
+        raise ConfigError(
+            root, "a folder that may be written to", " ".join(str(error).split()), "check the path"
+        ) from error
 
 
 def _removed(place: Path) -> int:
@@ -162,7 +180,7 @@ def _removed(place: Path) -> int:
 def _process_space() -> str:
     """Where a process number means what it means here, 12 hex digits: pods may share a directory, a host name, and even the kernel."""
     facts = [socket.gethostname()]
-    with contextlib.suppress(OSError):                  # only Linux tells
+    with contextlib.suppress(OSError):  # only Linux tells
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     with contextlib.suppress(OSError):
         facts.append(os.readlink("/proc/self/ns/pid"))
@@ -190,7 +208,7 @@ def _sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:                                     # some network file systems refuse to sync a directory; the name is theirs to keep
+    except OSError:  # some network file systems refuse to sync a directory; the name is theirs to keep
         pass
     finally:
         os.close(handle)

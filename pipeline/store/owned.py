@@ -10,7 +10,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 def make_owned(directory: Path) -> None:
     """Make the directory for this user alone (mode 0700), and its parents, where it is missing."""
-    with contextlib.suppress(FileExistsError):          # also a file or a link: `problem_with` says so
+    with contextlib.suppress(FileExistsError):  # also a file or a link: `problem_with` says so
         directory.mkdir(mode=0o700, parents=True)
 
 

@@ -22,7 +22,9 @@ def probe(store: Store) -> Probe:
     store.write(path, b"written")
     writes = store.read(path) == b"written"
     store.delete(path)
-    creates = store.create(path, b"first") and not store.create(path, b"second") and store.read(path) == b"first"
+    creates = (
+        store.create(path, b"first") and not store.create(path, b"second") and store.read(path) == b"first"
+    )
     store.delete(path)
     return Probe(writes=writes, creates_once=creates, deletes=not store.exists(path))
 
@@ -43,9 +45,17 @@ def check_store(store: Store, *, creates_once: bool) -> None:
         able = probe(store)
     except OSError as error:
         found = f"{type(error).__name__}: {error}"
-        raise ConfigError(store.uri, "a place where files can be written", found, "check the path and the permissions") from error
+        raise ConfigError(
+            store.uri, "a place where files can be written", found, "check the path and the permissions"
+        ) from error
     if not (able.writes and able.deletes):
-        raise ConfigError(store.uri, "files to be read back as written, and deleted", "otherwise", "check the store")
+        raise ConfigError(
+            store.uri, "files to be read back as written, and deleted", "otherwise", "check the store"
+        )
     if creates_once and not able.creates_once:
-        remedy = "set release.commits_root to a store that has create-once: a shared directory, or another bucket"
-        raise ConfigError(store.uri, "a file to be created only once", "a second creation that replaced the first", remedy)
+        remedy = (
+            "set release.commits_root to a store that has create-once: a shared directory, or another bucket"
+        )
+        raise ConfigError(
+            store.uri, "a file to be created only once", "a second creation that replaced the first", remedy
+        )

@@ -12,9 +12,21 @@ from pipeline.store.store import Entry, Store
 from pipeline.store.units import Stored, total
 from pipeline.store.verify import files_of
 
-_OWNED = ("units", "keys", "moments", "transforms", "indexes", "ids", "encoders", "quarantine", "candidates", "releases", TOP)
+_OWNED = (
+    "units",
+    "keys",
+    "moments",
+    "transforms",
+    "indexes",
+    "ids",
+    "encoders",
+    "quarantine",
+    "candidates",
+    "releases",
+    TOP,
+)
 
-_SAMPLES = 10           # files that are shown
+_SAMPLES = 10  # files that are shown
 
 
 class Pruned(Stored):
@@ -69,7 +81,9 @@ def prune(
         bytes=sum(entry.size for entry in doomed) + swept,
         dry_run=dry_run,
         folders=total({entry.path.partition("/")[0]: entry.size} for entry in doomed),
-        samples={entry.path: entry.size for entry in sorted(doomed, key=lambda entry: -entry.size)[:_SAMPLES]},
+        samples={
+            entry.path: entry.size for entry in sorted(doomed, key=lambda entry: -entry.size)[:_SAMPLES]
+        },
     )
 
 
@@ -106,7 +120,9 @@ def _needs_of_damaged(releases: Releases, number: int) -> set[str]:
     manifest = ReleaseManifest.load(releases.store, manifest_path(number))
     if manifest is None:
         return set()
-    say(f"{releases.commits.store.uri_of(commit_path(number))} cannot be read: the files of release {number} are kept; restore it from a copy")
+    say(
+        f"{releases.commits.store.uri_of(commit_path(number))} cannot be read: the files of release {number} are kept; restore it from a copy"
+    )
     return _files(releases, manifest)
 
 
@@ -115,6 +131,14 @@ def _needs(releases: Releases, number: int) -> set[str]:
 
 
 def _files(releases: Releases, manifest: ReleaseManifest) -> set[str]:
-    own = {f"releases/{manifest.release:08d}/{name}" for name in ("manifest.json", "report.html", "summary.json")}
-    whitened = releases.store.list(f"units/whitened/{manifest.transform_id[:16]}") if manifest.transform_id else []
-    return {*(file.path for file in files_of(releases.store, manifest)), *own, *(entry.path for entry in whitened)}
+    own = {
+        f"releases/{manifest.release:08d}/{name}" for name in ("manifest.json", "report.html", "summary.json")
+    }
+    whitened = (
+        releases.store.list(f"units/whitened/{manifest.transform_id[:16]}") if manifest.transform_id else []
+    )
+    return {
+        *(file.path for file in files_of(releases.store, manifest)),
+        *own,
+        *(entry.path for entry in whitened),
+    }

@@ -15,13 +15,13 @@ from pipeline.store.store import Store
 from pipeline.store.units import SCHEMA_VERSION, FileRef, OtherSchema, Stored
 from pipeline.store.verify import size_faults
 
-OUTSIDE_RECALL = "recall_at_10_queries"         # the gate that tells of gates.queries and refuses nothing
+OUTSIDE_RECALL = "recall_at_10_queries"  # the gate that tells of gates.queries and refuses nothing
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-_THREADS = 16       # requests at once: an object store answers each in tens of milliseconds
-_GRACE_S = 10.0     # a publisher creates its commit milliseconds after its manifest; one that has not by now was stopped in between
+_THREADS = 16  # requests at once: an object store answers each in tens of milliseconds
+_GRACE_S = 10.0  # a publisher creates its commit milliseconds after its manifest; one that has not by now was stopped in between
 
 
 class ReleaseUnit(Stored):
@@ -150,7 +150,16 @@ class ReleaseManifest(Stored):
         """
         fitted = (self.whitening.fitted, self.whitening.fitted_on) if self.whitening else ()
         index = (self.index.trained, self.index.queries, self.index.truth)
-        single = (self.transform, self.moments, self.canary, self.dead, self.tombstones, self.corpus, *fitted, *index)
+        single = (
+            self.transform,
+            self.moments,
+            self.canary,
+            self.dead,
+            self.tombstones,
+            self.corpus,
+            *fitted,
+            *index,
+        )
         yield from (reference for reference in single if reference)
         yield from (*self.index.files, *self.ids, *self.encoder_files())
         for unit in self.units:
@@ -160,7 +169,10 @@ class ReleaseManifest(Stored):
 
     def encoder_files(self) -> tuple[FileRef, ...]:
         """The encoder's files, by their paths below the root."""
-        return tuple(file.model_copy(update={"path": f"{self.encoder.path}/{file.path}"}) for file in self.encoder.files)
+        return tuple(
+            file.model_copy(update={"path": f"{self.encoder.path}/{file.path}"})
+            for file in self.encoder.files
+        )
 
     def paths(self) -> set[str]:
         """Paths of `files`."""
@@ -202,7 +214,9 @@ class Releases:
         """Release `number`, or the current one. DataError where there is none."""
         manifest = self.current() if number is None else self.get(number)
         if manifest is None:
-            raise DataError(self.store.uri, "a published release", "none", "run manta nightly first, or check the root")
+            raise DataError(
+                self.store.uri, "a published release", "none", "run manta nightly first, or check the root"
+            )
         return manifest
 
     def _committed(self, number: int) -> tuple[Commit, ReleaseManifest]:
@@ -211,7 +225,12 @@ class Releases:
             if commit is not None and commit.release == number and (content := self._content(commit)):
                 return commit, ReleaseManifest.from_json(content, self.store.uri_of(str(commit.manifest)))
         kept = ", ".join(str(release) for release in self.numbers()) or "none"
-        raise DataError(f"{self.store.uri}: release {number}", "a committed release", "none of that number", f"there are: {kept}")
+        raise DataError(
+            f"{self.store.uri}: release {number}",
+            "a committed release",
+            "none of that number",
+            f"there are: {kept}",
+        )
 
     def numbers(self) -> list[int]:
         """Numbers of the committed releases that are still there."""
@@ -278,7 +297,9 @@ class Releases:
                 return commit
         return None
 
-    def _appended(self, of: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = "") -> Commit | None:
+    def _appended(
+        self, of: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
+    ) -> Commit | None:
         """The release of commit `of`, committed again; None when another commit took the number."""
         update = {"commit": self.commits.next_number(), "kind": kind, "committed_at": now(), "reason": reason}
         commit = of.model_copy(update=update)
@@ -311,7 +332,10 @@ class Releases:
         commits = self.commits.store
         if commits is self.store:
             return self.store.create(path, content) or self.store.read(path) == content
-        mine, claim = sha256(content).hexdigest().encode(), commit_path(release.release).replace(".json", ".claim")
+        mine, claim = (
+            sha256(content).hexdigest().encode(),
+            commit_path(release.release).replace(".json", ".claim"),
+        )
         if not commits.create(claim, mine) and commits.read(claim) != mine:
             return False
         self.store.write(path, content)
@@ -320,7 +344,14 @@ class Releases:
     def _commit_release(self, number: int, release: ReleaseManifest, report: Callable[[int], str]) -> bool:
         self.store.write(f"releases/{number:08d}/report.html", report(number).encode())
         content = sha256(release.to_json()).hexdigest()
-        commit = Commit(commit=number, kind="publish", release=number, manifest=manifest_path(number), sha256=content, committed_at=now())
+        commit = Commit(
+            commit=number,
+            kind="publish",
+            release=number,
+            manifest=manifest_path(number),
+            sha256=content,
+            committed_at=now(),
+        )
         return self.commits.create(commit)
 
     def _refuse_if_overtaken(self, candidate: ReleaseManifest) -> None:
@@ -331,14 +362,16 @@ class Releases:
     def _refuse_if_pruned(self, candidate: ReleaseManifest) -> None:
         if gone := [fault for fault in size_faults(self.store, candidate) if fault.missing]:
             expected, found = "a file that the new release needs", "none: a prune ran beside this night"
-            raise TransientError(self.store.uri_of(gone[0].path), expected, found, "run again: what is gone is made again")
+            raise TransientError(
+                self.store.uri_of(gone[0].path), expected, found, "run again: what is gone is made again"
+            )
 
     def _readable(self, path: str) -> ReleaseManifest | None:
         try:
             return ReleaseManifest.load(self.store, path)
-        except OtherSchema:                         # its ordinals are used, and unknown
+        except OtherSchema:  # its ordinals are used, and unknown
             raise
-        except DataError:                           # damaged: `current` passes it over, so nobody reads its units by ordinal
+        except DataError:  # damaged: `current` passes it over, so nobody reads its units by ordinal
             return None
 
     def _content(self, commit: Commit) -> bytes | None:
@@ -347,10 +380,13 @@ class Releases:
             return None
         try:
             content = self.store.read(commit.manifest)
-        except FileNotFoundError:                   # pruned
+        except FileNotFoundError:  # pruned
             return None
         if (found := sha256(content).hexdigest()) != commit.sha256:
-            where, remedy = self.store.uri_of(commit.manifest), "it was changed after it was published: restore it, or roll back to another release"
+            where, remedy = (
+                self.store.uri_of(commit.manifest),
+                "it was changed after it was published: restore it, or roll back to another release",
+            )
             raise _Changed(where, f"sha256 {commit.sha256[:16]}...", f"{found[:16]}...", remedy)
         return content
 

@@ -16,7 +16,7 @@ from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.retry import retrying
 from pipeline.store.store import Entry, Store, checked, verified
 
-_WHOLE_READ = 256 << 20         # bytes: up to here an object is read whole; beyond, a reader seeks
+_WHOLE_READ = 256 << 20  # bytes: up to here an object is read whole; beyond, a reader seeks
 
 
 class ObjectStore(Store):
@@ -43,7 +43,7 @@ class ObjectStore(Store):
     def read_checked(self, path: str, sha256: str) -> bytes:
         try:
             return super().read_checked(path, sha256)
-        except DataError:                               # what was damaged on the way comes whole the second time
+        except DataError:  # what was damaged on the way comes whole the second time
             return super().read_checked(path, sha256)
 
     def write(self, path: str, data: bytes) -> None:
@@ -66,13 +66,19 @@ class ObjectStore(Store):
         return created or (attempts > 1 and self.read(path) == data)
 
     def put(self, local: Path, path: str) -> None:
-        retrying(lambda: self._fs.put_file(str(local), self._key(path), callback=_headway()), self.uri_of(path))
+        retrying(
+            lambda: self._fs.put_file(str(local), self._key(path), callback=_headway()), self.uri_of(path)
+        )
         local.unlink()
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         status = self._status(path)
         if status["size"] > _WHOLE_READ:
-            return pa.memory_map(str(self.local(path, sha256))) if sha256 is not None else self._reader(path, status)
+            return (
+                pa.memory_map(str(self.local(path, sha256)))
+                if sha256 is not None
+                else self._reader(path, status)
+            )
         return pa.BufferReader(self.read(path) if sha256 is None else self.read_checked(path, sha256))
 
     def local(self, path: str, sha256: str | None = None) -> Path:
@@ -86,7 +92,7 @@ class ObjectStore(Store):
 
         def build(copy: Path) -> None:
             self._download(path, status, copy)
-            if not whole(copy):                         # damaged on the way: once more
+            if not whole(copy):  # damaged on the way: once more
                 self._download(path, status, copy)
             verified(copy, sha256, self.uri_of(path))
 
@@ -112,7 +118,9 @@ class ObjectStore(Store):
         top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
         below = f"{self._prefix}/"
-        named = ((name.removeprefix(below), status) for name, status in found.items() if name.startswith(below))
+        named = (
+            (name.removeprefix(below), status) for name, status in found.items() if name.startswith(below)
+        )
         return entries_of([(name, status) for name, status in named if name.endswith(suffix)])
 
     def delete(self, path: str) -> None:
@@ -120,10 +128,14 @@ class ObjectStore(Store):
             retrying(lambda: self._fs.rm_file(self._key(path)), self.uri_of(path))
 
     def _download(self, path: str, status: dict[str, Any], place: Path) -> None:
-        retrying(lambda: self._fs.get_file(self._key(path), str(place), callback=_headway()), self.uri_of(path))
+        retrying(
+            lambda: self._fs.get_file(self._key(path), str(place), callback=_headway()), self.uri_of(path)
+        )
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
-        return pa.PythonFile(retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r")
+        return pa.PythonFile(
+            retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r"
+        )
 
     def _status(self, path: str) -> dict[str, Any]:
         """size and whatever tells the content apart; FileNotFoundError where there is no such file."""
@@ -143,7 +155,10 @@ def _headway() -> Any:
 def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:
     """In path order; a key that is no path of a file (a//b, a/../b, a/) belongs to somebody else."""
     mine = [(name, status) for name, status in found if _is_path(name)]
-    return sorted((Entry(name, int(status["size"]), _stamp(status), _modified(status)) for name, status in mine), key=lambda entry: entry.path)
+    return sorted(
+        (Entry(name, int(status["size"]), _stamp(status), _modified(status)) for name, status in mine),
+        key=lambda entry: entry.path,
+    )
 
 
 def _is_path(name: str) -> bool:
@@ -154,7 +169,9 @@ def _is_path(name: str) -> bool:
 
 
 def _stamp(status: dict[str, Any]) -> str:
-    return str(status.get("ETag") or status.get("etag") or status.get("LastModified") or status.get("mtime") or "").strip('"')
+    return str(
+        status.get("ETag") or status.get("etag") or status.get("LastModified") or status.get("mtime") or ""
+    ).strip('"')
 
 
 def _modified(status: dict[str, Any]) -> float:

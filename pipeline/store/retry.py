@@ -15,36 +15,99 @@ from pipeline.headway import headway
 
 T = TypeVar("T")
 
-_DEADLINE_S = 120.0             # an outage longer than this is the operator's to see; the run resumes where it stopped
+_DEADLINE_S = 120.0  # an outage longer than this is the operator's to see; the run resumes where it stopped
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 # botocore's codes and pyarrow's, aiohttp's and s3fs's sentences for the same events
 _WORDS = (
-    *("slowdown", "slow_down", "reduce your request rate", "throttl", "requestlimitexceeded", "requesttimeout", "request timeout", "timed out", "timeout"),
-    *("toomanyrequests", "too many requests", "bandwidthlimitexceeded", "transactioninprogress", "conditionalrequestconflict", "operationaborted"),
-    *("internalerror", "internal_failure", "internal error", "serviceunavailable", "service unavailable", "service_unavailable"),
+    *(
+        "slowdown",
+        "slow_down",
+        "reduce your request rate",
+        "throttl",
+        "requestlimitexceeded",
+        "requesttimeout",
+        "request timeout",
+        "timed out",
+        "timeout",
+    ),
+    *(
+        "toomanyrequests",
+        "too many requests",
+        "bandwidthlimitexceeded",
+        "transactioninprogress",
+        "conditionalrequestconflict",
+        "operationaborted",
+    ),
+    *(
+        "internalerror",
+        "internal_failure",
+        "internal error",
+        "serviceunavailable",
+        "service unavailable",
+        "service_unavailable",
+    ),
     *("502", "503", "504", "bad gateway"),
-    *("connection reset", "connection aborted", "connection was closed", "connection closed", "could not connect", "cannot connect", "network_connection"),
-    *("broken pipe", "incompleteread", "incompletebody", "server disconnected", "serverdisconnected", "payload is not completed", "contentlengtherror"),
-    *("clientpayloaderror", "httpclienterror", "responsestreamingerror", "responseparsererror", "contentsha256mismatch", "checksumerror"),
+    *(
+        "connection reset",
+        "connection aborted",
+        "connection was closed",
+        "connection closed",
+        "could not connect",
+        "cannot connect",
+        "network_connection",
+    ),
+    *(
+        "broken pipe",
+        "incompleteread",
+        "incompletebody",
+        "server disconnected",
+        "serverdisconnected",
+        "payload is not completed",
+        "contentlengtherror",
+    ),
+    *(
+        "clientpayloaderror",
+        "httpclienterror",
+        "responsestreamingerror",
+        "responseparsererror",
+        "contentsha256mismatch",
+        "checksumerror",
+    ),
     *("temporarily unavailable", "curlcode", "connectionclosederror", "endpointconnectionerror"),
 )
 _NUMBERS = {
-    *(errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE),
+    *(
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.ETIMEDOUT,
+        errno.EPIPE,
+    ),
     *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ESTALE),
 }
 _LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "pyarrow", "builtins")
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
-_CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role, and what it is allowed"
+_CREDENTIALS = (
+    "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role, and what it is allowed"
+)
 _REFUSALS = {
-    "AccessDenied": ("access", _CREDENTIALS), "403": ("access", _CREDENTIALS), "AllAccessDisabled": ("access", _CREDENTIALS),
-    "InvalidAccessKeyId": ("valid credentials in the environment", _CREDENTIALS), "SignatureDoesNotMatch": ("valid credentials in the environment", _CREDENTIALS),
-    "ExpiredToken": ("credentials that have not expired", "renew them, then run again"), "InvalidToken": ("a valid session token", "renew AWS_SESSION_TOKEN"),
+    "AccessDenied": ("access", _CREDENTIALS),
+    "403": ("access", _CREDENTIALS),
+    "AllAccessDisabled": ("access", _CREDENTIALS),
+    "InvalidAccessKeyId": ("valid credentials in the environment", _CREDENTIALS),
+    "SignatureDoesNotMatch": ("valid credentials in the environment", _CREDENTIALS),
+    "ExpiredToken": ("credentials that have not expired", "renew them, then run again"),
+    "InvalidToken": ("a valid session token", "renew AWS_SESSION_TOKEN"),
     "RequestTimeTooSkewed": ("a clock that agrees with the store's", "set this machine's clock"),
-    "NoSuchBucket": ("a bucket that exists", "check its name, or create it"), "InvalidBucketName": ("the name of a bucket", "correct the URI"),
-    "PermanentRedirect": ("the region of the bucket", "set AWS_DEFAULT_REGION"), "AuthorizationHeaderMalformed": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
+    "NoSuchBucket": ("a bucket that exists", "check its name, or create it"),
+    "InvalidBucketName": ("the name of a bucket", "correct the URI"),
+    "PermanentRedirect": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
+    "AuthorizationHeaderMalformed": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
 }
 
 
@@ -55,7 +118,9 @@ def is_transient(error: BaseException) -> bool:
     code, status = answer_of(error)
     if status in _AGAIN:
         return True
-    if isinstance(error, (ConnectionError, TimeoutError)) or (isinstance(error, OSError) and error.errno in _NUMBERS):
+    if isinstance(error, (ConnectionError, TimeoutError)) or (
+        isinstance(error, OSError) and error.errno in _NUMBERS
+    ):
         return True
     text = f"{type(error).__name__} {code} {error}".lower()
     return type(error).__module__.split(".")[0] in _LIBRARIES and any(word in text for word in _WORDS)
@@ -66,7 +131,9 @@ def answer_of(error: BaseException) -> tuple[str, int]:
     for each in (error, error.__cause__):
         response = getattr(each, "response", None)
         if isinstance(response, dict) and "Error" in response:
-            return str(response["Error"].get("Code", "")), int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            return str(response["Error"].get("Code", "")), int(
+                response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            )
     return "", 0
 
 
@@ -89,9 +156,12 @@ def retrying(call: Callable[[], T], where: str, *, deadline_s: float | None = No
                 raise
             pause = random.uniform(0, ceiling)
             if time.monotonic() + pause - start > limit:
-                found, remedy = f"{type(error).__name__}: {error}", "check the store and run again: finished work is kept"
+                found, remedy = (
+                    f"{type(error).__name__}: {error}",
+                    "check the store and run again: finished work is kept",
+                )
                 raise TransientError(where, f"an answer within {limit:g} s", found, remedy) from error
-            headway()                                   # the deadline bounds how often
+            headway()  # the deadline bounds how often
             time.sleep(pause)
             ceiling = min(2 * ceiling, _LONGEST_PAUSE_S)
 
@@ -104,7 +174,9 @@ def seconds(variable: str, usual: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ConfigError(variable, "a positive number", repr(given), "correct the environment variable, or unset it")
+        raise ConfigError(
+            variable, "a positive number", repr(given), "correct the environment variable, or unset it"
+        )
     return value
 
 
@@ -115,5 +187,7 @@ def _refusal(error: Exception, where: str) -> ConfigError | None:
         expected, remedy = _REFUSALS[code]
         return ConfigError(where, expected, f"{code}: {error}", remedy)
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-        return ConfigError(where, "credentials in the environment", f"{type(error).__name__}: {error}", _CREDENTIALS)
+        return ConfigError(
+            where, "credentials in the environment", f"{type(error).__name__}: {error}", _CREDENTIALS
+        )
     return None

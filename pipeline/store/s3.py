@@ -27,16 +27,16 @@ from pipeline.store.store import Entry, checked
 A = TypeVar("A")
 B = TypeVar("B")
 
-_CALLS_AT_ONCE = 32             # of one process, all its threads together; more of them wait for their turn
-_PARTS_AT_ONCE = 8              # of one file, 128 MiB in memory
-_PART = 16 << 20                # bytes; S3 takes at least 5 MiB
-_MOST_PARTS = 10_000            # S3's limit
-_ONE_CALL = 2 * _PART           # bytes: up to here an object goes and comes in one call
+_CALLS_AT_ONCE = 32  # of one process, all its threads together; more of them wait for their turn
+_PARTS_AT_ONCE = 8  # of one file, 128 MiB in memory
+_PART = 16 << 20  # bytes; S3 takes at least 5 MiB
+_MOST_PARTS = 10_000  # S3's limit
+_ONE_CALL = 2 * _PART  # bytes: up to here an object goes and comes in one call
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
-_SLOWEST = 256 << 10            # bytes/s: a body that moves more slowly counts as stuck
-_PIECE = 1 << 20                # bytes of a body that are taken at once
-_SIGN_S = 1.0                   # between two signs that a call is under way
-_MARK = "manta-writer"          # metadata of an object: which call wrote it
+_SLOWEST = 256 << 10  # bytes/s: a body that moves more slowly counts as stuck
+_PIECE = 1 << 20  # bytes of a body that are taken at once
+_SIGN_S = 1.0  # between two signs that a call is under way
+_MARK = "manta-writer"  # metadata of an object: which call wrote it
 _BUCKET = re.compile(r"(arn:[^/]*/[^/]+|[^/]+)/?(.*)")
 
 _clients: dict[tuple[object, ...], Any] = {}
@@ -60,8 +60,15 @@ def _connected(endpoint: str | None, timeout: float) -> Any:
         import s3fs
     except ImportError as error:
         raise ConfigError("s3://", "the package s3fs", str(error), "pip install s3fs") from None
-    config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, "max_pool_connections": _CALLS_AT_ONCE, "connect_timeout": _CONNECT_S, "read_timeout": timeout}
-    made = s3fs.S3FileSystem(endpoint_url=endpoint, config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
+    config = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "max_pool_connections": _CALLS_AT_ONCE,
+        "connect_timeout": _CONNECT_S,
+        "read_timeout": timeout,
+    }
+    made = s3fs.S3FileSystem(
+        endpoint_url=endpoint, config_kwargs=config, use_listings_cache=False, skip_instance_cache=True
+    )
     made.retries = 1
     return made
 
@@ -102,7 +109,9 @@ class S3Store(ObjectStore):
 
     def put(self, local: Path, path: str) -> None:
         with local.open("rb") as stream:
-            content = _Content(local.stat().st_size, lambda start, end: os.pread(stream.fileno(), end - start, start))
+            content = _Content(
+                local.stat().st_size, lambda start, end: os.pread(stream.fileno(), end - start, start)
+            )
             self._store(path, content, once=False)
         local.unlink()
 
@@ -136,7 +145,9 @@ class S3Store(ObjectStore):
         for upload in page.get("Uploads", ()):
             if upload["Initiated"].timestamp() < before:
                 with contextlib.suppress(FileNotFoundError):
-                    self._call("abort_multipart_upload", self.uri, Key=upload["Key"], UploadId=upload["UploadId"])
+                    self._call(
+                        "abort_multipart_upload", self.uri, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
         return 0
 
     def _store(self, path: str, content: _Content, *, once: bool) -> bool:
@@ -145,7 +156,13 @@ class S3Store(ObjectStore):
         condition = {"IfNoneMatch": "*"} if once else {}
         try:
             if content.size <= _ONE_CALL:
-                self._call_on(path, "put_object", Body=content.piece(0, content.size), Metadata={_MARK: mark}, **condition)
+                self._call_on(
+                    path,
+                    "put_object",
+                    Body=content.piece(0, content.size),
+                    Metadata={_MARK: mark},
+                    **condition,
+                )
             else:
                 self._in_parts(path, content, mark, condition)
         except OSError as error:
@@ -163,17 +180,27 @@ class S3Store(ObjectStore):
 
         def send(part: tuple[int, tuple[int, int]]) -> dict[str, Any]:
             number, (start, end) = part
-            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=content.piece(start, end))
+            answer = self._call_on(
+                path, "upload_part", UploadId=upload, PartNumber=number, Body=content.piece(start, end)
+            )
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         try:
             parts = _at_once(send, enumerate(content.ranges(), 1))
-            self._call_on(path, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
-        except FileNotFoundError as error:              # no such upload any more: the answer of a completion was lost, or somebody gave the upload up
+            self._call_on(
+                path,
+                "complete_multipart_upload",
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+                **condition,
+            )
+        except FileNotFoundError as error:  # no such upload any more: the answer of a completion was lost, or somebody gave the upload up
             if not self._is_by(path, mark):
                 if condition and self.exists(path):
                     raise FileExistsError(self.uri_of(path)) from error
-                raise TransientError(self.uri_of(path), "its upload to be there", str(error), "run again") from error
+                raise TransientError(
+                    self.uri_of(path), "its upload to be there", str(error), "run again"
+                ) from error
         except (OSError, PipelineError):
             with contextlib.suppress(OSError, PipelineError):
                 self._call_on(path, "abort_multipart_upload", UploadId=upload)
@@ -214,7 +241,12 @@ class S3Store(ObjectStore):
         except OSError as error:
             if answer_of(error)[1] != 412:
                 raise
-            raise TransientError(self.uri_of(path), "one content while it is read", "another one", "run again when nobody writes it") from error
+            raise TransientError(
+                self.uri_of(path),
+                "one content while it is read",
+                "another one",
+                "run again when nobody writes it",
+            ) from error
 
     def _status(self, path: str) -> dict[str, Any]:
         found = self._call_on(path, "head_object")
@@ -224,7 +256,9 @@ class S3Store(ObjectStore):
         return self._call(verb, self.uri_of(path), Key=self._key(path), **arguments)
 
     def _call(self, verb: str, where: str, **arguments: Any) -> dict[str, Any]:
-        return dict(retrying(lambda: _answered(_called, {"verb": verb, "Bucket": self._bucket, **arguments}), where))
+        return dict(
+            retrying(lambda: _answered(_called, {"verb": verb, "Bucket": self._bucket, **arguments}), where)
+        )
 
     def _key(self, path: str) -> str:
         return self._below + checked(path)
@@ -246,7 +280,9 @@ class _Spans(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence])
+        self._place = max(
+            0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        )
         return self._place
 
     def readinto(self, buffer: Any) -> int:
@@ -278,7 +314,7 @@ async def _called(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in arguments.items() if name != "verb"}
     call = asyncio.ensure_future(asyncio.wait_for(files._call_s3(arguments["verb"], **rest), limit))
     while not (await asyncio.wait([call], timeout=_SIGN_S))[0]:
-        headway()                                       # how much of a body has gone up is not told, but it goes at least as fast as the limit wants
+        headway()  # how much of a body has gone up is not told, but it goes at least as fast as the limit wants
     return dict(call.result())
 
 

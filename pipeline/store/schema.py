@@ -12,14 +12,16 @@ SPACE_ID, DIM = b"manta.space_id", b"manta.dim"
 KEY = pa.binary(16)
 _OWN, _CARRIED = {"id", "text", "text_key", "file", "row"}, "kept."
 
-QUARANTINE = pa.schema([
-    pa.field("file", pa.string(), nullable=False),
-    pa.field("row", pa.int64(), nullable=False),        # -1: the file as a whole
-    pa.field("id", pa.string()),
-    pa.field("reason", pa.string(), nullable=False),
-    pa.field("detail", pa.string()),
-    pa.field("excerpt", pa.string()),                   # at most 200 characters of the text
-])
+QUARANTINE = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),  # -1: the file as a whole
+        pa.field("id", pa.string()),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string()),
+        pa.field("excerpt", pa.string()),  # at most 200 characters of the text
+    ]
+)
 
 
 def carried_name(kept: str) -> str:
@@ -34,25 +36,45 @@ def kept_name(carried: str) -> str:
 
 def corpus_schema(id_type: pa.DataType, kept: Sequence[pa.Field] = ()) -> pa.Schema:
     """Rows of a corpus unit: id, text as the tokenizer gets it, its content key, kept columns (`carried_name`), and where the row came from."""
-    return pa.schema([
-        pa.field("id", id_type, nullable=False), pa.field("text", pa.large_string(), nullable=False), pa.field("text_key", KEY, nullable=False),
-        *(field.with_name(carried_name(field.name)) for field in kept), pa.field("file", pa.string(), nullable=False), pa.field("row", pa.int64(), nullable=False),
-    ])
+    return pa.schema(
+        [
+            pa.field("id", id_type, nullable=False),
+            pa.field("text", pa.large_string(), nullable=False),
+            pa.field("text_key", KEY, nullable=False),
+            *(field.with_name(carried_name(field.name)) for field in kept),
+            pa.field("file", pa.string(), nullable=False),
+            pa.field("row", pa.int64(), nullable=False),
+        ]
+    )
 
 
-def vectors_schema(id_name: str, id_type: pa.DataType, kept: Sequence[pa.Field], dim: int, space_id: str, dtype: str = "float32") -> pa.Schema:
+def vectors_schema(
+    id_name: str,
+    id_type: pa.DataType,
+    kept: Sequence[pa.Field],
+    dim: int,
+    space_id: str,
+    dtype: str = "float32",
+) -> pa.Schema:
     """Rows of an embedding unit: the user's id column, the content key, the raw vector (fixed size, nothing nullable), kept columns."""
     element = pa.float16() if dtype == "float16" else pa.float32()
     vector = pa.list_(pa.field("element", element, nullable=False), dim)
     return pa.schema(
-        [pa.field(id_name, id_type, nullable=False), pa.field("text_key", KEY, nullable=False), pa.field("vector", vector, nullable=False), *kept],
+        [
+            pa.field(id_name, id_type, nullable=False),
+            pa.field("text_key", KEY, nullable=False),
+            pa.field("vector", vector, nullable=False),
+            *kept,
+        ],
         metadata={SPACE_ID: space_id.encode(), DIM: str(dim).encode()},
     )
 
 
 def vector_column(vectors: np.ndarray, field: pa.Field) -> pa.Array:
     """(n, dim) as a FixedSizeList array of the field's type."""
-    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1).astype(field.type.value_type.to_pandas_dtype(), copy=False))
+    flat = pa.array(
+        np.ascontiguousarray(vectors).reshape(-1).astype(field.type.value_type.to_pandas_dtype(), copy=False)
+    )
     return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
 
 
@@ -67,12 +89,22 @@ def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 def writer_options(schema: pa.Schema) -> dict[str, object]:
     """Parquet options: text compressed; vectors plain, since dictionaries, statistics and compression only cost time on them."""
     vectors = "vector" in schema.names
-    return {"compression": "NONE" if vectors else "zstd", "use_dictionary": False, "write_statistics": False, "store_schema": True}
+    return {
+        "compression": "NONE" if vectors else "zstd",
+        "use_dictionary": False,
+        "write_statistics": False,
+        "store_schema": True,
+    }
 
 
 def checked_space(file: pq.ParquetFile, name: str, space_id: str) -> pq.ParquetFile:
     """`file` itself when its vectors are of that space, else SpaceMismatch that names both."""
     found = (file.schema_arrow.metadata or {}).get(SPACE_ID, b"none").decode()
     if found != space_id:
-        raise SpaceMismatch(name, f"vectors of space {space_id}", f"space {found}", "vectors of two spaces cannot be compared: encode again")
+        raise SpaceMismatch(
+            name,
+            f"vectors of space {space_id}",
+            f"space {found}",
+            "vectors of two spaces cannot be compared: encode again",
+        )
     return file

@@ -18,10 +18,14 @@ import pyarrow as pa
 from pipeline.config import refuse_credentials
 from pipeline.errors import ConfigError, DataError, TransientError
 
-PARTIAL = ".tmp-"              # prefix of names that no listing shows
+PARTIAL = ".tmp-"  # prefix of names that no listing shows
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CLOSED = (PermissionError, NotADirectoryError, FileExistsError)         # rights, or a file where a folder has to be
-_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)      # of a file system on the network whose server does not answer, or another one does
+_CLOSED = (PermissionError, NotADirectoryError, FileExistsError)  # rights, or a file where a folder has to be
+_AWAY = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+)  # of a file system on the network whose server does not answer, or another one does
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,18 @@ def open_store(uri: str | Path) -> "Store":
     text = str(uri)
     refuse_credentials(text)
     if not text or "\0" in text:
-        raise ConfigError("the root of a store", "a directory or a URI such as s3://bucket/prefix", repr(text), "name one")
+        raise ConfigError(
+            "the root of a store", "a directory or a URI such as s3://bucket/prefix", repr(text), "name one"
+        )
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
         from pipeline.store.local import LocalStore
 
         if os.path.isfile(path):
-            raise ConfigError(text, "a directory", "a file", "name the directory that it is in, or another one")
+            raise ConfigError(
+                text, "a directory", "a file", "name the directory that it is in, or another one"
+            )
         return LocalStore(os.path.abspath(path))
     if scheme in ("s3", "s3a"):
         from pipeline.store.s3 import S3Store
@@ -59,7 +67,9 @@ def open_store(uri: str | Path) -> "Store":
 
 def store_of(file: str) -> tuple["Store", str]:
     """The store in which a single file lies, given by path or URI, and its path there. A link on this machine's disk is followed."""
-    place = file if "://" in file else str(Path(file).expanduser().resolve())        # below a root no link may lead out
+    place = (
+        file if "://" in file else str(Path(file).expanduser().resolve())
+    )  # below a root no link may lead out
     parent, _, name = place.rpartition("/")
     return open_store(parent or "/"), name
 
@@ -150,7 +160,12 @@ def checked(path: str) -> str:
     """`path` itself, when it stays below the root."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
-        raise DataError(f"path {path!r}", "a relative path below the root", "one that leaves it or is empty", "what names it was tampered with: do not use it")
+        raise DataError(
+            f"path {path!r}",
+            "a relative path below the root",
+            "one that leaves it or is empty",
+            "what names it was tampered with: do not use it",
+        )
     return "/".join(parts)
 
 
@@ -169,7 +184,9 @@ def verified(file: Path, sha256: str | None, name: str) -> Path:
 
 def changed(name: str, expected: str, found: str) -> DataError:
     """The error for a file whose content is not the one meant."""
-    remedy = "the file was changed or damaged after it was written; restore it, or roll back to an older release"
+    remedy = (
+        "the file was changed or damaged after it was written; restore it, or roll back to an older release"
+    )
     return DataError(name, f"sha256 {expected[:16]}...", f"{found[:16]}...", remedy)
 
 
@@ -182,11 +199,24 @@ def room(where: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, pa.ArrowException) as error:
         if isinstance(error, _CLOSED) or getattr(error, "errno", None) == errno.EROFS:
-            raise ConfigError(where, "a folder that may be written to", " ".join(str(error).split()), "check the path and its rights") from error
+            raise ConfigError(
+                where,
+                "a folder that may be written to",
+                " ".join(str(error).split()),
+                "check the path and its rights",
+            ) from error
         if getattr(error, "errno", None) in _AWAY:
             remedy = "check the disk, or the server of the file system, and run again: finished work is kept"
-            raise TransientError(where, "a disk that answers", " ".join(str(error).split()), remedy) from error
-        if getattr(error, "errno", None) not in _FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
+            raise TransientError(
+                where, "a disk that answers", " ".join(str(error).split()), remedy
+            ) from error
+        if (
+            getattr(error, "errno", None) not in _FULL
+            and os.strerror(errno.ENOSPC).lower() not in str(error).lower()
+        ):
             raise
-        found, remedy = " ".join(str(error).split()), "make room (manta releases prune, or a larger disk) and run again: finished work is kept"
+        found, remedy = (
+            " ".join(str(error).split()),
+            "make room (manta releases prune, or a larger disk) and run again: finished work is kept",
+        )
         raise TransientError(where, "room for a new file", found, remedy) from error

@@ -9,7 +9,7 @@ from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
 from pipeline.store.store import Store, changed
 
-SCHEMA_VERSION = 1       # of manifests; a change that older versions would misread raises it
+SCHEMA_VERSION = 1  # of manifests; a change that older versions would misread raises it
 _SEAL = "seal"
 
 
@@ -25,14 +25,17 @@ class Stored(Settings):
         """What `to_json` wrote; DataError for a file that is damaged, was changed, or is of another kind."""
         try:
             value = json.loads(content)
-            seal = value.pop(_SEAL, None)               # files of the first roots have none
+            seal = value.pop(_SEAL, None)  # files of the first roots have none
             if seal is not None and seal != (found := digest_of(value)):
                 raise changed(name, str(seal), found)
             if (version := value.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
                 raise _of_another_version(name, version)
             return cls.model_validate(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            found, remedy = f"{type(error).__name__}: {str(error)[:200]}", "the file is damaged or of another version; delete it and run again"
+            found, remedy = (
+                f"{type(error).__name__}: {str(error)[:200]}",
+                "the file is damaged or of another version; delete it and run again",
+            )
             raise DataError(name, f"a {cls.__name__} record", found, remedy) from None
 
     @classmethod
@@ -104,7 +107,9 @@ class UnitRecord(Stored):
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file that it names, by path."""
-        return {self.path: self.bytes} | {ref.path: ref.bytes for ref in (self.moments, self.quarantine) if ref}
+        return {self.path: self.bytes} | {
+            ref.path: ref.bytes for ref in (self.moments, self.quarantine) if ref
+        }
 
     def is_whole(self, store: Store) -> bool:
         """Whether every file that it names is there, in full."""
@@ -148,7 +153,10 @@ class Changes(Settings):
 
     def __add__(self, other: "Changes") -> "Changes":
         return Changes(
-            new=self.new + other.new, changed=self.changed + other.changed, deleted=self.deleted + other.deleted, unchanged=self.unchanged + other.unchanged
+            new=self.new + other.new,
+            changed=self.changed + other.changed,
+            deleted=self.deleted + other.deleted,
+            unchanged=self.unchanged + other.unchanged,
         )
 
 

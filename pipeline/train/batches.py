@@ -14,25 +14,45 @@ Tokenize = Callable[[Sequence[str]], Tokens]
 
 
 def batches(
-    order: Order, tokenize: Tokenize, *, start: int = 0, share: Share = Share(), peers: Peers = ALONE, roles: Sequence[str] = TEXTS
+    order: Order,
+    tokenize: Tokenize,
+    *,
+    start: int = 0,
+    share: Share = Share(),
+    peers: Peers = ALONE,
+    roles: Sequence[str] = TEXTS,
 ) -> Generator[Batch, None, None]:
     """This rank's batch of step `start` and all later ones, without end: read, and the texts of `roles` tokenized, by a thread that is a few batches ahead.
 
     What goes wrong there is raised where its batch is due; closing the generator ends the thread. ConfigError where the batch cannot be shared equally.
     """
-    return ahead(_batch(rows, tokenize, peers, roles) for rows in share_of(order, start, share, together=peers is not ALONE))
+    return ahead(
+        _batch(rows, tokenize, peers, roles)
+        for rows in share_of(order, start, share, together=peers is not ALONE)
+    )
 
 
 def _batch(rows: Rows, tokenize: Tokenize, peers: Peers, roles: Sequence[str]) -> Batch:
     texts = [str(text) for role in roles for text in rows.columns.get(role, ())]
-    return Batch(rows.columns, rows.rows, _Tokenized(tokenize, texts), peers, rows.false_negatives, source=rows.source, counts=rows.counts)
+    return Batch(
+        rows.columns,
+        rows.rows,
+        _Tokenized(tokenize, texts),
+        peers,
+        rows.false_negatives,
+        source=rows.source,
+        counts=rows.counts,
+    )
 
 
 class _Tokenized:
     """A tokenizer that knows some texts already, whoever asks for them and in whatever order; all others it tokenizes when they are asked for."""
 
     def __init__(self, tokenize: Tokenize, texts: Sequence[str]) -> None:
-        self._tokenize, self._places = tokenize, {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        self._tokenize, self._places = (
+            tokenize,
+            {text: place for place, text in enumerate(dict.fromkeys(texts))},
+        )
         self._tokens = tokenize(list(self._places)) if texts else None
 
     def __call__(self, texts: Sequence[str]) -> Tokens:

@@ -21,7 +21,7 @@ from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Stored
 from pipeline.train.gather import Ranks, world_size
 
-_ABANDONED_S = 3_600.0          # since its last byte: by then nobody is about to create a record of it
+_ABANDONED_S = 3_600.0  # since its last byte: by then nobody is about to create a record of it
 
 
 class CheckpointRecord(Stored):
@@ -81,7 +81,9 @@ class Checkpoints:
         settings = self._settings
         if settings.steps is not None and step % settings.steps == 0:
             return True
-        return settings.minutes is not None and _of_first(time.monotonic() - self._saved_at > 60 * settings.minutes)
+        return settings.minutes is not None and _of_first(
+            time.monotonic() - self._saved_at > 60 * settings.minutes
+        )
 
     def save(self, step: int, state: dict[str, Any], figure: float | None = None) -> None:
         """Write the state, which nobody may change any more, in a thread; one that is still being written is waited for, and what it met is raised here.
@@ -154,7 +156,13 @@ class Checkpoints:
             place = folder / "checkpoint.pt"
             torch.save(state, place)
             digest, size = sha256_of(place), place.stat().st_size
-            record = CheckpointRecord(step=step, path=f"{self._top}/step-{step:08d}-{digest[:12]}.pt", bytes=size, sha256=digest, figure=figure)
+            record = CheckpointRecord(
+                step=step,
+                path=f"{self._top}/step-{step:08d}-{digest[:12]}.pt",
+                bytes=size,
+                sha256=digest,
+                figure=figure,
+            )
             self._store.put(place, record.path)
         self._store.write(record.name, record.to_json())
         self._prune(record)
@@ -164,7 +172,9 @@ class Checkpoints:
         records = self._records()
         past = [written, *(record for record in records if record.step < written.step)]
         latest = sorted(past, key=lambda record: record.step)[-self._settings.keep :]
-        best = sorted((record for record in past if record.figure is not None), key=_by_figure)[-self._settings.keep_best :]
+        best = sorted((record for record in past if record.figure is not None), key=_by_figure)[
+            -self._settings.keep_best :
+        ]
         kept = {written.name} | {record.name for record in (*latest, *best)}
         for record in records:
             if record.step <= written.step and record.name not in kept:

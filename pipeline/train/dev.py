@@ -29,7 +29,7 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
-_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}        # of one forward pass, as in encoding
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,18 +55,27 @@ class Dev:
         if settings.measure == "accuracy":
             return cls._labelled(settings, values or Values())
         store, path = store_of(settings.uri)
-        source = TaskSettings(kind="sts", uri=settings.uri, columns=settings.columns, options={"low": -math.inf, "high": math.inf})
+        source = TaskSettings(
+            kind="sts",
+            uri=settings.uri,
+            columns=settings.columns,
+            options={"low": -math.inf, "high": math.inf},
+        )
         task = StsTask.of(source, store, path, EvaluateSettings())
         pairs = task.pairs()
         return cls(task.file.where, tuple(pairs.left), tuple(pairs.right), pairs.gold)
 
     @classmethod
     def _labelled(cls, settings: DevSettings, values: Values) -> "Dev":
-        source = validated(PairSettings, {"uri": settings.uri, "columns": settings.columns, "values": values}, "train.dev")
+        source = validated(
+            PairSettings, {"uri": settings.uri, "columns": settings.columns, "values": values}, "train.dev"
+        )
         pairs = open_pairs(source, _LABELLED)
         table = pa.concat_tables(pairs.read(pairs.spans()))
         left, right, labels = (table[role] for role in _LABELLED)
-        return cls(pairs.name, tuple(left.to_pylist()), tuple(right.to_pylist()), labels.to_numpy(), settings.measure)
+        return cls(
+            pairs.name, tuple(left.to_pylist()), tuple(right.to_pylist()), labels.to_numpy(), settings.measure
+        )
 
     def score(self, product: Product, objective: Objective | None = None) -> float:
         """Spearman x100 of the pairs' cosines with their scores, over all pairs, and 0 where all cosines are alike; or the percentage of pairs that the objective's
@@ -78,7 +87,12 @@ class Dev:
             vectors = self._vectors(product)
         if not (finite := np.isfinite(vectors).all(axis=1)).all():
             found = f"values that are none in {np.count_nonzero(~finite):,} of {len(finite):,}, first for {self._sentences[0][int(np.argmin(finite))][:80]!r}"
-            raise DataError(self.where, "finite vectors", found, "the weights have diverged: lower the learning rate, or take another precision")
+            raise DataError(
+                self.where,
+                "finite vectors",
+                found,
+                "the weights have diverged: lower the learning rate, or take another precision",
+            )
         left, right = np.split(vectors[self._sentences[1]], 2)
         if self.measure == "accuracy":
             assert objective is not None, "the classifier is the objective's"
@@ -102,7 +116,9 @@ class Dev:
         All run as many passes, the last one over again where they do not come out even: weights that are sharded are gathered for each.
         """
         tokens, device = _tokenized(product, self._sentences[0]), next(product.encoder.parameters()).device
-        buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS.get(device.type, 1_024), product.encoder.folder.max_length))
+        buffers = plan_buffers(
+            tokens.lengths, max(_MAX_TOKENS.get(device.type, 1_024), product.encoder.folder.max_length)
+        )
         vectors = torch.zeros(len(tokens), product.dim, device=device)
         for turn in range(0, len(buffers), world_size()):
             place = turn + Ranks().rank
@@ -110,7 +126,7 @@ class Dev:
             if place < len(buffers):
                 vectors[torch.from_numpy(buffers[place]).to(device)] = made
         if world_size() > 1:
-            dist.all_reduce(vectors)                    # each row is zero on all ranks but one
+            dist.all_reduce(vectors)  # each row is zero on all ranks but one
         return vectors.cpu().numpy()
 
 

@@ -31,15 +31,21 @@ def non_finite(step: int, batch: Batch, loss: Loss, parameters: Mapping[str, Par
     shown = ", ".join(map(str, rows[:5])) + (" ..." if len(rows) > 5 else "")
     found = f"{_culprit(loss, parameters)}, on rows {shown} of {batch.source or 'the batch'}"
     remedy = "look at these rows; where they are as they should be, lower the learning rate, or take another precision"
-    return NonFinite(f"step {step}", "a finite loss and gradient", found, remedy, step, batch.source, columns, rows)
+    return NonFinite(
+        f"step {step}", "a finite loss and gradient", found, remedy, step, batch.source, columns, rows
+    )
 
 
 def _culprit(loss: Loss, parameters: Mapping[str, Parameter]) -> str:
     parts = [f"{name} {float(part)}" for name, part in loss.parts.items() if not torch.isfinite(part)]
     if parts or not torch.isfinite(loss.total):
         return f"loss {float(loss.total)}" + (f" ({', '.join(parts)})" if parts else "")
-    gradients = {name: local(parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None}
-    finite = mean_over_ranks(torch.stack([torch.isfinite(gradient).all() for gradient in gradients.values()]).float())      # shards: one rank alone may have the culprit
+    gradients = {
+        name: local(parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None
+    }
+    finite = mean_over_ranks(
+        torch.stack([torch.isfinite(gradient).all() for gradient in gradients.values()]).float()
+    )  # shards: one rank alone may have the culprit
     culprits = [name for name, share in zip(gradients, finite.tolist(), strict=True) if share < 1]
     return f"a gradient of {culprits[0]}" if culprits else "a gradient whose length overflows"
 
@@ -50,7 +56,9 @@ def _gathered(batch: Batch) -> tuple[dict[str, Column], np.ndarray]:
     parts = [own] * world_size()
     if world_size() > 1:
         dist.all_gather_object(parts, own)
-    return {role: _joined([columns[role] for columns, _ in parts]) for role in own[0]}, np.concatenate([rows for _, rows in parts])
+    return {role: _joined([columns[role] for columns, _ in parts]) for role in own[0]}, np.concatenate(
+        [rows for _, rows in parts]
+    )
 
 
 def _joined(parts: list[Column]) -> Column:

@@ -17,8 +17,8 @@ from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
 
 _KIND = "flow checkpoint"
-_ROWS = 1_024           # held-out rows of one forward pass
-_UNIT_LENGTH = 1e-3     # how far a norm may be from 1; half precision is off by 5e-4
+_ROWS = 1_024  # held-out rows of one forward pass
+_UNIT_LENGTH = 1e-3  # how far a norm may be from 1; half precision is off by 5e-4
 _REMEDY = "lower whiten.flow.learning_rate, or look at what whiten.transform does before the flow"
 
 
@@ -49,7 +49,10 @@ class FlowFit:
         self._named = dict(self.glow.named_parameters())
         matrices = [parameter for parameter in self._named.values() if parameter.ndim == 2]
         others = [parameter for parameter in self._named.values() if parameter.ndim != 2]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
         self.step = 0
         self.curve: list[Point] = []
@@ -60,7 +63,12 @@ class FlowFit:
         with torch.no_grad():
             self.glow(self._tensor(batch))
         if not self.glow.varies.any():
-            raise DataError("flow", "rows that differ", f"{len(batch)} equal ones in the first batch", "look at the vectors, or give more of them")
+            raise DataError(
+                "flow",
+                "rows that differ",
+                f"{len(batch)} equal ones in the first batch",
+                "look at the vectors, or give more of them",
+            )
         self.measure(held)
 
     def take(self, batch: np.ndarray) -> None:
@@ -70,7 +78,12 @@ class FlowFit:
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.glow.parameters(), self.settings.clip)
         if not math.isfinite(found := loss.item()) or not math.isfinite(norm.item()):
-            raise Diverged("flow training", "a finite likelihood and gradient", f"{found} bits, gradient {norm.item()} at step {self.step + 1:,}", _REMEDY)
+            raise Diverged(
+                "flow training",
+                "a finite likelihood and gradient",
+                f"{found} bits, gradient {norm.item()} at step {self.step + 1:,}",
+                _REMEDY,
+            )
         self._optimizer.step()
         self.step += 1
         self._losses.append(found)
@@ -78,10 +91,18 @@ class FlowFit:
     def measure(self, held: Held) -> None:
         """Add a point to the curve. Diverged where held-out rows have no finite likelihood."""
         with torch.no_grad():
-            parts = [self.glow.log_density(self._tensor(part)).double().sum() for part in np.array_split(held.rows, -(-len(held.rows) // _ROWS))]
+            parts = [
+                self.glow.log_density(self._tensor(part)).double().sum()
+                for part in np.array_split(held.rows, -(-len(held.rows) // _ROWS))
+            ]
         bits = -float(sum(parts)) / (held.rows.size * math.log(2))
         if not math.isfinite(bits):
-            raise Diverged("flow training", "a finite likelihood of the rows held out", f"{bits} bits at step {self.step:,}", _REMEDY)
+            raise Diverged(
+                "flow training",
+                "a finite likelihood of the rows held out",
+                f"{bits} bits at step {self.step:,}",
+                _REMEDY,
+            )
         train = float(np.mean(self._losses)) if self._losses else None
         dev = None if held.dev is None else held.dev.score(lambda raw: self._mapped(held.prepare(raw)))
         self.curve.append(Point(self.step, train, bits, dev))
@@ -91,19 +112,32 @@ class FlowFit:
         """A checkpoint: weights, the optimizer's moments, the step, the curve, and the losses since its last point."""
         tensors = {f"model.{name}": tensor.cpu().numpy() for name, tensor in self.glow.state_dict().items()}
         for name, parameter in self._named.items():
-            tensors |= {f"optimizer.{name}.{what}": value.cpu().numpy() for what, value in self._optimizer.state[parameter].items()}
+            tensors |= {
+                f"optimizer.{name}.{what}": value.cpu().numpy()
+                for what, value in self._optimizer.state[parameter].items()
+            }
         tensors["losses"] = np.asarray(self._losses, np.float64)
-        return pack(tensors, {"kind": _KIND, "step": self.step, "curve": [asdict(point) for point in self.curve]})
+        return pack(
+            tensors, {"kind": _KIND, "step": self.step, "curve": [asdict(point) for point in self.curve]}
+        )
 
     def go_on_from(self, checkpoint: bytes) -> None:
         """Everything as it was when `to_bytes` was called. DataError for a file that is damaged."""
         tensors, header = unpack(checkpoint, "losses", kind=_KIND)
         values = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
-        self.glow.load_state_dict({name.removeprefix("model."): value for name, value in values.items() if name.startswith("model.")})
+        self.glow.load_state_dict(
+            {
+                name.removeprefix("model."): value
+                for name, value in values.items()
+                if name.startswith("model.")
+            }
+        )
         for name, parameter in self._named.items():
             state = {what: values[f"optimizer.{name}.{what}"] for what in ("exp_avg", "exp_avg_sq")}
             step = values[f"optimizer.{name}.step"].reshape(())
-            self._optimizer.state[parameter] = {what: value.to(self._device) for what, value in state.items()} | {"step": step.to(self._device)}
+            self._optimizer.state[parameter] = {
+                what: value.to(self._device) for what, value in state.items()
+            } | {"step": step.to(self._device)}
         self.step, self.curve = header["step"], [Point(**point) for point in header["curve"]]
         self._losses = tensors["losses"].tolist()
 
@@ -112,7 +146,9 @@ class FlowFit:
         tensors = {name: tensor.cpu().numpy().copy() for name, tensor in self.glow.state_dict().items()}
         unit_length = bool((np.abs(np.linalg.norm(held.rows, axis=1) - 1) < _UNIT_LENGTH).all())
         metric = None if held.dev is None else held.dev.metric
-        return Flow(self.settings, tensors, rows, len(held.rows), unit_length, tuple(self.curve), metric, space_id)
+        return Flow(
+            self.settings, tensors, rows, len(held.rows), unit_length, tuple(self.curve), metric, space_id
+        )
 
     def _mapped(self, rows: np.ndarray) -> np.ndarray:
         with torch.no_grad():

@@ -16,7 +16,9 @@ from torch.nn import Parameter
 
 from pipeline.errors import DataError
 
-_BUCKET_BYTES = 25 << 20        # of one message: large enough that a network is busy with bytes and not with calls, small beside the gradients
+_BUCKET_BYTES = (
+    25 << 20
+)  # of one message: large enough that a network is busy with bytes and not with calls, small beside the gradients
 
 
 def world_size() -> int:
@@ -68,8 +70,16 @@ def _same_shape(z: Tensor) -> None:
     dist.all_gather(shapes, own)
     found = torch.stack(shapes).tolist()
     if any(shape != found[0] for shape in found):
-        described = ", ".join(f"{rows} of {values // max(rows, 1)} values on rank {rank}" for rank, (_, rows, values) in enumerate(found))
-        raise DataError("gathering vectors of all ranks", "as many rows on every rank", described, "drop the incomplete last batch, or make the slices of a batch equal")
+        described = ", ".join(
+            f"{rows} of {values // max(rows, 1)} values on rank {rank}"
+            for rank, (_, rows, values) in enumerate(found)
+        )
+        raise DataError(
+            "gathering vectors of all ranks",
+            "as many rows on every rank",
+            described,
+            "drop the incomplete last batch, or make the slices of a batch equal",
+        )
 
 
 def average_gradients(parameters: Iterable[Parameter]) -> None:
@@ -80,13 +90,19 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
     trained = [parameter for parameter in parameters if parameter.requires_grad and not is_sharded(parameter)]
     if world_size() == 1 or not trained:
         return
-    used = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32, device=trained[0].device)
+    used = torch.tensor(
+        [parameter.grad is not None for parameter in trained], dtype=torch.int32, device=trained[0].device
+    )
     dist.all_reduce(used, dist.ReduceOp.MAX)
-    gradients = [_gradient(parameter) for parameter, anywhere in zip(trained, used.tolist(), strict=True) if anywhere]
+    gradients = [
+        _gradient(parameter) for parameter, anywhere in zip(trained, used.tolist(), strict=True) if anywhere
+    ]
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat)
-        for gradient, mean in zip(bucket, (flat / world_size()).split([gradient.numel() for gradient in bucket]), strict=True):
+        for gradient, mean in zip(
+            bucket, (flat / world_size()).split([gradient.numel() for gradient in bucket]), strict=True
+        ):
             gradient.copy_(mean.view_as(gradient))
 
 
@@ -108,12 +124,14 @@ def sharded_average(module: nn.Module, wanted: bool) -> None:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether each rank holds a part of it."""
-    return hasattr(tensor, "device_mesh")               # of a DTensor: importing its class takes a second, which most trainings need not wait
+    return hasattr(
+        tensor, "device_mesh"
+    )  # of a DTensor: importing its class takes a second, which most trainings need not wait
 
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, which shares its memory; a whole one is its own."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor      # type: ignore[attr-defined]
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
@@ -127,7 +145,11 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
     """Runs of gradients of one kind, each up to a message's size."""
     bucket: list[Tensor] = []
     for gradient in gradients:
-        if bucket and (gradient.dtype != bucket[0].dtype or gradient.device != bucket[0].device or sum(each.nbytes for each in bucket) + gradient.nbytes > _BUCKET_BYTES):
+        if bucket and (
+            gradient.dtype != bucket[0].dtype
+            or gradient.device != bucket[0].device
+            or sum(each.nbytes for each in bucket) + gradient.nbytes > _BUCKET_BYTES
+        ):
             yield bucket
             bucket = []
         bucket.append(gradient)

@@ -14,7 +14,10 @@ class Generators:
 
     def state(self) -> list[Tensor]:
         """Theirs, the CPU's first."""
-        return [torch.get_rng_state(), *(torch.get_device_module(device).get_rng_state(device) for device in self._devices)]
+        return [
+            torch.get_rng_state(),
+            *(torch.get_device_module(device).get_rng_state(device) for device in self._devices),
+        ]
 
     def restore(self, state: list[Tensor]) -> None:
         """Set them to what `state` gave."""
@@ -30,4 +33,4 @@ class Generators:
 def seed_all(seed: int, step: int, rank: int) -> None:
     """Set torch's generators, on every device, to what follows from the three."""
     drawn = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(drawn) >> 1)          # a signed number there
+    torch.manual_seed(int(drawn) >> 1)  # a signed number there

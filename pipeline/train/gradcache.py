@@ -14,7 +14,7 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import average_gradients, mean_over_ranks, sharded_average, world_size
 from pipeline.train.generators import Generators
 
-_ROUNDING = 0.02        # half precision, and sums in another order, stay below it; other masks at the usual rates of 0.1 change vectors by tens of per cent
+_ROUNDING = 0.02  # half precision, and sums in another order, stay below it; other masks at the usual rates of 0.1 change vectors by tens of per cent
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,9 @@ class Outcome:
     """that all views of all ranks hold"""
 
 
-def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | None = None, scale: float = 1.0) -> Outcome:
+def loss_and_backward(
+    objective: Objective, batch: Batch, *, chunk_rows: int | None = None, scale: float = 1.0
+) -> Outcome:
     """Add the gradient of `scale` times the loss of the batch to the parameters' `.grad`: of all ranks' rows, the same on each rank.
 
     Every rank calls it with a batch of equal size. The objective is a plain module, not wrapped for data parallelism: its encoder runs in several passes here, and heads
@@ -51,7 +53,10 @@ def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | N
     for chunk in chunks:
         chunk.encode(generators, graph=len(chunks) == 1)
     columns = zip(*(chunk.outputs for chunk in chunks), strict=True)
-    leaves = [torch.cat(parts).detach().requires_grad_(view.grad) for view, parts in zip(views, columns, strict=True)]
+    leaves = [
+        torch.cat(parts).detach().requires_grad_(view.grad)
+        for view, parts in zip(views, columns, strict=True)
+    ]
     loss = objective.loss(tuple(leaves), batch)
     if loss.total.requires_grad:
         torch.autograd.backward(loss.total * scale)
@@ -61,7 +66,9 @@ def loss_and_backward(objective: Objective, batch: Batch, *, chunk_rows: int | N
     return Outcome(loss, tuple(leaf.detach() for leaf in leaves), tokens)
 
 
-def _through_encoders(objective: Objective, batch: Batch, chunks: "list[_Chunk]", leaves: list[Tensor], scale: float) -> Loss:
+def _through_encoders(
+    objective: Objective, batch: Batch, chunks: "list[_Chunk]", leaves: list[Tensor], scale: float
+) -> Loss:
     """Take the gradient that the leaves hold on to the weights, chunk by chunk, with that of the row terms, which come back."""
     generators, total = Generators(objective), Loss.of()
     state = generators.state()
@@ -71,14 +78,22 @@ def _through_encoders(objective: Objective, batch: Batch, chunks: "list[_Chunk]"
         terms = objective.row_terms(outputs, batch.of_rows(chunk.places)) * (len(chunk.places) / len(batch))
         state = generators.state()
         sharded_average(objective, chunk is chunks[-1])
-        _backward(outputs, [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves], terms.total * scale)
+        _backward(
+            outputs,
+            [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves],
+            terms.total * scale,
+        )
         total = total + terms.detach()
     return total
 
 
 def _backward(outputs: tuple[Tensor, ...], cache: list[Tensor | None], terms: Tensor) -> None:
     """Through the encoder: from the cached gradient of each vector, and from what rows cost by themselves."""
-    pairs = [(output, gradient) for output, gradient in zip(outputs, cache, strict=True) if output.requires_grad and gradient is not None]
+    pairs = [
+        (output, gradient)
+        for output, gradient in zip(outputs, cache, strict=True)
+        if output.requires_grad and gradient is not None
+    ]
     if terms.requires_grad:
         pairs.append((terms, torch.ones_like(terms)))
     if pairs:
@@ -108,7 +123,9 @@ class _Pass:
         """(rows, dim) of each view."""
         vectors = self.joined.encode()
         if len(vectors) != len(self.joined.tokens):
-            raise Defect("encoder", f"{len(self.joined.tokens)} vectors", f"{len(vectors)}", "look at its forward")
+            raise Defect(
+                "encoder", f"{len(self.joined.tokens)} vectors", f"{len(vectors)}", "look at its forward"
+            )
         return vectors.chunk(len(self.views))
 
 
@@ -118,7 +135,7 @@ class _Chunk:
     def __init__(self, rows: slice, passes: list[_Pass]) -> None:
         self.rows, self.passes = rows, passes
         self.outputs: tuple[Tensor, ...] = ()
-        self._states: list[list[Tensor]] = []           # of the generators before each pass
+        self._states: list[list[Tensor]] = []  # of the generators before each pass
         self._graph = False
 
     @property
@@ -154,7 +171,12 @@ def _check_same(again: Tensor, first: Tensor) -> None:
     apart = float((again - first).norm() / first.norm().clamp_min(1e-12))
     if not apart < _ROUNDING:
         remedy = "let the encoder and its views draw from torch's generators alone, or leave chunk_rows out"
-        raise Defect("second pass over a chunk", "the vectors of the first", f"vectors that differ by {apart:.1%}", remedy)
+        raise Defect(
+            "second pass over a chunk",
+            "the vectors of the first",
+            f"vectors that differ by {apart:.1%}",
+            remedy,
+        )
 
 
 def _chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> list[_Chunk]:
@@ -164,7 +186,12 @@ def _chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> list[_C
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
         places = np.arange(part.start, part.stop)
-        chunks.append(_Chunk(part, [_joined(group, [views[view].of_rows(places) for view in group]) for group in _groups(views)]))
+        chunks.append(
+            _Chunk(
+                part,
+                [_joined(group, [views[view].of_rows(places) for view in group]) for group in _groups(views)],
+            )
+        )
     return chunks
 
 
@@ -173,9 +200,19 @@ def _check(views: Sequence[View], rows: int, size: int) -> None:
         raise ConfigError("chunk_rows", "at least one row in a chunk", f"{size}", "raise it, or leave it out")
     for view in views:
         if len(view.tokens) != rows:
-            raise Defect("view of a batch", f"{rows} texts, one for each row", f"{len(view.tokens)}", "look at the objective's views")
+            raise Defect(
+                "view of a batch",
+                f"{rows} texts, one for each row",
+                f"{len(view.tokens)}",
+                "look at the objective's views",
+            )
         if view.undivided is not None and size < rows:
-            raise ConfigError("chunk_rows", f"no chunks, since {view.undivided}", f"chunks of {size} of {rows} rows", "leave chunk_rows out, or choose other views")
+            raise ConfigError(
+                "chunk_rows",
+                f"no chunks, since {view.undivided}",
+                f"chunks of {size} of {rows} rows",
+                "leave chunk_rows out, or choose other views",
+            )
 
 
 def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
@@ -183,7 +220,9 @@ def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, view in enumerate(views):
         shared = view.at_embedding is None or isinstance(view.at_embedding, PerText)
-        groups.setdefault((id(view.encoder), view.grad, None if shared else id(view.at_embedding)), []).append(number)
+        groups.setdefault(
+            (id(view.encoder), view.grad, None if shared else id(view.at_embedding)), []
+        ).append(number)
     return [tuple(group) for group in groups.values()]
 
 
@@ -191,8 +230,18 @@ def _joined(numbers: tuple[int, ...], views: list[View]) -> _Pass:
     """Changes and positions of their own, each for its own texts."""
     positions, change = None, views[0].at_embedding
     if any(view.positions is not None for view in views):
-        positions = np.concatenate([standing(view.tokens) if view.positions is None else view.positions for view in views])
+        positions = np.concatenate(
+            [standing(view.tokens) if view.positions is None else view.positions for view in views]
+        )
     changes = [view.at_embedding if isinstance(view.at_embedding, PerText) else None for view in views]
     if any(each is not None for each in changes):
         change = Each(changes, [view.tokens.lengths for view in views])
-    return _Pass(numbers, replace(views[0], tokens=Tokens.joined([view.tokens for view in views]), positions=positions, at_embedding=change))
+    return _Pass(
+        numbers,
+        replace(
+            views[0],
+            tokens=Tokens.joined([view.tokens for view in views]),
+            positions=positions,
+            at_embedding=change,
+        ),
+    )

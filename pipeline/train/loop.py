@@ -1,10 +1,10 @@
 """The steps of a training: a generator of them, whose caller decides what becomes of each.
 
-    training = Training(objective, settings, steps=1000, steps_per_epoch=500)
-    if checkpoint is not None:
-        training.restore(checkpoint.load())
-    for step in fit(training, batches(order, tokenize, start=training.number, share=share, peers=peers), until=1000):
-        ...
+training = Training(objective, settings, steps=1000, steps_per_epoch=500)
+if checkpoint is not None:
+    training.restore(checkpoint.load())
+for step in fit(training, batches(order, tokenize, start=training.number, share=share, peers=peers), until=1000):
+    ...
 """
 
 import math
@@ -61,7 +61,15 @@ class Training:
     The objective has to be the same on every rank. Its random numbers are not: each rank's generators are seeded here, by the seed and the rank.
     """
 
-    def __init__(self, objective: Objective, settings: TrainSettings, *, steps: int, steps_per_epoch: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        settings: TrainSettings,
+        *,
+        steps: int,
+        steps_per_epoch: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
         """steps: of the whole training, for the schedule. ConfigError for settings that cannot be."""
         self.objective, self.settings, self.number = objective.to(device), settings, 0
         prepare(objective, settings)
@@ -72,7 +80,9 @@ class Training:
             shard(objective)
         self.parameters = trained(objective)
         self.optimizer = optimizer_of(self.parameters.values(), settings.optimizer)
-        self.schedule = Schedule(settings.schedule, settings.optimizer.learning_rate, steps=steps, steps_per_epoch=steps_per_epoch)
+        self.schedule = Schedule(
+            settings.schedule, settings.optimizer.learning_rate, steps=steps, steps_per_epoch=steps_per_epoch
+        )
         self.loss_scale, self._generators = LossScale(settings.precision), Generators(objective)
         seed_all(settings.seed, 0, Ranks().rank)
 
@@ -94,15 +104,31 @@ class Training:
         self.objective.after_step(outcome.reps, batch)
         counts = {**batch.counts, "overflows": overflows} if self.loss_scale.adapts else batch.counts
         seconds = waited_s + time.perf_counter() - started
-        return Step(self.number, outcome.loss, norm, rate, len(batch) * world_size(), outcome.tokens, seconds, waited_s, counts, outcome.reps, batch)
+        return Step(
+            self.number,
+            outcome.loss,
+            norm,
+            rate,
+            len(batch) * world_size(),
+            outcome.tokens,
+            seconds,
+            waited_s,
+            counts,
+            outcome.reps,
+            batch,
+        )
 
     def _gradient(self, batch: Batch) -> tuple[Outcome, float, int]:
         """The step's outcome, the gradient's norm, and how often it took a smaller scale: then all is computed anew with the same random numbers."""
         before, overflows = self._generators.state(), 0
         while True:
-            outcome = loss_and_backward(self.objective, batch, chunk_rows=self.settings.chunk_rows, scale=self.loss_scale.value)
+            outcome = loss_and_backward(
+                self.objective, batch, chunk_rows=self.settings.chunk_rows, scale=self.loss_scale.value
+            )
             scale(found := gradients(self.parameters.values()), 1 / self.loss_scale.value)
-            value, norm = torch.stack([outcome.loss.total.float(), norm_of(found).float().to(outcome.loss.total.device)]).tolist()
+            value, norm = torch.stack(
+                [outcome.loss.total.float(), norm_of(found).float().to(outcome.loss.total.device)]
+            ).tolist()
             if math.isfinite(value) and math.isfinite(norm):
                 self.loss_scale.passed()
                 return outcome, norm, overflows
@@ -133,16 +159,28 @@ class Training:
         if Ranks().rank:
             return {}
         copied = {name: _copied(part) for name, part in parts.items()}
-        return {"step": self.number, "schedule": self.schedule.state(), "loss_scale": self.loss_scale.state(), "random": _copied(random), **copied}
+        return {
+            "step": self.number,
+            "schedule": self.schedule.state(),
+            "loss_scale": self.loss_scale.state(),
+            "random": _copied(random),
+            **copied,
+        }
 
     def _parts(self) -> dict[str, Any]:
         """What objective and optimizer hold, as one rank alone would hold it."""
         if not self._sharded:
-            return {"objective": self.objective.state_dict(), "optimizer": state_of(self.optimizer, self.parameters)}
+            return {
+                "objective": self.objective.state_dict(),
+                "optimizer": state_of(self.optimizer, self.parameters),
+            }
         from pipeline.train.sharded import settle, whole
 
         settle(self.objective)
-        return {"objective": whole(self.objective.state_dict()), "optimizer": whole(state_of(self.optimizer, self.parameters))}
+        return {
+            "objective": whole(self.objective.state_dict()),
+            "optimizer": whole(state_of(self.optimizer, self.parameters)),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, the same on every rank.
@@ -160,7 +198,9 @@ class Training:
         else:
             seed_all(self.settings.seed, self.number, rank)
 
-    def _as_held(self, objective: Mapping[str, Any], optimizer: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def _as_held(
+        self, objective: Mapping[str, Any], optimizer: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """What `_parts` told, as this rank holds it."""
         if not self._sharded:
             return objective, optimizer
@@ -168,8 +208,13 @@ class Training:
 
         settle(self.objective)
         own = self.objective.state_dict()
-        weights = {name: placed_as(value, own[name]) if name in own else value for name, value in objective.items()}
-        return weights, {name: {key: placed_as(value, self.parameters[name]) for key, value in each.items()} for name, each in optimizer.items()}
+        weights = {
+            name: placed_as(value, own[name]) if name in own else value for name, value in objective.items()
+        }
+        return weights, {
+            name: {key: placed_as(value, self.parameters[name]) for key, value in each.items()}
+            for name, each in optimizer.items()
+        }
 
 
 def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator[Step]:
@@ -181,7 +226,9 @@ def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator
         asked = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
-            raise DataError("training rows", f"a batch for step {training.number + 1}", "none", "give batches without end")
+            raise DataError(
+                "training rows", f"a batch for step {training.number + 1}", "none", "give batches without end"
+            )
         yield training.step(batch, time.perf_counter() - asked)
 
 

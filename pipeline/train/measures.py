@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from pipeline.stats.geometry import SHARPNESS
 
-MOST_ROWS = 512         # of a step's rows that are looked at: their products with each other cost nothing beside the encoder then
+MOST_ROWS = 512  # of a step's rows that are looked at: their products with each other cost nothing beside the encoder then
 
 
 def measured(reps: Sequence[Tensor], *, positives: bool) -> dict[str, float]:
@@ -24,7 +24,9 @@ def measured(reps: Sequence[Tensor], *, positives: bool) -> dict[str, float]:
     values = {"uniformity": _uniformity(left)}
     if positives and len(reps) > 1:
         values |= _paired(left, F.normalize(reps[1][:MOST_ROWS].float(), dim=-1))
-    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))     # one copy from a device
+    return dict(
+        zip(values, torch.stack(list(values.values())).tolist(), strict=True)
+    )  # one copy from a device
 
 
 def _uniformity(u: Tensor) -> Tensor:
@@ -32,12 +34,16 @@ def _uniformity(u: Tensor) -> Tensor:
     count = len(u)
     squares = (2 - 2 * u @ u.T).clamp(min=0)
     apart = ~torch.eye(count, dtype=torch.bool, device=u.device)
-    return torch.logsumexp(-SHARPNESS * squares[apart], dim=0) - torch.log(u.new_tensor(count * (count - 1.0)))
+    return torch.logsumexp(-SHARPNESS * squares[apart], dim=0) - torch.log(
+        u.new_tensor(count * (count - 1.0))
+    )
 
 
 def _paired(left: Tensor, right: Tensor) -> dict[str, Tensor]:
     cosines, count = left @ right.T, len(left)
     own = cosines.diagonal()
     return {
-        "alignment": (2 - 2 * own).clamp(min=0).mean(), "positive_cosine": own.mean(), "negative_cosine": (cosines.sum() - own.sum()) / (count * (count - 1)),
+        "alignment": (2 - 2 * own).clamp(min=0).mean(),
+        "positive_cosine": own.mean(),
+        "negative_cosine": (cosines.sum() - own.sum()) / (count * (count - 1)),
     }

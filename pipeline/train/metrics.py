@@ -19,8 +19,8 @@ from pipeline.train.measures import measured
 from pipeline.train.trackers import Tracker
 
 METRICS = "metrics.jsonl"
-_EVERY_S = 3.0          # between two writes of the file; a reader sees it grow
-_SHARE = 50             # and so many times as long as a write takes: no more than 2 % of the time goes into it
+_EVERY_S = 3.0  # between two writes of the file; a reader sees it grow
+_SHARE = 50  # and so many times as long as a write takes: no more than 2 % of the time goes into it
 
 _PART = "parts/"
 
@@ -36,7 +36,11 @@ class MetricsFile:
         self._store, self._path = store, path
         old = read_metrics(store, path)
         self.lines = [line for line in old if line.step <= step]
-        if anew := sum(line.resumed for line in old) - sum(line.resumed for line in self.lines) + bool(old or step):
+        if (
+            anew := sum(line.resumed for line in old)
+            - sum(line.resumed for line in self.lines)
+            + bool(old or step)
+        ):
             last = self.lines.pop() if self.lines else Figures(step=0, epoch=0.0)
             self.lines.append(last.model_copy(update={"resumed": last.resumed + anew}))
         self._encoded = [_encoded(line) for line in self.lines]
@@ -72,7 +76,10 @@ def read_metrics(store: Store, path: str = METRICS) -> list[Figures]:
     try:
         return [Figures.model_validate_json(line) for line in content.splitlines()]
     except ValidationError as error:
-        found, remedy = f"one that is none ({error.errors()[0]['msg']})", "delete the file: the training goes on without it"
+        found, remedy = (
+            f"one that is none ({error.errors()[0]['msg']})",
+            "delete the file: the training goes on without it",
+        )
         raise DataError(store.uri_of(path), "a line of figures for every few steps", found, remedy) from None
 
 
@@ -83,7 +90,15 @@ def _encoded(line: Figures) -> bytes:
 class TrainingLog:
     """Means over the steps of a line, to the file and to the trackers. For one rank; it computes nothing that others take part in."""
 
-    def __init__(self, file: MetricsFile, trackers: Sequence[Tracker] = (), *, every: int = 10, steps_per_epoch: int = 1, positives: bool = False) -> None:
+    def __init__(
+        self,
+        file: MetricsFile,
+        trackers: Sequence[Tracker] = (),
+        *,
+        every: int = 10,
+        steps_per_epoch: int = 1,
+        positives: bool = False,
+    ) -> None:
         """every: steps of a line; positives: whether row i of the first two views mean the same, as the objective says."""
         self._file, self._trackers, self._every, self._epoch = file, trackers, every, steps_per_epoch
         self._line = _Line(positives)
@@ -150,25 +165,42 @@ class _Line:
 
     def add(self, step: Step) -> None:
         parts = {f"{_PART}{name}": float(value) for name, value in step.loss.parts.items()}
-        found = {"loss": float(step.loss.total), "gradient_norm": step.gradient_norm, **parts, **measured(step.reps, positives=self._positives)}
+        found = {
+            "loss": float(step.loss.total),
+            "gradient_norm": step.gradient_norm,
+            **parts,
+            **measured(step.reps, positives=self._positives),
+        }
         for name, value in found.items():
             self._values.setdefault(name, []).append(value)
         self._counts.update(step.counts)
         self._rows, self._tokens = self._rows + step.rows, self._tokens + step.tokens
         self._seconds, self._waited = self._seconds + step.seconds, self._waited + step.waited_s
         self.count += 1
-        self._last = Figures(step=step.number, epoch=0.0, learning_rate=step.learning_rate, memory_bytes=_memory(step.reps))
+        self._last = Figures(
+            step=step.number, epoch=0.0, learning_rate=step.learning_rate, memory_bytes=_memory(step.reps)
+        )
 
     def ended(self, steps_per_epoch: int, dev: float | None) -> Figures:
         """The line; the next one begins."""
         means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
         seconds = max(self._seconds, 1e-9)
-        line = self._last.model_copy(update={
-            **{name: value for name, value in means.items() if not name.startswith(_PART)},
-            "parts": {name.removeprefix(_PART): value for name, value in means.items() if name.startswith(_PART)},
-            "epoch": self._last.step / steps_per_epoch, "tokens_per_s": self._tokens / seconds, "rows_per_s": self._rows / seconds, "waiting": self._waited / seconds,
-            "counts": {name: count for name, count in self._counts.items() if count}, "rows": self._rows, "seconds": self._seconds, "dev": dev,
-        })
+        line = self._last.model_copy(
+            update={
+                **{name: value for name, value in means.items() if not name.startswith(_PART)},
+                "parts": {
+                    name.removeprefix(_PART): value for name, value in means.items() if name.startswith(_PART)
+                },
+                "epoch": self._last.step / steps_per_epoch,
+                "tokens_per_s": self._tokens / seconds,
+                "rows_per_s": self._rows / seconds,
+                "waiting": self._waited / seconds,
+                "counts": {name: count for name, count in self._counts.items() if count},
+                "rows": self._rows,
+                "seconds": self._seconds,
+                "dev": dev,
+            }
+        )
         self._empty()
         return line
 

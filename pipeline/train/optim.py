@@ -27,7 +27,13 @@ def optimizer_of(parameters: Iterable[Parameter], settings: OptimizerSettings) -
     groups: dict[tuple[bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         groups.setdefault((parameter.ndim >= 2, is_sharded(parameter)), []).append(parameter)
-    return _made([{"params": group, "weight_decay": settings.weight_decay if matrices else 0.0} for (matrices, _), group in groups.items()], settings)
+    return _made(
+        [
+            {"params": group, "weight_decay": settings.weight_decay if matrices else 0.0}
+            for (matrices, _), group in groups.items()
+        ],
+        settings,
+    )
 
 
 def state_of(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Any]]:
@@ -36,7 +42,9 @@ def state_of(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[
     return {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()}
 
 
-def restore_state(optimizer: Optimizer, parameters: Mapping[str, Parameter], state: Mapping[str, Mapping[str, Any]]) -> None:
+def restore_state(
+    optimizer: Optimizer, parameters: Mapping[str, Parameter], state: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Go on from what `state_of` told, in tensors of its own."""
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     numbered = {order.index(id(parameters[name])): copy.deepcopy(dict(one)) for name, one in state.items()}

@@ -11,8 +11,8 @@ from pipeline.models.trainable.backbones import Backbone
 from pipeline.settings.training import TrainSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FIRST, _MOST = 2.0**16, 2.0**24        # a float16 holds numbers up to 65,504
-_GROWS_AFTER = 2_000                    # steps without an overflow: as of Micikevicius et al. 2018
+_FIRST, _MOST = 2.0**16, 2.0**24  # a float16 holds numbers up to 65,504
+_GROWS_AFTER = 2_000  # steps without an overflow: as of Micikevicius et al. 2018
 
 
 class LossScale:
@@ -61,7 +61,9 @@ def prepare(objective: nn.Module, settings: TrainSettings) -> None:
 def _check_compiler(device: torch.device) -> None:
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError("train.compile", "Triton beside torch", "none", "install triton, or leave train.compile out")
+            raise ConfigError(
+                "train.compile", "Triton beside torch", "none", "install triton, or leave train.compile out"
+            )
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -69,4 +71,9 @@ def _check_compiler(device: torch.device) -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise ConfigError("train.compile", "a C++ compiler", "none", "install g++ (or name one in CXX), or leave train.compile out") from None
+        raise ConfigError(
+            "train.compile",
+            "a C++ compiler",
+            "none",
+            "install g++ (or name one in CXX), or leave train.compile out",
+        ) from None

@@ -10,11 +10,23 @@ from pipeline.settings.training import ScheduleSettings
 class Schedule:
     """Rates of steps 1, 2, ... `steps`. Only plateau has a state: what it was told of dev."""
 
-    def __init__(self, settings: ScheduleSettings, highest: float, *, steps: int, steps_per_epoch: int) -> None:
+    def __init__(
+        self, settings: ScheduleSettings, highest: float, *, steps: int, steps_per_epoch: int
+    ) -> None:
         """highest: the optimizer's learning rate. ConfigError for stairs without a step."""
         if settings.name == "stairs" and not settings.stairs:
-            raise ConfigError("train.schedule.stairs", "steps and the rates from there on", "none", "give them, or use schedule.name=constant")
-        self._settings, self._highest, self._steps, self._steps_per_epoch = settings, highest, steps, steps_per_epoch
+            raise ConfigError(
+                "train.schedule.stairs",
+                "steps and the rates from there on",
+                "none",
+                "give them, or use schedule.name=constant",
+            )
+        self._settings, self._highest, self._steps, self._steps_per_epoch = (
+            settings,
+            highest,
+            steps,
+            steps_per_epoch,
+        )
         self._rise = math.ceil(settings.warmup if settings.warmup >= 1 else settings.warmup * steps)
         self._falls = 0
         self._figure: float | None = None
@@ -25,7 +37,9 @@ class Schedule:
 
     def told(self, figure: float) -> None:
         """The figure on dev after the last step. All ranks have to be told the same."""
-        self._falls += int(self._settings.name == "plateau" and self._figure is not None and figure < self._figure)
+        self._falls += int(
+            self._settings.name == "plateau" and self._figure is not None and figure < self._figure
+        )
         self._figure = figure
 
     def ended(self, step: int) -> bool:
@@ -39,9 +53,16 @@ class Schedule:
         if settings.name == "cosine":
             return self._highest * (1 + math.cos(math.pi * self._fallen(step))) / 2
         if settings.name == "stairs":
-            return next((settings.stairs[first] for first in sorted(settings.stairs, reverse=True) if first <= step), self._highest)
+            return next(
+                (settings.stairs[first] for first in sorted(settings.stairs, reverse=True) if first <= step),
+                self._highest,
+            )
         if settings.name == "plateau":
-            return self._highest * settings.decay ** ((step - 1) // self._steps_per_epoch) * settings.drop**self._falls
+            return (
+                self._highest
+                * settings.decay ** ((step - 1) // self._steps_per_epoch)
+                * settings.drop**self._falls
+            )
         return self._highest
 
     def _fallen(self, step: int) -> float:

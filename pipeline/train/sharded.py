@@ -21,7 +21,9 @@ def shard(objective: nn.Module) -> None:
 
     Copies that follow a trained encoder are sharded as it is, so they can be averaged in place. A recurrent encoder is small and stays whole.
     """
-    backbones = [module for module in objective.modules() if isinstance(module, PackedBackbone | PaddedBackbone)]
+    backbones = [
+        module for module in objective.modules() if isinstance(module, PackedBackbone | PaddedBackbone)
+    ]
     if world_size() == 1 or not backbones:
         return
     mesh = init_device_mesh(next(objective.parameters()).device.type, (world_size(),))
@@ -29,7 +31,9 @@ def shard(objective: nn.Module) -> None:
         for layer in list(_layers(backbone)):
             fully_shard(layer, mesh=mesh)
         trained = any(parameter.requires_grad for parameter in backbone.parameters())
-        fully_shard(backbone, mesh=mesh, reshard_after_forward=not trained)       # the word table of a trained one may be asked for before its backward pass
+        fully_shard(
+            backbone, mesh=mesh, reshard_after_forward=not trained
+        )  # the word table of a trained one may be asked for before its backward pass
 
 
 def whole(value: Any) -> Any:

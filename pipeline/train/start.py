@@ -33,7 +33,15 @@ def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
         write_scratch(settings, count_words(_texts(train)) if counted else Counter(), folder, seed=train.seed)
 
     origin = _files(train) if counted else _vectors(folder_of_words(str(settings.words)))
-    version = digest_of({"format": FORMAT, "settings": settings.model_dump(mode="json", exclude={"words"}), "seed": train.seed, "torch": torch.__version__, "of": origin})
+    version = digest_of(
+        {
+            "format": FORMAT,
+            "settings": settings.model_dump(mode="json", exclude={"words"}),
+            "seed": train.seed,
+            "torch": torch.__version__,
+            "of": origin,
+        }
+    )
     return encoder.model_copy(update={"path": str(made("recurrent", version, build))})
 
 
@@ -50,9 +58,15 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 
 def _files(train: TrainSettings) -> list[object]:
     columns, optional, _ = roles_of(train)
-    stamps = [[source.defining("weight"), [[file.name, file.size, file.stamp] for file in files_of(source.uri)]] for source in train.data]
+    stamps = [
+        [source.defining("weight"), [[file.name, file.size, file.stamp] for file in files_of(source.uri)]]
+        for source in train.data
+    ]
     return [columns, optional, stamps]
 
 
 def _vectors(folder: Path) -> list[str]:
-    return [digest_of_file(folder / name) for name in ("vocab.txt", "model.safetensors", "sentence_bert_config.json")]
+    return [
+        digest_of_file(folder / name)
+        for name in ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
+    ]

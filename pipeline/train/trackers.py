@@ -18,9 +18,16 @@ from pipeline.store.local import LocalStore
 from pipeline.store.store import Store, sha256_of
 from pipeline.train.figures import Figures
 
-FOLDER = "tensorboard"                                  # below that of the training
+FOLDER = "tensorboard"  # below that of the training
 _INSTALL = {"tensorboard": '"manta-embeddings[watch]"', "mlflow": "mlflow", "wandb": "wandb"}
-_NO_FIGURES = {"step", "parts", "counts", "resumed", "rows", "seconds"}         # of a line: what is told apart, or stands in other figures
+_NO_FIGURES = {
+    "step",
+    "parts",
+    "counts",
+    "resumed",
+    "rows",
+    "seconds",
+}  # of a line: what is told apart, or stands in other figures
 
 
 class Tracker(Protocol):
@@ -56,13 +63,22 @@ def chosen(settings: WatchSettings) -> tuple[str, ...]:
         return ("tensorboard",) if importlib.util.find_spec("tensorboard") else ()
     for name in settings.trackers:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError("train.watch.trackers", f"the package {name} for the tracker of that name", "none", f"pip install {_INSTALL[name]}, or leave {name} out")
+            raise ConfigError(
+                "train.watch.trackers",
+                f"the package {name} for the tracker of that name",
+                "none",
+                f"pip install {_INSTALL[name]}, or leave {name} out",
+            )
     return settings.trackers
 
 
 def open_trackers(settings: WatchSettings, watched: Watched) -> list[Tracker]:
     """Those that the settings want, which have to be closed. ConfigError as `chosen`, and for a server that cannot be reached."""
-    kinds: Mapping[str, Callable[[Watched], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
+    kinds: Mapping[str, Callable[[Watched], Tracker]] = {
+        "tensorboard": TensorBoard,
+        "mlflow": MLflow,
+        "wandb": Wandb,
+    }
     opened: list[Tracker] = []
     with ExitStack() as stack:
         for name in chosen(settings):
@@ -74,8 +90,14 @@ def open_trackers(settings: WatchSettings, watched: Watched) -> list[Tracker]:
 
 def flat(line: Figures) -> dict[str, float]:
     """Every figure of a line that has a value, by name; parts of the loss and counts with a slash in it."""
-    values: dict[str, float] = {name: value for name, value in line.model_dump(exclude=_NO_FIGURES).items() if value is not None}
-    return values | {f"parts/{name}": value for name, value in line.parts.items()} | {f"counts/{name}": float(count) for name, count in line.counts.items()}
+    values: dict[str, float] = {
+        name: value for name, value in line.model_dump(exclude=_NO_FIGURES).items() if value is not None
+    }
+    return (
+        values
+        | {f"parts/{name}": value for name, value in line.parts.items()}
+        | {f"counts/{name}": float(count) for name, count in line.counts.items()}
+    )
 
 
 class TensorBoard:
@@ -88,9 +110,15 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         local = isinstance(watched.store, LocalStore)
-        self._store, self._copied = watched.store, "" if local else tempfile.mkdtemp(prefix="manta-tensorboard-")
+        self._store, self._copied = (
+            watched.store,
+            "" if local else tempfile.mkdtemp(prefix="manta-tensorboard-"),
+        )
         self._stored: dict[str, str] = {}
-        self._writer = SummaryWriter(self._copied or f"{watched.store.uri}/{FOLDER}", purge_step=watched.step + 1 if watched.step else None)
+        self._writer = SummaryWriter(
+            self._copied or f"{watched.store.uri}/{FOLDER}",
+            purge_step=watched.step + 1 if watched.step else None,
+        )
 
     def tell(self, line: Figures) -> None:
         for name, value in flat(line).items():
@@ -125,7 +153,12 @@ class MLflow:
             self._run: str | None = self._found(watched.key) or self._begun(watched)
         except mlflow.exceptions.MlflowException as error:
             remedy = "check MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, or leave mlflow out of train.watch.trackers"
-            raise ConfigError("train.watch.trackers", "an MLflow server or folder that answers", str(error).splitlines()[0][:200], remedy) from None
+            raise ConfigError(
+                "train.watch.trackers",
+                "an MLflow server or folder that answers",
+                str(error).splitlines()[0][:200],
+                remedy,
+            ) from None
 
     def tell(self, line: Figures) -> None:
         if self._run is None:
@@ -134,7 +167,9 @@ class MLflow:
 
         now = self._mlflow.utils.time.get_current_time_millis()
         try:
-            self._client.log_batch(self._run, [Metric(name, value, now, line.step) for name, value in flat(line).items()])
+            self._client.log_batch(
+                self._run, [Metric(name, value, now, line.step) for name, value in flat(line).items()]
+            )
         except self._mlflow.exceptions.MlflowException as error:
             say(f"MLflow gets no more figures of this training: {str(error).splitlines()[0][:200]}")
             self._run = None
@@ -160,7 +195,9 @@ class MLflow:
         return str(runs[0].info.run_id)
 
     def _begun(self, watched: Watched) -> str:
-        run = self._client.create_run(self._experiment(), tags={"manta.training": watched.key}, run_name=watched.name)
+        run = self._client.create_run(
+            self._experiment(), tags={"manta.training": watched.key}, run_name=watched.name
+        )
         for name, value in _parameters(watched.settings):
             self._client.log_param(run.info.run_id, name, value)
         return str(run.info.run_id)
@@ -174,10 +211,21 @@ class Wandb:
 
         project = os.environ.get("WANDB_PROJECT", "manta")
         try:
-            self._run = wandb.init(project=project, id=watched.key, name=watched.name, resume="allow", config=dict(watched.settings))
+            self._run = wandb.init(
+                project=project,
+                id=watched.key,
+                name=watched.name,
+                resume="allow",
+                config=dict(watched.settings),
+            )
         except wandb.errors.Error as error:
             remedy = "check WANDB_API_KEY, set WANDB_MODE=offline, or leave wandb out of train.watch.trackers"
-            raise ConfigError("train.watch.trackers", "a login to Weights & Biases", " ".join(str(error).split())[:200], remedy) from None
+            raise ConfigError(
+                "train.watch.trackers",
+                "a login to Weights & Biases",
+                " ".join(str(error).split())[:200],
+                remedy,
+            ) from None
 
     def tell(self, line: Figures) -> None:
         self._run.log(flat(line), step=line.step)

@@ -6,13 +6,28 @@ from pathlib import Path
 from pipeline.augment import AUGMENTERS, WordAugmenter, Words, draws
 from pipeline.config import validated
 
-SENTENCES = tuple(sentence.split() for sentence in (
-    "Two young men are playing with a red ball on the wet grass .", "A dog runs.", "Snow", "The man's dog is in the house.", "of the and",
-    "A little girl in a pink dress is going into a wooden cabin, and her big brother reads a book to the small dog beside her.",
-))
+SENTENCES = tuple(
+    sentence.split()
+    for sentence in (
+        "Two young men are playing with a red ball on the wet grass .",
+        "A dog runs.",
+        "Snow",
+        "The man's dog is in the house.",
+        "of the and",
+        "A little girl in a pink dress is going into a wooden cabin, and her big brother reads a book to the small dog beside her.",
+    )
+)
 THESAURUS = {
-    "man": "guy,fellow", "dog": "hound,puppy", "house": "home,dwelling place", "girl": "lass", "big": "large", "small": "little,tiny", "little": "small",
-    "red": "crimson", "grass": "lawn", "young": "youthful",
+    "man": "guy,fellow",
+    "dog": "hound,puppy",
+    "house": "home,dwelling place",
+    "girl": "lass",
+    "big": "large",
+    "small": "little,tiny",
+    "little": "small",
+    "red": "crimson",
+    "grass": "lawn",
+    "young": "youthful",
 }
 
 
@@ -23,14 +38,22 @@ def method(name: str, **options: object) -> WordAugmenter:
     return validated(kind, options, name)
 
 
-def variants(augmenter: WordAugmenter, sentences: Sequence[Words] = SENTENCES, times: int = 200) -> list[tuple[Words, Words]]:
+def variants(
+    augmenter: WordAugmenter, sentences: Sequence[Words] = SENTENCES, times: int = 200
+) -> list[tuple[Words, Words]]:
     """(a sentence, a variant of it), `times` of each, each with draws of its own."""
     edit = augmenter.start()
-    return [(words, edit(list(words), draws(7, place, number))) for place, words in enumerate(sentences) for number in range(times)]
+    return [
+        (words, edit(list(words), draws(7, place, number)))
+        for place, words in enumerate(sentences)
+        for number in range(times)
+    ]
 
 
 def write_thesaurus(folder: Path, entries: dict[str, str] | None = None) -> Path:
     """A file of lines."""
     file = folder / "thesaurus.tsv"
-    file.write_text("".join(f"{word}\t{others}\n" for word, others in (THESAURUS if entries is None else entries).items()))
+    file.write_text(
+        "".join(f"{word}\t{others}\n" for word, others in (THESAURUS if entries is None else entries).items())
+    )
     return file

@@ -40,7 +40,9 @@ def leg(folder: Path, number: int = 0, **options):
 
 
 def made(leg, texts, seed: int = 0, keys=None) -> list[Made]:
-    sources = [Source(text, f"{place}".encode() if keys is None else keys[place]) for place, text in enumerate(texts)]
+    sources = [
+        Source(text, f"{place}".encode() if keys is None else keys[place]) for place, text in enumerate(texts)
+    ]
     found = dict(leg.start(CPU, AugmentSettings(seed=seed))(sources))
     assert sorted(found) == list(range(len(texts)))
     return [found[place] for place in range(len(texts))]
@@ -51,7 +53,9 @@ def test_every_source_becomes_what_it_becomes_alone(folder):
         one = leg(folder, batch_tokens=60, **options)
         whole = made(one, SENTENCES)
         assert all(len(each.texts) == one.makes and each.reason is None for each in whole)
-        assert [made(one, [text], keys=[f"{place}".encode()])[0] for place, text in enumerate(SENTENCES)] == whole
+        assert [
+            made(one, [text], keys=[f"{place}".encode()])[0] for place, text in enumerate(SENTENCES)
+        ] == whole
         assert made(one, SENTENCES) == whole
 
 
@@ -59,7 +63,7 @@ def test_draws_go_by_seed_key_hypothesis_and_place_in_the_chain(folder):
     texts = [SENTENCES[0]] * 3
     sampled = leg(folder, decoding=SAMPLE)
     base = made(sampled, texts)
-    assert len({each.texts for each in base}) > 1                          # other keys, other draws
+    assert len({each.texts for each in base}) > 1  # other keys, other draws
     assert made(sampled, texts[::-1], keys=[b"2", b"1", b"0"]) == base[::-1]
     assert made(sampled, texts, keys=[b"7"] * 3) == [made(sampled, texts[:1], keys=[b"7"])[0]] * 3
     assert made(sampled, texts, seed=1) != base
@@ -70,7 +74,9 @@ def test_equal_texts_are_translated_once(folder):
     working = leg(folder).start(CPU, AugmentSettings())
     found = dict(working([Source(text, b"%d" % place) for place, text in enumerate(SENTENCES * 3)]))
     once = leg(folder).start(CPU, AugmentSettings())
-    assert [found[place] for place in range(len(SENTENCES))] == [found[place + len(SENTENCES)] for place in range(len(SENTENCES))]
+    assert [found[place] for place in range(len(SENTENCES))] == [
+        found[place + len(SENTENCES)] for place in range(len(SENTENCES))
+    ]
     assert dict(once([Source(text, b"") for text in SENTENCES]))[0] == found[0]
     assert working.effort.tokens_in == once.effort.tokens_in > 0
     assert (working.effort.texts, once.effort.texts) == (3 * len(SENTENCES), len(SENTENCES))
@@ -80,7 +86,9 @@ def test_equal_texts_are_translated_once(folder):
 
 
 def test_a_text_over_the_limit_and_one_without_words_are_told_apart(folder):
-    long, blank, usual = made(leg(folder, max_length=12, decoding=SAMPLE), [" ".join(SENTENCES), " ", SENTENCES[4]])
+    long, blank, usual = made(
+        leg(folder, max_length=12, decoding=SAMPLE), [" ".join(SENTENCES), " ", SENTENCES[4]]
+    )
     assert long == Made(reason="too_long_for_model")
     assert blank == Made(("", ""))
     assert len(usual.texts) == 2
@@ -97,18 +105,36 @@ def test_a_leg_travels_and_its_identity_is_what_decides_its_texts(folder, tmp_pa
     assert made(pickle.loads(pickle.dumps(relative)), SENTENCES[:1]) == made(leg(folder), SENTENCES[:1])
     base = digest_of(leg(folder).identity())
     assert digest_of(relative.identity()) == base
-    for alike in ({"batch_tokens": 99}, {"workers": 3}, {"decoding": {"temperature": 2.0}}, {"decoding": {"beams": 7}}):
+    for alike in (
+        {"batch_tokens": 99},
+        {"workers": 3},
+        {"decoding": {"temperature": 2.0}},
+        {"decoding": {"beams": 7}},
+    ):
         assert digest_of(leg(folder, **alike).identity()) == base, alike
-    for other in ({"prefix": "x"}, {"max_length": 20}, {"decoding": {"max_extra": 3}}, {"decoding": {"method": "beam"}}, {"decoding": SAMPLE}):
+    for other in (
+        {"prefix": "x"},
+        {"max_length": 20},
+        {"decoding": {"max_extra": 3}},
+        {"decoding": {"method": "beam"}},
+        {"decoding": SAMPLE},
+    ):
         assert digest_of(leg(folder, **other).identity()) != base, other
     assert digest_of(leg(save_translator(tmp_path, "t5", seed=9)).identity()) != base
 
 
 def test_chains_of_models_multiply_their_hypotheses(folder):
-    chain = augmenter(*[{"path": str(folder), "decoding": {"method": "sample", "hypotheses": count}} for count in (2, 1, 3)])
+    chain = augmenter(
+        *[{"path": str(folder), "decoding": {"method": "sample", "hypotheses": count}} for count in (2, 1, 3)]
+    )
     assert chain.variants == 6
     assert [each.makes for each in chain.legs()] == [2, 1, 3]
-    assert augmenter({"path": "models/nllb/", "source": "eng_Latn", "target": "deu_Latn"}, "opus-mt-de-en").legs()[0].title == "eng_Latn-deu_Latn"
+    assert (
+        augmenter({"path": "models/nllb/", "source": "eng_Latn", "target": "deu_Latn"}, "opus-mt-de-en")
+        .legs()[0]
+        .title
+        == "eng_Latn-deu_Latn"
+    )
     assert augmenter("hub/opus-mt-de-en").legs()[0].title == "opus-mt-de-en"
 
 
@@ -118,7 +144,11 @@ def test_bad_options_and_models_are_said_before_any_work(folder, tmp_path):
     with pytest.raises(ConfigError, match="beems"):
         built(load_settings(AugmentSettings, wrong))
     with pytest.raises(ConfigError, match="legs"):
-        built(AugmentSettings.model_validate({"variants": {"back": {"method": "back_translation", "options": {"legs": []}}}}))
+        built(
+            AugmentSettings.model_validate(
+                {"variants": {"back": {"method": "back_translation", "options": {"legs": []}}}}
+            )
+        )
     with pytest.raises(ModelError, match="nothing-here"):
         augmenter({"path": str(folder)}, {"path": str(tmp_path / "nothing-here")}).check()
     augmenter({"path": str(folder)}).check()
@@ -127,7 +157,11 @@ def test_bad_options_and_models_are_said_before_any_work(folder, tmp_path):
 @pytest.mark.skipif("MANTA_EVAL_MODELS" not in os.environ, reason="needs the trained translation models")
 def test_trained_models_say_a_caption_in_other_words():
     models = Path(os.environ["MANTA_EVAL_MODELS"])
-    texts = ["A man in a blue shirt is standing on a ladder cleaning a window.", "Two young boys are playing football on the grass.", "A dog runs through the snow."]
+    texts = [
+        "A man in a blue shirt is standing on a ladder cleaning a window.",
+        "Two young boys are playing football on the grass.",
+        "A dog runs through the snow.",
+    ]
     for one in augmenter(*(str(models / f"translation-{pair}") for pair in ("en-de", "de-en"))).legs():
         texts = [each.texts[0] for each in made(one, texts)]
         assert any(("Mann" if one.title == "translation-en-de" else "man") in text for text in texts)

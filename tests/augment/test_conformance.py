@@ -22,7 +22,13 @@ from tests.models.folders import folder_of_language_model
 
 Options = dict[str, JsonValue]
 EVAL_MODELS = os.environ.get("MANTA_EVAL_MODELS")
-TEXTS = (*SENTENCES, ["..."], ["a"] * 5, [f"word{number}" for number in range(300)], ["«Ärger»", "déjà", "vu", "हिन्दी", "日本", "-", "don't", "3.14", "A.B."])
+TEXTS = (
+    *SENTENCES,
+    ["..."],
+    ["a"] * 5,
+    [f"word{number}" for number in range(300)],
+    ["«Ärger»", "déjà", "vu", "हिन्दी", "日本", "-", "don't", "3.14", "A.B."],
+)
 
 pytestmark = pytest.mark.parametrize("name", AUGMENTERS.names())
 
@@ -44,9 +50,17 @@ def copy_translators(folder: Path) -> None:
 
 SYNONYMS = Needs(write_thesaurus, lambda folder: {"synonyms": str(folder / "thesaurus.tsv")})
 NEEDED = {
-    "synonym": SYNONYMS, "insert": SYNONYMS, "eda": SYNONYMS,
-    "masked_lm": Needs(lambda folder: folder_of_language_model(folder / "model"), lambda folder: {"model": str(folder / "model")}),
-    "back_translation": Needs(copy_translators, lambda folder: {"legs": [{"path": str(folder / pair)} for pair in ("en-de", "de-en")]}),
+    "synonym": SYNONYMS,
+    "insert": SYNONYMS,
+    "eda": SYNONYMS,
+    "masked_lm": Needs(
+        lambda folder: folder_of_language_model(folder / "model"),
+        lambda folder: {"model": str(folder / "model")},
+    ),
+    "back_translation": Needs(
+        copy_translators,
+        lambda folder: {"legs": [{"path": str(folder / pair)} for pair in ("en-de", "de-en")]},
+    ),
 }
 NOTHING = Needs(lambda folder: None, lambda folder: {})
 
@@ -80,7 +94,9 @@ def made(name: str, options: Options) -> Augmenter:
 def edited(augmenter: WordAugmenter, rows: list[tuple[int, int]]) -> list[Words]:
     """A variant of each (place in TEXTS, number)."""
     edit = augmenter.start()
-    return [edit(TEXTS[place], draws(0, augmenter.__class__.__name__, place, number)) for place, number in rows]
+    return [
+        edit(TEXTS[place], draws(0, augmenter.__class__.__name__, place, number)) for place, number in rows
+    ]
 
 
 def test_it_says_what_it_makes_and_what_its_options_are(name: str):
@@ -104,7 +120,9 @@ def test_an_unknown_option_is_refused(name: str, options: Options):
         made(name, {**options, "colour": "red"})
 
 
-def test_it_is_known_by_the_content_of_its_files_not_by_their_place(name: str, options: Options, kept: Callable[[str], Path], tmp_path: Path):
+def test_it_is_known_by_the_content_of_its_files_not_by_their_place(
+    name: str, options: Options, kept: Callable[[str], Path], tmp_path: Path
+):
     files = [file for file in kept(name).rglob("*") if file.suffix in (".tsv", ".safetensors")]
     if not files:
         pytest.skip("it names no files")
@@ -124,7 +142,9 @@ def test_it_is_known_by_the_content_of_its_files_not_by_their_place(name: str, o
 def test_words_stay_words_and_at_least_one_is_left(name: str, options: Options):
     augmenter = of_words(name, options)
     before = pickle.dumps(TEXTS)
-    for variant in edited(augmenter, [(place, number) for place in range(len(TEXTS)) for number in range(30)]):
+    for variant in edited(
+        augmenter, [(place, number) for place in range(len(TEXTS)) for number in range(30)]
+    ):
         assert variant
         assert all(word and word.split() == [word] for word in variant)
     assert pickle.dumps(TEXTS) == before
@@ -174,7 +194,9 @@ def taken_through(augmenter: ModelAugmenter, places: Any) -> list[Made]:
             assert (len(one.texts) == leg.makes) if one.reason is None else not one.texts
         assert model.effort.tokens_in > 0
         found = [done[place] for place in range(len(sources))]
-        sources = [Source((one.texts or ("",))[0], source.key) for one, source in zip(found, sources, strict=True)]
+        sources = [
+            Source((one.texts or ("",))[0], source.key) for one, source in zip(found, sources, strict=True)
+        ]
     return found
 
 

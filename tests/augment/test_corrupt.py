@@ -14,7 +14,10 @@ WORDS = [str(number) for number in range(20)]
 
 def gone(omit: float, span: int = 1, times: int = 3_000) -> np.ndarray:
     """(times, 20) bool."""
-    left = [set(variant) for _, variant in variants(method("corrupt", omit=omit, swap=0, span=span), [WORDS], times)]
+    left = [
+        set(variant)
+        for _, variant in variants(method("corrupt", omit=omit, swap=0, span=span), [WORDS], times)
+    ]
     return np.array([[word not in each for word in WORDS] for each in left])
 
 

@@ -14,10 +14,16 @@ def is_part(part: list[str], words: list[str]) -> bool:
     return all(word in rest for word in part)
 
 
-@pytest.mark.parametrize(("options", "gone"), [
-    ({}, lambda words: max(1, round(0.1 * words))), ({"share": 0.3}, lambda words: max(1, round(0.3 * words))), ({"words": 1}, lambda words: 1),
-    ({"words": 4}, lambda words: 4), ({"share": 1.0}, lambda words: words),
-])
+@pytest.mark.parametrize(
+    ("options", "gone"),
+    [
+        ({}, lambda words: max(1, round(0.1 * words))),
+        ({"share": 0.3}, lambda words: max(1, round(0.3 * words))),
+        ({"words": 1}, lambda words: 1),
+        ({"words": 4}, lambda words: 4),
+        ({"share": 1.0}, lambda words: words),
+    ],
+)
 def test_so_many_words_are_gone_and_one_stays(options, gone):
     for words, variant in variants(method("delete", **options)):
         assert len(variant) == max(1, len(words) - gone(len(words)))
@@ -26,6 +32,8 @@ def test_so_many_words_are_gone_and_one_stays(options, gone):
 
 def test_every_word_is_as_likely_to_go():
     words = [str(number) for number in range(8)]
-    left = Counter(word for _, variant in variants(method("delete", words=3), [words], 4_000) for word in variant)
+    left = Counter(
+        word for _, variant in variants(method("delete", words=3), [words], 4_000) for word in variant
+    )
     assert sum(left.values()) == 5 * 4_000
     assert chisquare([left[word] for word in words]).pvalue > 0.001

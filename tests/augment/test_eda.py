@@ -8,12 +8,33 @@ from scipy.stats import binomtest, chisquare
 from pipeline.errors import ConfigError
 from tests.augment.edits import method, variants, write_thesaurus
 
-WORDS = ["a", "big", "dog", "sees", "the", "small", "house", "near", "grass", "today", "while", "many", "people", "sleep", "quietly", "there"]        # 16: n = 2
+WORDS = [
+    "a",
+    "big",
+    "dog",
+    "sees",
+    "the",
+    "small",
+    "house",
+    "near",
+    "grass",
+    "today",
+    "while",
+    "many",
+    "people",
+    "sleep",
+    "quietly",
+    "there",
+]  # 16: n = 2
 
 
 @pytest.fixture
 def file(tmp_path) -> str:
-    return str(write_thesaurus(tmp_path, {"big": "large", "dog": "hound", "small": "tiny", "house": "home", "grass": "lawn"}))
+    return str(
+        write_thesaurus(
+            tmp_path, {"big": "large", "dog": "hound", "small": "tiny", "house": "home", "grass": "lawn"}
+        )
+    )
 
 
 def operation(variant: list[str]) -> str:
@@ -27,13 +48,22 @@ def operation(variant: list[str]) -> str:
 
 
 def found(file: str, times: int = 4_000, **options: object) -> list[tuple[str, list[str]]]:
-    return [(operation(variant), variant) for _, variant in variants(method("eda", synonyms=file, **options), [WORDS], times)]
+    return [
+        (operation(variant), variant)
+        for _, variant in variants(method("eda", synonyms=file, **options), [WORDS], times)
+    ]
 
 
 def test_every_operation_occurs_as_often(file):
     counts = Counter(name for name, _ in found(file))
-    still = 0.9 ** len(WORDS)                           # of deletions, and one exchange in 120 is undone by the second
-    expected = {"synonym": 1000, "insert": 1000, "swap": 1000 * (1 - 1 / 120), "delete": 1000 * (1 - still), "nothing": 1000 * (still + 1 / 120)}
+    still = 0.9 ** len(WORDS)  # of deletions, and one exchange in 120 is undone by the second
+    expected = {
+        "synonym": 1000,
+        "insert": 1000,
+        "swap": 1000 * (1 - 1 / 120),
+        "delete": 1000 * (1 - still),
+        "nothing": 1000 * (still + 1 / 120),
+    }
     assert chisquare([counts[name] for name in expected], list(expected.values())).pvalue > 0.001
 
 
@@ -66,4 +96,7 @@ def test_weights_that_draw_nothing_are_refused(weights):
 
 
 def test_one_word_stays():
-    assert all(variant for _, variant in variants(method("eda", share=1.0, weights={"delete": 1, "swap": 1}), times=50))
+    assert all(
+        variant
+        for _, variant in variants(method("eda", share=1.0, weights={"delete": 1, "swap": 1}), times=50)
+    )

@@ -10,21 +10,32 @@ from tests.augment.edits import THESAURUS, method, variants, write_thesaurus
 
 @pytest.fixture
 def file(tmp_path) -> str:
-    return str(write_thesaurus(tmp_path, {word: others for word, others in THESAURUS.items() if word != "house"}))
+    return str(
+        write_thesaurus(tmp_path, {word: others for word, others in THESAURUS.items() if word != "house"})
+    )
 
 
-@pytest.mark.parametrize(("options", "wanted"), [({}, lambda words: max(1, round(0.1 * words))), ({"times": 4}, lambda words: 4)])
+@pytest.mark.parametrize(
+    ("options", "wanted"), [({}, lambda words: max(1, round(0.1 * words))), ({"times": 4}, lambda words: 4)]
+)
 def test_so_many_synonyms_of_its_words_are_new(file, options, wanted):
     for words, variant in variants(method("insert", synonyms=file, **options)):
         new = Counter(variant) - Counter(words)
-        possible = {other for word in words for other in THESAURUS.get(word.strip(".,").removesuffix("'s"), "").split(",")} - {""}
+        possible = {
+            other
+            for word in words
+            for other in THESAURUS.get(word.strip(".,").removesuffix("'s"), "").split(",")
+        } - {""}
         assert not Counter(words) - Counter(variant)
         assert set(new) <= possible
         assert new.total() == (wanted(len(words)) if possible else 0)
 
 
 def test_every_place_word_and_synonym_is_as_likely(file):
-    found = Counter(tuple(variant) for _, variant in variants(method("insert", synonyms=file), [["the", "big", "red", "thing"]], 5_000))
+    found = Counter(
+        tuple(variant)
+        for _, variant in variants(method("insert", synonyms=file), [["the", "big", "red", "thing"]], 5_000)
+    )
     assert len(found) == 10
     assert chisquare(list(found.values())).pvalue > 0.001
 
@@ -36,4 +47,7 @@ def test_a_synonym_of_several_words_is_several_words(tmp_path):
 
 
 def test_a_text_without_such_words_stays(file):
-    assert all(variant == words for words, variant in variants(method("insert", synonyms=file), [["of", "the"], ["Snow"], []]))
+    assert all(
+        variant == words
+        for words, variant in variants(method("insert", synonyms=file), [["of", "the"], ["Snow"], []])
+    )

@@ -15,9 +15,29 @@ from hypothesis import strategies as st
 from pipeline.augment.keep import REASONS, Candidates, Judged, comparable, judge, repetitions
 from pipeline.settings.augment import KeepSettings
 
-ALL = KeepSettings(identical=True, duplicates=True, length_ratio=None, repeats=None)       # no test but the one for nothing at all
+ALL = KeepSettings(
+    identical=True, duplicates=True, length_ratio=None, repeats=None
+)  # no test but the one for nothing at all
 TEXT = "Two young men, outside, play with a wooden toy."
-WORDS = st.sampled_from(["toy", "Toy", "wooden", "very", "good", "a", "straße", "STRASSE", ",", ".", "?!", "don't", "\u00a0", "ﬁne", "x"])
+WORDS = st.sampled_from(
+    [
+        "toy",
+        "Toy",
+        "wooden",
+        "very",
+        "good",
+        "a",
+        "straße",
+        "STRASSE",
+        ",",
+        ".",
+        "?!",
+        "don't",
+        "\u00a0",
+        "ﬁne",
+        "x",
+    ]
+)
 SENTENCES = st.lists(WORDS, min_size=0, max_size=9).map(" ".join)
 
 
@@ -27,14 +47,20 @@ def strings(values: list[str | None]) -> pa.Array:
 
 def one(text: str, variant: str | None, vectors: Any = None, **keep: Any) -> str | None:
     """Its reason; None where it is kept."""
-    judged = judge(strings([text]), {"a": Candidates(strings([variant]), pa.nulls(1, pa.string()), ALL.model_copy(update=keep))}, vectors)
+    judged = judge(
+        strings([text]),
+        {"a": Candidates(strings([variant]), pa.nulls(1, pa.string()), ALL.model_copy(update=keep))},
+        vectors,
+    )
     return judged["a"].reasons[0].as_py()
 
 
 def spelled(text: str) -> str:
     """The oracle of what texts are compared by, a character at a time."""
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join("".join(sign for sign in folded if not unicodedata.category(sign).startswith("P")).split())
+    return " ".join(
+        "".join(sign for sign in folded if not unicodedata.category(sign).startswith("P")).split()
+    )
 
 
 def counted(text: str, run: int) -> tuple[int, int]:
@@ -49,30 +75,49 @@ def counted(text: str, run: int) -> tuple[int, int]:
 def test_what_is_compared_and_what_repeats_is_what_a_plain_program_finds(texts: list[str], run: int):
     assert comparable(strings(texts)).to_pylist() == [spelled(text) for text in texts]
     words, runs = repetitions(strings([text or "x" for text in texts]), run)
-    assert list(zip(words.tolist(), runs.tolist(), strict=True)) == [counted(text or "x", run) if text.strip() else (0, int(run == 1)) for text in texts]
+    assert list(zip(words.tolist(), runs.tolist(), strict=True)) == [
+        counted(text or "x", run) if text.strip() else (0, int(run == 1)) for text in texts
+    ]
 
 
-@pytest.mark.parametrize(("variant", "keep", "reason"), [
-    ("Two young men play outside with a toy of wood.", {}, None),
-    (None, {}, "empty"), ("", {}, "empty"), (" \u00a0\n", {}, "empty"), (" . ...", {}, "empty"),
-    ("two  young MEN outside play with a wooden toy", {}, None), ("two  young MEN outside play with a wooden toy", {"identical": False}, "identical"),
-    ("Two young women, outside, play with a wooden toy.", {"identical": False}, None),
-    ("Two men play", {"length_ratio": (0.5, 2)}, "too_short"), ("Two men play", {"length_ratio": (12 / 47, 2)}, None), ("x" * 94, {"length_ratio": (0.5, 2)}, None),
-    ("x" * 95, {"length_ratio": (0.5, 2)}, "too_long"),
-    ("Two men play with a wooden toy toy .", {"repeats": 2}, "repetition"), ("Two men play with a wooden toy Toy.", {"repeats": 9}, "repetition"),
-    ("Two men play with a toy, toy of wood.", {"repeats": 2}, None), ("a toy and a toy and a toy and a ball", {"repeats": 2, "repeat_words": 2}, "repetition"),
-    ("a toy and a toy and a toy and a ball", {"repeats": 3, "repeat_words": 2}, None), ("a toy and a toy and a ball", {"repeats": 2, "repeat_words": 3}, None),
-    ("a toy and a toy and a toy and a toy", {"repeats": 2, "repeat_words": 3}, "repetition"),
-])
+@pytest.mark.parametrize(
+    ("variant", "keep", "reason"),
+    [
+        ("Two young men play outside with a toy of wood.", {}, None),
+        (None, {}, "empty"),
+        ("", {}, "empty"),
+        (" \u00a0\n", {}, "empty"),
+        (" . ...", {}, "empty"),
+        ("two  young MEN outside play with a wooden toy", {}, None),
+        ("two  young MEN outside play with a wooden toy", {"identical": False}, "identical"),
+        ("Two young women, outside, play with a wooden toy.", {"identical": False}, None),
+        ("Two men play", {"length_ratio": (0.5, 2)}, "too_short"),
+        ("Two men play", {"length_ratio": (12 / 47, 2)}, None),
+        ("x" * 94, {"length_ratio": (0.5, 2)}, None),
+        ("x" * 95, {"length_ratio": (0.5, 2)}, "too_long"),
+        ("Two men play with a wooden toy toy .", {"repeats": 2}, "repetition"),
+        ("Two men play with a wooden toy Toy.", {"repeats": 9}, "repetition"),
+        ("Two men play with a toy, toy of wood.", {"repeats": 2}, None),
+        ("a toy and a toy and a toy and a ball", {"repeats": 2, "repeat_words": 2}, "repetition"),
+        ("a toy and a toy and a toy and a ball", {"repeats": 3, "repeat_words": 2}, None),
+        ("a toy and a toy and a ball", {"repeats": 2, "repeat_words": 3}, None),
+        ("a toy and a toy and a toy and a toy", {"repeats": 2, "repeat_words": 3}, "repetition"),
+    ],
+)
 def test_each_test_on_its_own(variant: str | None, keep: dict[str, Any], reason: str | None):
     assert one(TEXT, variant, **keep) == reason
 
 
-@pytest.mark.parametrize(("text", "variant", "reason"), [
-    ("A very very good day.", "A Very very good day", None), ("A very very good day.", "A really, a really really nice day", None),
-    ("A very very good day.", "A very very very good day", "repetition"), ("no no no, no no no, no no no, no no no", "no no no. no no no. no no no. no no no.", None),
-    ("I like this. It is good.", "I like it. It is good.", None),
-])
+@pytest.mark.parametrize(
+    ("text", "variant", "reason"),
+    [
+        ("A very very good day.", "A Very very good day", None),
+        ("A very very good day.", "A really, a really really nice day", None),
+        ("A very very good day.", "A very very very good day", "repetition"),
+        ("no no no, no no no, no no no, no no no", "no no no. no no no. no no no. no no no.", None),
+        ("I like this. It is good.", "I like it. It is good.", None),
+    ],
+)
 def test_a_variant_may_repeat_as_much_as_its_text(text: str, variant: str, reason: str | None):
     assert one(text, variant, repeats=2) == reason
 
@@ -85,10 +130,16 @@ def test_a_text_of_punctuation_alone_may_have_a_variant_of_punctuation_alone():
 def angles(texts: list[str]) -> np.ndarray:
     """A text is the degrees of its vector, whose length is another each time; what is no number has none."""
     degrees = np.array([float(text) if text.isdigit() else np.nan for text in texts])
-    return np.stack([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))], 1) * (1 + np.arange(len(texts)))[:, None]
+    return (
+        np.stack([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))], 1)
+        * (1 + np.arange(len(texts)))[:, None]
+    )
 
 
-@pytest.mark.parametrize(("variant", "reason"), [("30", None), ("60", None), ("61", "unlike"), ("29", "alike"), ("180", "unlike"), ("none", "unlike")])
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [("30", None), ("60", None), ("61", "unlike"), ("29", "alike"), ("180", "unlike"), ("none", "unlike")],
+)
 def test_cosines_at_the_bounds_are_kept(variant: str, reason: str | None):
     bounds = (np.cos(np.pi / 3) - 1e-12, np.cos(np.pi / 6) + 1e-12)
     assert one("0", variant, angles, similarity=bounds) == reason
@@ -105,16 +156,24 @@ def test_the_encoder_is_asked_once_for_distinct_texts_and_only_about_what_is_sti
         asked.append(texts)
         return angles(texts)
 
-    bounded, none = ALL.model_copy(update={"similarity": (0.5, 0.99), "identical": False}), pa.nulls(4, pa.string())
+    bounded, none = (
+        ALL.model_copy(update={"similarity": (0.5, 0.99), "identical": False}),
+        pa.nulls(4, pa.string()),
+    )
     made = {
-        "a": Candidates(strings(["20", "10", None, "90"]), none, bounded), "b": Candidates(strings(["30", "20", "20", "33"]), none, bounded),
+        "a": Candidates(strings(["20", "10", None, "90"]), none, bounded),
+        "b": Candidates(strings(["30", "20", "20", "33"]), none, bounded),
         "c": Candidates(strings(["77", "78", "79", "80"]), none, ALL),
     }
     judged = judge(strings(["10", "10", "0", "44"]), made, vectors)
     assert asked == [["10", "44", "20", "90", "0", "30", "33"]]
     assert judged["a"].reasons.to_pylist() == [None, "identical", "empty", None]
-    assert judged["a"].similarity.to_pylist() == pytest.approx([np.cos(np.radians(10)), None, None, np.cos(np.radians(46))], abs=1e-6)
-    assert judged["b"].similarity.to_pylist() == pytest.approx([np.cos(np.radians(degrees)) for degrees in (20, 10, 20, 11)], abs=1e-6)
+    assert judged["a"].similarity.to_pylist() == pytest.approx(
+        [np.cos(np.radians(10)), None, None, np.cos(np.radians(46))], abs=1e-6
+    )
+    assert judged["b"].similarity.to_pylist() == pytest.approx(
+        [np.cos(np.radians(degrees)) for degrees in (20, 10, 20, 11)], abs=1e-6
+    )
     assert judged["c"].similarity.null_count == 4
 
 
@@ -125,18 +184,27 @@ def test_without_anything_left_the_encoder_is_not_asked():
 def test_of_equal_variants_of_a_row_the_first_that_is_kept_stays():
     none, keep = pa.nulls(4, pa.string()), ALL.model_copy(update={"duplicates": False})
     made = {
-        "a": Candidates(strings(["one", "one", "two two", "one"]), none, keep.model_copy(update={"repeats": 2})),
-        "b": Candidates(strings(["One!", "two", "two two", "two"]), none, keep), "c": Candidates(strings(["one", "two", "two two", "x"]), none, ALL),
+        "a": Candidates(
+            strings(["one", "one", "two two", "one"]), none, keep.model_copy(update={"repeats": 2})
+        ),
+        "b": Candidates(strings(["One!", "two", "two two", "two"]), none, keep),
+        "c": Candidates(strings(["one", "two", "two two", "x"]), none, ALL),
         "d": Candidates(strings(["three", "ONE", "Two two", "two."]), none, keep),
     }
     judged = judge(strings(["a b c", "a b c", "a b c", "a b c"]), made)
     assert judged["b"].reasons.to_pylist() == ["duplicate", None, None, None]
-    assert judged["c"].reasons.to_pylist() == [None, None, None, None]                     # who keeps duplicates keeps this one
+    assert judged["c"].reasons.to_pylist() == [None, None, None, None]  # who keeps duplicates keeps this one
     assert judged["d"].reasons.to_pylist() == [None, "duplicate", "duplicate", "duplicate"]
 
 
 def test_the_method_s_own_reason_stands():
-    made = {"a": Candidates(strings([None, "half a sent", "fine"]), pa.array(["too_long_for_model", "cut_off", None]), KeepSettings(identical=True))}
+    made = {
+        "a": Candidates(
+            strings([None, "half a sent", "fine"]),
+            pa.array(["too_long_for_model", "cut_off", None]),
+            KeepSettings(identical=True),
+        )
+    }
     judged = judge(strings(["long", "a sentence", "fine"]), made)["a"]
     assert judged.reasons.to_pylist() == ["too_long_for_model", "cut_off", None]
     assert judged.rejected.to_pylist() == [None, "half a sent", None]
@@ -154,22 +222,49 @@ def test_a_variant_in_another_language_is_found():
     assert language(TEXT, "Deux jeunes hommes jouent dehors avec un jouet.") == "language"
 
 
-@given(st.lists(st.tuples(SENTENCES, st.none() | SENTENCES, st.none() | SENTENCES, st.none() | st.just("too_long_for_model")), min_size=1, max_size=8),
-       st.booleans(), st.booleans(), st.sampled_from([None, (0.5, 2.0)]), st.sampled_from([None, 1, 2]))
-def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbours(rows: list[Any], identical: bool, duplicates: bool, ratio: Any, repeats: Any):
-    keep = KeepSettings(identical=identical, duplicates=duplicates, length_ratio=ratio, repeats=repeats, similarity=(0.1, 0.9))
+@given(
+    st.lists(
+        st.tuples(
+            SENTENCES, st.none() | SENTENCES, st.none() | SENTENCES, st.none() | st.just("too_long_for_model")
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, (0.5, 2.0)]),
+    st.sampled_from([None, 1, 2]),
+)
+def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbours(
+    rows: list[Any], identical: bool, duplicates: bool, ratio: Any, repeats: Any
+):
+    keep = KeepSettings(
+        identical=identical, duplicates=duplicates, length_ratio=ratio, repeats=repeats, similarity=(0.1, 0.9)
+    )
     texts, left, right, own = (list(column) for column in zip(*rows, strict=True))
 
     def found(places: slice) -> dict[str, Judged]:
         reasons, none = pa.array(own[places], pa.string()), pa.nulls(len(own[places]))
-        made = {"a": Candidates(strings(left[places]), reasons, keep), "b": Candidates(strings(right[places]), none, keep)}
-        return judge(strings(texts[places]), made, lambda asked: np.array([[len(text), text.count("o"), 1] for text in asked], float))
+        made = {
+            "a": Candidates(strings(left[places]), reasons, keep),
+            "b": Candidates(strings(right[places]), none, keep),
+        }
+        return judge(
+            strings(texts[places]),
+            made,
+            lambda asked: np.array([[len(text), text.count("o"), 1] for text in asked], float),
+        )
 
     judged = found(slice(None))
     alone = [found(slice(place, place + 1)) for place in range(len(rows))]
     for label, given_variants in (("a", left), ("b", right)):
-        columns = [getattr(judged[label], name).to_pylist() for name in ("kept", "rejected", "reasons", "similarity")]
-        assert columns == [[getattr(each[label], name)[0].as_py() for each in alone] for name in ("kept", "rejected", "reasons", "similarity")]
+        columns = [
+            getattr(judged[label], name).to_pylist() for name in ("kept", "rejected", "reasons", "similarity")
+        ]
+        assert columns == [
+            [getattr(each[label], name)[0].as_py() for each in alone]
+            for name in ("kept", "rejected", "reasons", "similarity")
+        ]
         for variant, kept, rejected, reason in zip(given_variants, *columns[:3], strict=True):
             assert (kept, rejected) == ((variant, None) if reason is None else (None, variant))
             assert reason in (None, "too_long_for_model", *REASONS)
@@ -178,6 +273,9 @@ def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbou
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_types_do_not_depend_on_the_rows(rows: int):
-    judged = judge(strings(["a b"] * rows), {"a": Candidates(pa.array(["b a"] * rows, pa.string()), pa.nulls(rows), KeepSettings())})["a"]
+    judged = judge(
+        strings(["a b"] * rows),
+        {"a": Candidates(pa.array(["b a"] * rows, pa.string()), pa.nulls(rows), KeepSettings())},
+    )["a"]
     assert [judged.kept.type, judged.rejected.type] == [pa.large_string()] * 2
     assert (judged.reasons.type, judged.similarity.type) == (pa.string(), pa.float32())

@@ -15,7 +15,11 @@ from pipeline.errors import ConfigError
 from pipeline.settings.augment import KeepSettings
 
 pytest.importorskip("py3langid")
-TEXTS = {"en": "A man is riding a bicycle along the street.", "de": "Ein Mann fährt mit dem Fahrrad die Straße entlang.", "fr": "Un homme fait du vélo dans la rue."}
+TEXTS = {
+    "en": "A man is riding a bicycle along the street.",
+    "de": "Ein Mann fährt mit dem Fahrrad die Straße entlang.",
+    "fr": "Un homme fait du vélo dans la rue.",
+}
 
 
 def test_each_choice_of_languages_is_one_s_own_whatever_other_threads_ask_for():
@@ -23,7 +27,9 @@ def test_each_choice_of_languages_is_one_s_own_whatever_other_threads_ask_for():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda among: languages_of(list(TEXTS.values()), among), choices))
     for among, languages in zip(choices, found, strict=True):
-        assert [one for one, right in zip(languages, TEXTS, strict=True) if right in (among or TEXTS)] == [right for right in TEXTS if right in (among or TEXTS)]
+        assert [one for one, right in zip(languages, TEXTS, strict=True) if right in (among or TEXTS)] == [
+            right for right in TEXTS if right in (among or TEXTS)
+        ]
         assert set(languages) <= set(among or TEXTS)
 
 
@@ -38,7 +44,9 @@ def test_an_unknown_code_is_told_with_those_that_are_known():
 @pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="needs the evaluation data")
 @pytest.mark.parametrize("other", ["de", "fr", "cs"])
 def test_one_caption_in_two_hundred_at_most_is_taken_for_the_other_language(other: str):
-    table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "parallel" / f"multi30k.en-{other}.parquet").slice(0, 2_000)
+    table = pq.read_table(
+        Path(os.environ["MANTA_EVAL_DATA"]) / "parallel" / f"multi30k.en-{other}.parquet"
+    ).slice(0, 2_000)
     for column, right in (("src", "en"), ("tgt", other)):
         found = languages_of(table[column].to_pylist(), ("en", other))
         assert found.count(right) >= 0.995 * len(found)
@@ -47,5 +55,7 @@ def test_one_caption_in_two_hundred_at_most_is_taken_for_the_other_language(othe
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     language._loaded.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    with pytest.raises(ConfigError, match=r"py3langid.*not installed; pip install 'manta-embeddings\[augment\]'"):
+    with pytest.raises(
+        ConfigError, match=r"py3langid.*not installed; pip install 'manta-embeddings\[augment\]'"
+    ):
         check_languages(("en",), "augment.keep.language")

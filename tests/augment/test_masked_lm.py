@@ -25,7 +25,16 @@ from tests.models.folders import LONG, TEXTS, edit_json, folder_of_language_mode
 
 FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "electra")
 SENTENCE = "A man reads the book, and two dogs run on the grass."
-SENTENCES = (SENTENCE, "The girl cleans a window.", "Dogs", "", "... --", "the cat's café — déjà vu!", *TEXTS[:2], "the lazy dog " * 6)
+SENTENCES = (
+    SENTENCE,
+    "The girl cleans a window.",
+    "Dogs",
+    "",
+    "... --",
+    "the cat's café — déjà vu!",
+    *TEXTS[:2],
+    "the lazy dog " * 6,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +55,23 @@ def spread(path: Path) -> Path:
 
 
 def working(path: Path | str, *, seed: int = 0, batch_tokens: int = 512, **options: object) -> Guessing:
-    augmenter = validated(MaskedLM, {"model": {"path": str(path), "batch_tokens": batch_tokens}, **options}, "masked_lm")
+    augmenter = validated(
+        MaskedLM, {"model": {"path": str(path), "batch_tokens": batch_tokens}, **options}, "masked_lm"
+    )
     augmenter.check()
     found = pickle.loads(pickle.dumps(augmenter)).legs()[0].start(Device("cpu"), AugmentSettings(seed=seed))
     assert isinstance(found, Guessing)
     return found
 
 
-def made(model: Guessing, texts: Sequence[str] = SENTENCES, keys: Sequence[bytes] | None = None) -> list[Made]:
+def made(
+    model: Guessing, texts: Sequence[str] = SENTENCES, keys: Sequence[bytes] | None = None
+) -> list[Made]:
     """In the order of the texts; each comes once."""
-    sources = [Source(text, key) for text, key in zip(texts, keys or [bytes([place]) for place in range(len(texts))], strict=True)]
+    sources = [
+        Source(text, key)
+        for text, key in zip(texts, keys or [bytes([place]) for place in range(len(texts))], strict=True)
+    ]
     found = list(model(sources))
     assert sorted(place for place, _ in found) == list(range(len(texts)))
     return [one for _, one in sorted(found, key=lambda each: each[0])]
@@ -71,7 +87,10 @@ def changed(text: str, variant: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_likeliest_guess_is_that_of_transformers_for_one_mask_in_the_place_of_the_word(folders, family):
     path = folders[family]
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(path), transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
+    tokenizer, model = (
+        transformers.AutoTokenizer.from_pretrained(path),
+        transformers.AutoModelForMaskedLM.from_pretrained(path).eval(),
+    )
     guessing = working(path, top_k=1, share=0.01)
     for one, text in zip(made(guessing), SENTENCES, strict=True):
         (variant,) = one.texts
@@ -79,7 +98,11 @@ def test_the_likeliest_guess_is_that_of_transformers_for_one_mask_in_the_place_o
             assert variant == text
             continue
         ((word, other),) = changed(text, variant)
-        place = next(place for place, (old, new) in enumerate(zip(text.split(), variant.split(), strict=True)) if old != new)
+        place = next(
+            place
+            for place, (old, new) in enumerate(zip(text.split(), variant.split(), strict=True))
+            if old != new
+        )
         match = list(re.finditer(r"\S+", text))[place]
         before, core, behind = parted(word)
         first, last = match.start() + len(before), match.end() - len(behind)
@@ -100,7 +123,9 @@ def test_the_likeliest_guess_is_that_of_transformers_for_one_mask_in_the_place_o
 def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, number: int) -> str | None:
     """The case-folded word that a token is; None for a piece of one, for signs and for what is special."""
     token = tokenizer.convert_ids_to_tokens(number)
-    if number in tokenizer.all_special_ids or not (token.startswith("Ġ") if family == "roberta" else not token.startswith("##")):
+    if number in tokenizer.all_special_ids or not (
+        token.startswith("Ġ") if family == "roberta" else not token.startswith("##")
+    ):
         return None
     word = tokenizer.decode([number]).strip() if family == "roberta" else token
     return word.casefold() if word.isalnum() and not word.isnumeric() else None
@@ -108,7 +133,9 @@ def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, num
 
 @pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
 def test_so_many_words_change_and_signs_and_capitals_stay(folders, share):
-    for one, text in zip(made(working(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True):
+    for one, text in zip(
+        made(working(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True
+    ):
         words = [word for word in text.split() if parted(word)[1]]
         for variant in one.texts:
             found = changed(text, variant)
@@ -121,7 +148,10 @@ def test_so_many_words_change_and_signs_and_capitals_stay(folders, share):
 
 
 def test_the_same_word_may_come_back_where_that_is_asked(folders):
-    same = made(working(folders["bert"], other=False, top_k=None, temperature=50.0, share=1.0, count=500), ["the dog"] * 4)
+    same = made(
+        working(folders["bert"], other=False, top_k=None, temperature=50.0, share=1.0, count=500),
+        ["the dog"] * 4,
+    )
     assert any("the" in variant.split() or "dog" in variant.split() for one in same for variant in one.texts)
 
 
@@ -129,7 +159,9 @@ def test_variants_do_not_depend_on_order_neighbours_or_batches(folders):
     texts, keys = [*SENTENCES, *TEXTS], [bytes([place, 7]) for place in range(len(SENTENCES) + len(TEXTS))]
     expected = made(working(folders["bert"], count=3), texts, keys)
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
-    assert made(working(folders["bert"], count=3), [texts[place] for place in order], [keys[place] for place in order]) == [expected[place] for place in order]
+    assert made(
+        working(folders["bert"], count=3), [texts[place] for place in order], [keys[place] for place in order]
+    ) == [expected[place] for place in order]
     model = working(folders["bert"], count=3, batch_tokens=100)
     assert [made(model, [text], [key])[0] for text, key in zip(texts, keys, strict=True)] == expected
 
@@ -146,17 +178,26 @@ def test_seed_key_and_number_draw(folders):
 def test_guesses_are_drawn_by_their_probability(folders):
     options = {"top_k": 4, "temperature": 8.0}
     (one,) = made(working(folders["bert"], count=2_000, **options), ["Dogs"])
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(folders["bert"]), transformers.AutoModelForMaskedLM.from_pretrained(folders["bert"]).eval()
+    tokenizer, model = (
+        transformers.AutoTokenizer.from_pretrained(folders["bert"]),
+        transformers.AutoModelForMaskedLM.from_pretrained(folders["bert"]).eval(),
+    )
     with torch.no_grad():
         logits = model(**tokenizer("[MASK]", return_tensors="pt")).logits[0, 1]
-    words = {number: token for token, number in tokenizer.get_vocab().items() if token[0] not in "#[" and token.isalpha() and token.casefold() != "dogs"}
+    words = {
+        number: token
+        for token, number in tokenizer.get_vocab().items()
+        if token[0] not in "#[" and token.isalpha() and token.casefold() != "dogs"
+    }
     best = sorted(words, key=lambda number: -logits[number].item())[:4]
     expected: Counter[str] = Counter()
     for number, share in zip(best, torch.softmax(logits[best].double() / 8.0, 0).tolist(), strict=True):
         expected[words[number].casefold()] += 2_000 * share
     counts = Counter(variant.casefold() for variant in one.texts)
     assert set(counts) <= set(expected)
-    assert chisquare([counts[word] for word in expected], list(expected.values())).pvalue > 1e-6      # the tokenizer's training breaks ties by chance: no seed fixes this
+    assert (
+        chisquare([counts[word] for word in expected], list(expected.values())).pvalue > 1e-6
+    )  # the tokenizer's training breaks ties by chance: no seed fixes this
 
 
 def test_a_text_that_is_too_long_says_so_and_the_others_are_made(folders):
@@ -171,8 +212,15 @@ def test_effort_adds_up(folders):
     made(model)
     made(model, [SENTENCE])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
-    assert model.effort.texts == len([text for text in SENTENCES if any(parted(word)[1] for word in text.split())]) + 1
-    assert 0 < model.effort.tokens_in <= 2 * sum(len(tokenizer(text)["input_ids"]) for text in (*SENTENCES, SENTENCE))
+    assert (
+        model.effort.texts
+        == len([text for text in SENTENCES if any(parted(word)[1] for word in text.split())]) + 1
+    )
+    assert (
+        0
+        < model.effort.tokens_in
+        <= 2 * sum(len(tokenizer(text)["input_ids"]) for text in (*SENTENCES, SENTENCE))
+    )
     assert model.effort.tokens_out >= 2 * model.effort.texts
     assert model.effort.padding > 0
     assert model.effort.seconds > 0
@@ -203,7 +251,9 @@ def test_what_is_no_model_is_refused(tmp_path):
 
 def test_it_is_known_by_the_model_and_what_decides_alone(folders, tmp_path):
     def identity(path: Path, **options: object) -> object:
-        return validated(MaskedLM, {"model": {"path": str(path), **options.pop("model", {})}, **options}, "masked_lm").identity()
+        return validated(
+            MaskedLM, {"model": {"path": str(path), **options.pop("model", {})}, **options}, "masked_lm"
+        ).identity()
 
     first = identity(folders["bert"])
     assert identity(shutil.copytree(folders["bert"], tmp_path / "copy")) == first

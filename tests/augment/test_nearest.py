@@ -11,7 +11,18 @@ from pipeline.augment.nearest import Nearest, check_vectors
 from pipeline.errors import ModelError
 from tests.models.folder.wordfiles import FORMS, write_words
 
-WORDS = ("the", "dog", "Dog", "hound", "cat", ",", "1990", "CAT", "puppy", *(f"word{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(300)))
+WORDS = (
+    "the",
+    "dog",
+    "Dog",
+    "hound",
+    "cat",
+    ",",
+    "1990",
+    "CAT",
+    "puppy",
+    *(f"word{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(300)),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +43,12 @@ def expected(word: str, count: int, least: float) -> list[str]:
     first = next(place for place, other in enumerate(WORDS) if other.casefold() == word)
     cosines = {}
     for place, other in enumerate(WORDS):
-        if any(map(str.isalpha, other)) and other.casefold() != word and other not in ("Dog", "CAT") and lengths[place]:
+        if (
+            any(map(str.isalpha, other))
+            and other.casefold() != word
+            and other not in ("Dog", "CAT")
+            and lengths[place]
+        ):
             cosines[other] = vectors[place] @ vectors[first] / (lengths[place] * (lengths[first] or np.inf))
     near = sorted((other for other in cosines if cosines[other] >= least), key=lambda other: -cosines[other])
     return near[:count] if lengths[first] else []
@@ -48,7 +64,7 @@ def test_they_are_the_nearest_by_cosine(count, least):
 def test_an_unknown_word_has_none_and_one_of_another_case_is_the_same():
     near = Nearest(list(WORDS), table(), 5, 0.0)
     assert near("unicorn") == ()
-    assert near("Dog") == ()                            # it is looked up case-folded
+    assert near("Dog") == ()  # it is looked up case-folded
 
 
 def test_answers_do_not_depend_on_the_order_of_questions(monkeypatch):

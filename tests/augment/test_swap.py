@@ -28,7 +28,9 @@ def test_one_exchange_moves_two_words_wherever_they_stand():
 
 
 def test_a_tenth_of_twenty_four_words_is_two_exchanges():
-    places = [sum(place != int(word) for place, word in enumerate(variant))
-              for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])]
+    places = [
+        sum(place != int(word) for place, word in enumerate(variant))
+        for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])
+    ]
     assert max(places) == 4
     assert set(places) <= {0, 3, 4}

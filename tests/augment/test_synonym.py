@@ -20,11 +20,18 @@ def replaceable(words: list[str]) -> int:
     return sum(parted(word)[1].casefold() in THESAURUS for word in words)
 
 
-@pytest.mark.parametrize(("options", "wanted"), [
-    ({}, lambda words: 1), ({"words": 3}, lambda words: 3), ({"words": None, "share": 0.2}, lambda words: max(1, round(0.2 * words))),
-])
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, lambda words: 1),
+        ({"words": 3}, lambda words: 3),
+        ({"words": None, "share": 0.2}, lambda words: max(1, round(0.2 * words))),
+    ],
+)
 def test_so_many_words_become_one_of_their_synonyms(file, options, wanted):
-    for words, variant in variants(method("synonym", synonyms=file, **options), [words for words in SENTENCES if "house." not in words]):
+    for words, variant in variants(
+        method("synonym", synonyms=file, **options), [words for words in SENTENCES if "house." not in words]
+    ):
         changed = [(word, other) for word, other in zip(words, variant, strict=True) if word != other]
         assert len(changed) == min(wanted(len(words)), replaceable(words))
         for word, other in changed:
@@ -36,19 +43,29 @@ def test_so_many_words_become_one_of_their_synonyms(file, options, wanted):
 
 def test_signs_and_capitals_stay_and_a_synonym_may_be_several_words(file):
     edit = method("synonym", synonyms=file, words=9).start()
-    found = {" ".join(edit(["The", "“House’s”", "GIRL", "(red)."], np.random.default_rng(number))) for number in range(60)}
+    found = {
+        " ".join(edit(["The", "“House’s”", "GIRL", "(red)."], np.random.default_rng(number)))
+        for number in range(60)
+    }
     assert found == {"The “Home’s” LASS (crimson).", "The “Dwelling place’s” LASS (crimson)."}
 
 
 def test_every_word_and_every_synonym_is_as_likely(file):
     words = ["dog", "the", "man", "runs", "Small"]
-    found = Counter(tuple(variant) for _, variant in variants(method("synonym", synonyms=file), [words], 6_000))
+    found = Counter(
+        tuple(variant) for _, variant in variants(method("synonym", synonyms=file), [words], 6_000)
+    )
     assert len(found) == 6
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
 def test_a_text_without_such_words_stays(file):
-    assert all(variant == words for words, variant in variants(method("synonym", synonyms=file), [["of", "the"], ["Snow"], ["..."], []]))
+    assert all(
+        variant == words
+        for words, variant in variants(
+            method("synonym", synonyms=file), [["of", "the"], ["Snow"], ["..."], []]
+        )
+    )
 
 
 def test_the_words_of_one_row_follow_from_its_draws_alone(file):
@@ -56,4 +73,6 @@ def test_the_words_of_one_row_follow_from_its_draws_alone(file):
     rows = [(place, number) for place in range(len(SENTENCES)) for number in range(20)]
     expected = {row: edit(SENTENCES[row[0]], draws(0, *row)) for row in rows}
     np.random.default_rng(3).shuffle(rows)
-    assert all(again(SENTENCES[place], draws(0, place, number)) == expected[place, number] for place, number in rows)
+    assert all(
+        again(SENTENCES[place], draws(0, place, number)) == expected[place, number] for place, number in rows
+    )

@@ -47,13 +47,19 @@ def test_without_a_source_there_is_no_such_method(name):
 
 @pytest.mark.parametrize("kind", ["thesaurus", "vectors"])
 def test_a_uri_is_a_file_too(tmp_path, s3, kind):
-    local = write_thesaurus(tmp_path) if kind == "thesaurus" else write_words(tmp_path / "vectors.txt", WORDS, VECTORS)
+    local = (
+        write_thesaurus(tmp_path)
+        if kind == "thesaurus"
+        else write_words(tmp_path / "vectors.txt", WORDS, VECTORS)
+    )
     open_store(f"{s3}/{kind}").write(local.name, local.read_bytes())
     sources = [source(**{kind: uri}) for uri in (str(local), local.as_uri(), f"{s3}/{kind}/{local.name}")]
     for each in sources:
         each.check()
     assert len({str(each.identity()) for each in sources}) == 1
-    assert {pickle.loads(pickle.dumps(each)).start()("dog") for each in sources} == {("hound", "puppy") if kind == "thesaurus" else ("hound", "Puppy")}
+    assert {pickle.loads(pickle.dumps(each)).start()("dog") for each in sources} == {
+        ("hound", "puppy") if kind == "thesaurus" else ("hound", "Puppy")
+    }
 
 
 @pytest.mark.parametrize("kind", ["thesaurus", "vectors"])
@@ -89,7 +95,10 @@ def test_a_file_is_known_by_its_content_and_the_options_that_matter(tmp_path):
     assert source(vectors=str(file), nearest=3).identity() != first
     moved = file.rename(tmp_path / "moved.txt")
     assert source(vectors=str(moved)).identity() == first
-    assert source(thesaurus=str(write_thesaurus(tmp_path)), nearest=3).identity() == source(thesaurus=str(tmp_path / "thesaurus.tsv")).identity()
+    assert (
+        source(thesaurus=str(write_thesaurus(tmp_path)), nearest=3).identity()
+        == source(thesaurus=str(tmp_path / "thesaurus.tsv")).identity()
+    )
     moved.write_bytes(gzip.compress(file.name.encode() + moved.read_bytes()))
     assert source(vectors=str(moved)).identity() != first
 

@@ -9,7 +9,15 @@ import pytest
 from pipeline.augment.thesaurus import read_thesaurus
 from pipeline.errors import DataError
 
-ROWS = [("dog", "hound"), ("Dog", "Hound"), ("dog", "DOG"), ("dog", "puppy"), ("house", "dwelling  place"), ("Haß", "Ärger"), ("lonely", "lonely")]
+ROWS = [
+    ("dog", "hound"),
+    ("Dog", "Hound"),
+    ("dog", "DOG"),
+    ("dog", "puppy"),
+    ("house", "dwelling  place"),
+    ("Haß", "Ärger"),
+    ("lonely", "lonely"),
+]
 EXPECTED = {"dog": ("hound", "puppy"), "house": ("dwelling place",), "hass": ("Ärger",)}
 
 
@@ -28,10 +36,14 @@ def parquet(folder: Path, **columns: object) -> Path:
     return folder / "file.parquet"
 
 
-@pytest.mark.parametrize("content", [
-    "".join(f"{word}\t{other}\n" for word, other in ROWS), "dog\thound, puppy\r\n\r\nhouse\tdwelling place\r\nHAß\tÄrger",
-    "\ufeffdog\thound,dog,HOUND,puppy\nhouse\t dwelling place\nHaß\tÄrger\n",
-])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "".join(f"{word}\t{other}\n" for word, other in ROWS),
+        "dog\thound, puppy\r\n\r\nhouse\tdwelling place\r\nHAß\tÄrger",
+        "\ufeffdog\thound,dog,HOUND,puppy\nhouse\t dwelling place\nHaß\tÄrger\n",
+    ],
+)
 def test_lines_of_text(tmp_path, content):
     assert of(lines(tmp_path, content)) == EXPECTED
 
@@ -44,17 +56,27 @@ def test_a_row_for_each_synonym(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["synonym", "synonyms"])
 def test_a_row_with_all_of_them(tmp_path, name):
-    columns = {"word": ["dog", "dog", "house", "Haß", "rare"], name: [["hound"], ["puppy", "dog"], ["dwelling place"], ["Ärger"], []], "more": [1, 2, 3, 4, 5]}
+    columns = {
+        "word": ["dog", "dog", "house", "Haß", "rare"],
+        name: [["hound"], ["puppy", "dog"], ["dwelling place"], ["Ärger"], []],
+        "more": [1, 2, 3, 4, 5],
+    }
     assert of(parquet(tmp_path, **columns)) == EXPECTED
 
 
-@pytest.mark.parametrize(("content", "where", "found"), [
-    ("dog\thound\ncat feline\n", "the file: line 2", "no tab"), ("dog\thound\n\n\t feline\n", "the file: line 3", "empty"),
-    ("dog\thound,,puppy\n", "the file: line 1", "empty"),
-    ("dog\t\n", "the file: line 1", "empty"), (b"dog\thound\nb\xe4r\tbear\n", "the file: line 2", "UTF-8"),
-    ("", "the file", "no synonym"), ("dog\tDog\n", "the file", "no synonym"),
-    (b"PAR1 and so on", "the file", "Parquet"),
-])
+@pytest.mark.parametrize(
+    ("content", "where", "found"),
+    [
+        ("dog\thound\ncat feline\n", "the file: line 2", "no tab"),
+        ("dog\thound\n\n\t feline\n", "the file: line 3", "empty"),
+        ("dog\thound,,puppy\n", "the file: line 1", "empty"),
+        ("dog\t\n", "the file: line 1", "empty"),
+        (b"dog\thound\nb\xe4r\tbear\n", "the file: line 2", "UTF-8"),
+        ("", "the file", "no synonym"),
+        ("dog\tDog\n", "the file", "no synonym"),
+        (b"PAR1 and so on", "the file", "Parquet"),
+    ],
+)
 def test_a_line_that_is_wrong_is_named(tmp_path, content, where, found):
     with pytest.raises(DataError, match=found) as error:
         of(lines(tmp_path, content))
@@ -62,12 +84,18 @@ def test_a_line_that_is_wrong_is_named(tmp_path, content, where, found):
     assert error.value.exit_code == 3
 
 
-@pytest.mark.parametrize(("columns", "where", "found"), [
-    ({"word": ["dog"], "other": ["hound"]}, "the file", "the columns word, other"), ({"word": [1], "synonym": ["hound"]}, "the file", "int64 and string"),
-    ({"word": ["dog"], "synonym": [[1]]}, "the file", "string and list"), ({"word": ["dog", None], "synonym": ["hound", "cat"]}, "the file: row 2", "missing"),
-    ({"word": ["dog"], "synonym": [["hound", None]]}, "the file: row 1", "missing"), ({"word": ["dog"], "synonym": [" "]}, "the file: row 1", "empty"),
-    ({"word": pa.array([], pa.string()), "synonym": pa.array([], pa.string())}, "the file", "no synonym"),
-])
+@pytest.mark.parametrize(
+    ("columns", "where", "found"),
+    [
+        ({"word": ["dog"], "other": ["hound"]}, "the file", "the columns word, other"),
+        ({"word": [1], "synonym": ["hound"]}, "the file", "int64 and string"),
+        ({"word": ["dog"], "synonym": [[1]]}, "the file", "string and list"),
+        ({"word": ["dog", None], "synonym": ["hound", "cat"]}, "the file: row 2", "missing"),
+        ({"word": ["dog"], "synonym": [["hound", None]]}, "the file: row 1", "missing"),
+        ({"word": ["dog"], "synonym": [" "]}, "the file: row 1", "empty"),
+        ({"word": pa.array([], pa.string()), "synonym": pa.array([], pa.string())}, "the file", "no synonym"),
+    ],
+)
 def test_a_column_or_row_that_is_wrong_is_named(tmp_path, columns, where, found):
     with pytest.raises(DataError, match=found) as error:
         of(parquet(tmp_path, **columns))

@@ -10,17 +10,39 @@ from pipeline.augment.words import amount, cased_like, parted, places
 from pipeline.text.tokens.stop_words import STOP_WORDS
 
 
-@pytest.mark.parametrize(("word", "expected"), [
-    ("dog", ("", "dog", "")), ("(dog),", ("(", "dog", "),")), ("man's", ("", "man", "'s")), ("“Man’s”", ("“", "Man", "’s”")), ("don't", ("", "don't", "")),
-    ("well-known.", ("", "well-known", ".")), ("...", ("...", "", "")), ("", ("", "", "")), ("'s", ("'", "s", "")), ("$5", ("$", "5", "")),
-    ("हिन्दी।", ("", "हिन्दी", "।")), ("A", ("", "A", "")),
-])
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("dog", ("", "dog", "")),
+        ("(dog),", ("(", "dog", "),")),
+        ("man's", ("", "man", "'s")),
+        ("“Man’s”", ("“", "Man", "’s”")),
+        ("don't", ("", "don't", "")),
+        ("well-known.", ("", "well-known", ".")),
+        ("...", ("...", "", "")),
+        ("", ("", "", "")),
+        ("'s", ("'", "s", "")),
+        ("$5", ("$", "5", "")),
+        ("हिन्दी।", ("", "हिन्दी", "।")),
+        ("A", ("", "A", "")),
+    ],
+)
 def test_a_word_stands_between_signs(word, expected):
     assert parted(word) == expected
     assert "".join(parted(word)) == word
 
 
-@pytest.mark.parametrize(("word", "expected"), [("dog", "hound"), ("Dog", "Hound"), ("DOG", "HOUND"), ("I", "Hound"), ("dOG", "hound"), ("Ärger", "Hound")])
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("dog", "hound"),
+        ("Dog", "Hound"),
+        ("DOG", "HOUND"),
+        ("I", "Hound"),
+        ("dOG", "hound"),
+        ("Ärger", "Hound"),
+    ],
+)
 def test_capitals_are_those_of_the_word_before(word, expected):
     assert cased_like(word, "hound") == expected
 
@@ -29,7 +51,10 @@ def test_what_is_written_with_capitals_keeps_them():
     assert cased_like("city", "London") == "London"
 
 
-@pytest.mark.parametrize(("words", "share", "exactly", "expected"), [(12, 0.1, None, 1), (1, 0.1, None, 1), (17, 0.1, None, 2), (12, 0.1, 5, 5), (26, 0.2, None, 5)])
+@pytest.mark.parametrize(
+    ("words", "share", "exactly", "expected"),
+    [(12, 0.1, None, 1), (1, 0.1, None, 1), (17, 0.1, None, 2), (12, 0.1, 5, 5), (26, 0.2, None, 5)],
+)
 def test_an_amount_is_at_least_one(words, share, exactly, expected):
     assert amount(words, share, exactly) == expected
 

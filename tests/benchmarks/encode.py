@@ -23,7 +23,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 PAIRS = 7
 BATCH_SIZES = (32, 64, 128)
 CAPTIONS = 1_500
-TEXTS_PER_BIN = 4               # bins of 8 tokens from 8 to 256
+TEXTS_PER_BIN = 4  # bins of 8 tokens from 8 to 256
 START_RUNS = 3
 _OURS = """
 import time
@@ -66,11 +66,18 @@ def captions(root: Path, encoder: Encoder) -> Corpus:
 
 def mixed(root: Path, encoder: Encoder) -> Corpus:
     """Neighbouring sentences joined up to drawn lengths; as many texts of every length from 8 to 256 tokens."""
-    sentences = [text for file in ("running/documents", "wiki/sentences") for text in pq.read_table(root / f"{file}.parquet")["text"].to_pylist()]
+    sentences = [
+        text
+        for file in ("running/documents", "wiki/sentences")
+        for text in pq.read_table(root / f"{file}.parquet")["text"].to_pylist()
+    ]
     rng = np.random.default_rng(0)
     bins: dict[int, list[str]] = {number: [] for number in range(31)}
     while any(len(texts) < TEXTS_PER_BIN for texts in bins.values()):
-        drafts = [_joined(sentences, int(rng.integers(len(sentences))), int(rng.integers(4, 240))) for _ in range(500)]
+        drafts = [
+            _joined(sentences, int(rng.integers(len(sentences))), int(rng.integers(4, 240)))
+            for _ in range(500)
+        ]
         for draft, length in zip(drafts, encoder.token_counts(drafts), strict=True):
             if 8 <= length <= 256 and len(texts := bins[min(30, (length - 8) // 8)]) < TEXTS_PER_BIN:
                 texts.append(draft)
@@ -93,7 +100,11 @@ def useful_gflop(encoder: Encoder, lengths: np.ndarray) -> float:
     """Multiplications and additions that the texts need: linear layers for every token, attention for every pair of tokens of a text."""
     config = encoder.folder.config
     d, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
-    return layers * float((2 * lengths * (4 * d * d + 2 * d * inner) + 4 * lengths.astype(float) ** 2 * d).sum()) / 1e9
+    return (
+        layers
+        * float((2 * lengths * (4 * d * d + 2 * d * inner) + 4 * lengths.astype(float) ** 2 * d).sum())
+        / 1e9
+    )
 
 
 def ceilings() -> tuple[float, float]:
@@ -102,14 +113,19 @@ def ceilings() -> tuple[float, float]:
     transposed, linear = weight.T.contiguous(), Linear(weight, torch.zeros(1536), rows=1024)
     work = 2 * 1024 * 384 * 1536 / 1e9
     with torch.inference_mode():
-        return tuple(work / min(seconds(lambda call=call: call(x)) for _ in range(20)) for call in (lambda x: torch.mm(x, transposed), linear))    # type: ignore[return-value]
+        return tuple(
+            work / min(seconds(lambda call=call: call(x)) for _ in range(20))
+            for call in (lambda x: torch.mm(x, transposed), linear)
+        )  # type: ignore[return-value]
 
 
 def compare(corpus: Corpus, encoder: Encoder, peer: SentenceTransformer, threads: int) -> str:
     """One line of the table: interleaved pairs, the first of each alternating."""
     torch.set_num_threads(threads)
     matrix, own = ceilings()
-    trial = {size: seconds(lambda size=size: peer.encode(corpus.texts, batch_size=size)) for size in BATCH_SIZES}
+    trial = {
+        size: seconds(lambda size=size: peer.encode(corpus.texts, batch_size=size)) for size in BATCH_SIZES
+    }
     size = min(trial, key=lambda size: trial[size])
     works = (lambda: peer.encode(corpus.texts, batch_size=size), lambda: encoder.encode(corpus.texts))
     difference = float(np.abs(works[0]() - works[1]()).max())
@@ -120,8 +136,10 @@ def compare(corpus: Corpus, encoder: Encoder, peer: SentenceTransformer, threads
     ratios = np.sort(pairs[:, 0] / pairs[:, 1])
     rates = useful_gflop(encoder, corpus.lengths) / np.median(pairs, axis=0)
     speeds = corpus.tokens / np.median(pairs, axis=0)
-    return (f"{corpus.name:<14} {threads:>7}  {size:>5} {speeds[0]:>9,.0f} {speeds[1]:>9,.0f}   {np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
-            f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {matrix:>4.0f} {rates[1] / matrix:>5.0%}   {own:>4.0f} {rates[1] / own:>5.0%}   {difference:.1e}")
+    return (
+        f"{corpus.name:<14} {threads:>7}  {size:>5} {speeds[0]:>9,.0f} {speeds[1]:>9,.0f}   {np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
+        f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {matrix:>4.0f} {rates[1] / matrix:>5.0%}   {own:>4.0f} {rates[1] / own:>5.0%}   {difference:.1e}"
+    )
 
 
 def start_up(script: str, *arguments: str) -> float:
@@ -130,7 +148,13 @@ def start_up(script: str, *arguments: str) -> float:
     took = []
     for _ in range(START_RUNS):
         start = time.time()
-        done = subprocess.run([sys.executable, "-c", script, *arguments], check=True, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            check=True,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         took.append(float(done.stdout.split()[-1]) - start)
     return float(np.median(took))
 
@@ -142,15 +166,25 @@ def main() -> None:
     encoder = load_encoder(EncoderSettings(), EncodeSettings())
     peer = SentenceTransformer(str(encoder.folder.path), device="cpu")
     corpora = [captions(Path(root), encoder), mixed(Path(root), encoder)]
-    print(f"all-MiniLM-L6-v2, float32, {encoder.arithmetic.device.instruction_set()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f} before")
+    print(
+        f"all-MiniLM-L6-v2, float32, {encoder.arithmetic.device.instruction_set()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f} before"
+    )
     for corpus in corpora:
-        print(f"{corpus.name}: {len(corpus.texts)} texts of {corpus.lengths.min()} to {corpus.lengths.max()} tokens, {corpus.tokens:,} in all")
-    print(f"{PAIRS} interleaved pairs; useful GFLOP/s as share of two ceilings: torch.mm, and the engine's own linear layer")
-    print("corpus         threads  batch  peer tok/s  ours    ratio of speeds (range)  peer ours   mm    share   own  share   largest difference")
+        print(
+            f"{corpus.name}: {len(corpus.texts)} texts of {corpus.lengths.min()} to {corpus.lengths.max()} tokens, {corpus.tokens:,} in all"
+        )
+    print(
+        f"{PAIRS} interleaved pairs; useful GFLOP/s as share of two ceilings: torch.mm, and the engine's own linear layer"
+    )
+    print(
+        "corpus         threads  batch  peer tok/s  ours    ratio of speeds (range)  peer ours   mm    share   own  share   largest difference"
+    )
     for corpus in corpora:
         for threads in (1, 2):
             print(compare(corpus, encoder, peer, threads), flush=True)
-    print(f"process start to first vector, one thread: peer {start_up(_PEER, str(encoder.folder.path)):.1f} s, ours {start_up(_OURS):.1f} s")
+    print(
+        f"process start to first vector, one thread: peer {start_up(_PEER, str(encoder.folder.path)):.1f} s, ours {start_up(_OURS):.1f} s"
+    )
     print(f"load {os.getloadavg()[0]:.2f} after")
 
 

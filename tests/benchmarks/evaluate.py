@@ -1,6 +1,6 @@
 """The STS suite through `manta evaluate` and through sentence-transformers' evaluators: whole commands, in pairs one after the other.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.evaluate --rounds 5
+MANTA_EVAL_DATA=... python -m tests.benchmarks.evaluate --rounds 5
 """
 
 import argparse
@@ -38,20 +38,40 @@ def ours(folder: str, arguments: list[str]) -> tuple[float, dict[str, Any]]:
     """(seconds of the whole command, its answer), from an empty root."""
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as root:
         names = f"evaluate.names=[{','.join(TASKS)}]"
-        return timed([sys.executable, "-m", "jobs.evaluate", "--json", f"evaluate.tasks={folder}", names, f"release.root={root}", "evaluate.bootstrap=0", *arguments])
+        return timed(
+            [
+                sys.executable,
+                "-m",
+                "jobs.evaluate",
+                "--json",
+                f"evaluate.tasks={folder}",
+                names,
+                f"release.root={root}",
+                "evaluate.bootstrap=0",
+                *arguments,
+            ]
+        )
 
 
 def timed(command: list[str]) -> tuple[float, dict[str, Any]]:
     """(wall seconds, the JSON object on its standard output); ends the benchmark where the command fails."""
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TOKENIZERS_PARALLELISM": "true"})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "true"},
+    )
     if done.returncode:
         sys.exit(done.stderr)
     return time.perf_counter() - start, json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("settings", nargs="*", help="key.path=value for manta evaluate")
@@ -75,12 +95,21 @@ def report(pairs: list[tuple[tuple[float, dict[str, Any]], tuple[float, dict[str
         ("manta evaluate, whole command", spread(mine, ".1f")),
         ("sentence-transformers, whole program", spread(peer, ".1f")),
         ("sentence-transformers, without imports", spread(work, ".1f")),
-        ("ratio of the whole commands", spread([there / here for here, there in zip(mine, peer, strict=True)])),
+        (
+            "ratio of the whole commands",
+            spread([there / here for here, there in zip(mine, peer, strict=True)]),
+        ),
     ]
-    print_table(f"{', '.join(TASKS)}, all-MiniLM-L6-v2; {len(pairs)} pairs; {machine()}", rows, ("", "seconds"))
+    print_table(
+        f"{', '.join(TASKS)}, all-MiniLM-L6-v2; {len(pairs)} pairs; {machine()}", rows, ("", "seconds")
+    )
     (_, answer), (_, theirs) = pairs[-1]
     own = {result["task"]: result["value"] for result in answer["results"]}
-    print_table("Spearman x100, all", [(task, f"{own[task]:.2f}", f"{theirs['values'][task]:.2f}") for task in TASKS], ("task", "manta", "sentence-transformers"))
+    print_table(
+        "Spearman x100, all",
+        [(task, f"{own[task]:.2f}", f"{theirs['values'][task]:.2f}") for task in TASKS],
+        ("task", "manta", "sentence-transformers"),
+    )
 
 
 if __name__ == "__main__":

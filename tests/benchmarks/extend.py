@@ -26,14 +26,35 @@ def nights(chain: Chain, pairs: int, share: float) -> tuple[list[float], list[fl
         count = int(share * len(chain.live()))
         chain.add(count).kill(count)
         start = time.perf_counter()
-        built, choices = extend_index(chain.job, chain.store, chain.before, chain.units, chain.dead_file(), None, chain.dim, chain.cluster, Stages())
+        built, choices = extend_index(
+            chain.job,
+            chain.store,
+            chain.before,
+            chain.units,
+            chain.dead_file(),
+            None,
+            chain.dim,
+            chain.cluster,
+            Stages(),
+        )
         extended.append(time.perf_counter() - start)
         start = time.perf_counter()
-        other = build_index(chain.job, chain.store, chain.units, chain.dead_file(), None, chain.dim, chain.cluster, Stages())
+        other = build_index(
+            chain.job, chain.store, chain.units, chain.dead_file(), None, chain.dim, chain.cluster, Stages()
+        )
         anew.append(time.perf_counter() - start)
         recalls = [f"{each.measured['recall']['10']['value']:.4f}" for each in (built, other)]
-        lines.append([str(number + 1), choices[0].chosen, f"{extended[-1]:.2f}", f"{anew[-1]:.2f}", f"{anew[-1] / extended[-1]:.1f}", *recalls])
-        chain.night()                                   # taken up again, and published: the next night stands on it
+        lines.append(
+            [
+                str(number + 1),
+                choices[0].chosen,
+                f"{extended[-1]:.2f}",
+                f"{anew[-1]:.2f}",
+                f"{anew[-1] / extended[-1]:.1f}",
+                *recalls,
+            ]
+        )
+        chain.night()  # taken up again, and published: the next night stands on it
     return extended, anew, lines
 
 
@@ -43,7 +64,12 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--set", nargs="*", default=["index.kind=ivf_flat", "index.queries=1000"], help="settings of the index")
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=["index.kind=ivf_flat", "index.queries=1000"],
+        help="settings of the index",
+    )
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, connect(ClusterSettings(), Stages()) as cluster:
@@ -53,8 +79,14 @@ def main() -> None:
         chain.night()
         extended, anew, lines = nights(chain, options.pairs, options.share)
     header = ["night", "form", "extended s", "anew s", "ratio", "recall@10 extended", "recall@10 anew"]
-    print_table(f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many dead a night, {' '.join(options.set)}", lines, header)
-    print(f"extended {spread(extended)} s, anew {spread(anew)} s, ratio {spread([b / a for a, b in zip(extended, anew, strict=True)])}")
+    print_table(
+        f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many dead a night, {' '.join(options.set)}",
+        lines,
+        header,
+    )
+    print(
+        f"extended {spread(extended)} s, anew {spread(anew)} s, ratio {spread([b / a for a, b in zip(extended, anew, strict=True)])}"
+    )
 
 
 if __name__ == "__main__":

@@ -30,8 +30,19 @@ from tests.benchmarks.machine import machine, print_table
 
 DIM = 384
 HEADER = (
-    "pooling", "fitted on", "rows", "steps", "bits/dim at start", "bits/dim trained", "bits/dim held out", "inverse error", "s",
-    "dev raw", "dev at start", "dev best (step)", "dev end",
+    "pooling",
+    "fitted on",
+    "rows",
+    "steps",
+    "bits/dim at start",
+    "bits/dim trained",
+    "bits/dim held out",
+    "inverse error",
+    "s",
+    "dev raw",
+    "dev at start",
+    "dev best (step)",
+    "dev end",
 )
 
 
@@ -41,19 +52,42 @@ def sts(split: str) -> pa.Table:
 
 def sentences(count: int) -> dict[str, list[str]]:
     """Fit sets by name."""
-    task = [text for split in ("train", "dev", "test") for column in ("sentence1", "sentence2") for text in sts(split)[column].to_pylist()]
-    captions = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "flickr30k_captions.parquet")["text"].to_pylist()
-    return {"STS-B": list(dict.fromkeys(task)), "captions": captions[:: max(1, len(captions) // count)][:count]}
+    task = [
+        text
+        for split in ("train", "dev", "test")
+        for column in ("sentence1", "sentence2")
+        for text in sts(split)[column].to_pylist()
+    ]
+    captions = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "flickr30k_captions.parquet")[
+        "text"
+    ].to_pylist()
+    return {
+        "STS-B": list(dict.fromkeys(task)),
+        "captions": captions[:: max(1, len(captions) // count)][:count],
+    }
 
 
 def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[Placed, ...]]:
     """x (n, d) as one unit."""
     schema, sink = vectors_schema("id", pa.int64(), (), x.shape[1], "a space"), pa.BufferOutputStream()
-    columns = [pa.array(range(len(x)), pa.int64()), pa.array([bytes(16)] * len(x), pa.binary(16)), vector_column(x, schema.field("vector"))]
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, row_group_size=2_048, **writer_options(schema))
+    columns = [
+        pa.array(range(len(x)), pa.int64()),
+        pa.array([bytes(16)] * len(x), pa.binary(16)),
+        vector_column(x, schema.field("vector")),
+    ]
+    pq.write_table(
+        pa.Table.from_arrays(columns, schema=schema), sink, row_group_size=2_048, **writer_options(schema)
+    )
     content, store = sink.getvalue().to_pybytes(), open_store(root)
     store.write("units/0.parquet", content)
-    record = UnitRecord(name="0", path="units/0.parquet", rows=len(x), bytes=len(content), sha256=sha256(content).hexdigest(), space_id="a space")
+    record = UnitRecord(
+        name="0",
+        path="units/0.parquet",
+        rows=len(x),
+        bytes=len(content),
+        sha256=sha256(content).hexdigest(),
+        space_id="a space",
+    )
     return LiveRows(store, "a space", "id"), (Placed(ordinal=0, unit=record),)
 
 
@@ -63,7 +97,9 @@ def trained(x: np.ndarray, settings: FlowSettings, dev: Pairs) -> tuple[Flow, fl
         source, units = stored(Path(folder), x)
         start = time.perf_counter()
         reference = TrainFlow().start()(FlowTraining(source, units, settings, dev=dev))
-        return Flow.from_bytes(source.store.read_checked(reference.path, reference.sha256)), time.perf_counter() - start
+        return Flow.from_bytes(
+            source.store.read_checked(reference.path, reference.sha256)
+        ), time.perf_counter() - start
 
 
 def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: Pairs) -> list[str]:
@@ -74,12 +110,28 @@ def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: Pai
     for note in flow.notes:
         print(f"  {pooling}, {name}: {note}")
     bits = [f"{value:.4f}" for value in (first.heldout, last.train, last.heldout)]
-    figures = [f"{100 * dev.score():.2f}", f"{100 * (first.dev or 0):.2f}", f"{100 * (best.dev or 0):.2f} ({best.step:,})", f"{100 * (last.dev or 0):.2f}"]
-    return [pooling, name, f"{flow.fitted_rows:,}", f"{last.step:,}", *bits, f"{error:.1e}", f"{seconds:.1f}", *figures]
+    figures = [
+        f"{100 * dev.score():.2f}",
+        f"{100 * (first.dev or 0):.2f}",
+        f"{100 * (best.dev or 0):.2f} ({best.step:,})",
+        f"{100 * (last.dev or 0):.2f}",
+    ]
+    return [
+        pooling,
+        name,
+        f"{flow.fitted_rows:,}",
+        f"{last.step:,}",
+        *bits,
+        f"{error:.1e}",
+        f"{seconds:.1f}",
+        *figures,
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--captions", type=int, default=10_000, help="so many, spread over all of them")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--poolings", nargs="+", default=["mean", "first_last"])
@@ -87,15 +139,32 @@ def main() -> None:
     arguments = parser.parse_args()
     print(machine())
     settings, rows, dev = FlowSettings(epochs=arguments.epochs, levels=arguments.levels), [], sts("dev")
-    encoder = load_encoder(EncoderSettings(pooling="+".join(arguments.poolings), normalize=False), EncodeSettings(threads=os.cpu_count() or 1))
+    encoder = load_encoder(
+        EncoderSettings(pooling="+".join(arguments.poolings), normalize=False),
+        EncodeSettings(threads=os.cpu_count() or 1),
+    )
     left, right = (encoder.encode(dev[column].to_pylist()) for column in ("sentence1", "sentence2"))
     for name, texts in sentences(arguments.captions).items():
         x = encoder.encode(texts)
-        for place, pooling in enumerate(arguments.poolings):                # the poolings stand side by side
+        for place, pooling in enumerate(arguments.poolings):  # the poolings stand side by side
             own = slice(place * DIM, (place + 1) * DIM)
-            rows.append(row(pooling, name, x[:, own], settings, Pairs(left[:, own], right[:, own], dev["score"].to_numpy())))
-    print_table(f"BERT-flow on all-MiniLM-L6-v2, d = {DIM}; dev is Spearman x100 of the cosine on STSB-dev", rows, HEADER)
-    print("\nat start: after the actnorms were initialised on the first batch; trained: mean over the last twentieth of the steps")
+            rows.append(
+                row(
+                    pooling,
+                    name,
+                    x[:, own],
+                    settings,
+                    Pairs(left[:, own], right[:, own], dev["score"].to_numpy()),
+                )
+            )
+    print_table(
+        f"BERT-flow on all-MiniLM-L6-v2, d = {DIM}; dev is Spearman x100 of the cosine on STSB-dev",
+        rows,
+        HEADER,
+    )
+    print(
+        "\nat start: after the actnorms were initialised on the first batch; trained: mean over the last twentieth of the steps"
+    )
 
 
 if __name__ == "__main__":

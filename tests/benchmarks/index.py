@@ -25,12 +25,12 @@ from pipeline.index.validate import choose_nprobe, get_effort, recall, set_effor
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from tests.benchmarks.machine import machine, print_table, spread
 
-EVERY = 4                   # of the queries is searched by itself
-BATCH = 8_192               # rows added at once, by both
+EVERY = 4  # of the queries is searched by itself
+BATCH = 8_192  # rows added at once, by both
 SHARDS = 3
 TRAININGS = 3
-FAISS_SEED = 1234           # what plain faiss starts k-means from
-TARGET = 0.95               # recall@10 that nprobe is chosen for
+FAISS_SEED = 1234  # what plain faiss starts k-means from
+TARGET = 0.95  # recall@10 that nprobe is chosen for
 KINDS = ("flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
 
 
@@ -44,7 +44,10 @@ class Bench:
 
     def batches(self, rows: slice = slice(None)) -> list[tuple[np.ndarray, np.ndarray]]:
         addresses, raw = self.addresses[rows], self.raw[rows]
-        return [(addresses[start : start + BATCH], raw[start : start + BATCH]) for start in range(0, len(raw), BATCH)]
+        return [
+            (addresses[start : start + BATCH], raw[start : start + BATCH])
+            for start in range(0, len(raw), BATCH)
+        ]
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -60,16 +63,22 @@ def vectors(rows: int) -> tuple[np.ndarray, str]:
 
         texts = pq.read_table(Path(root, "captions", "shards"), columns=["text"])["text"].to_pylist()
         chosen = np.random.default_rng(0).permutation(len(texts))[:rows]
-        return load_encoder(EncoderSettings(), EncodeSettings(), "cpu").encode([texts[row] for row in chosen]), "captions, all-MiniLM-L6-v2"
+        return load_encoder(EncoderSettings(), EncodeSettings(), "cpu").encode(
+            [texts[row] for row in chosen]
+        ), "captions, all-MiniLM-L6-v2"
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(rows // 20, 384))
-    return (centres[rng.integers(0, len(centres), rows)] + rng.normal(size=(rows, 384))).astype(np.float32), "generated clusters"
+    return (centres[rng.integers(0, len(centres), rows)] + rng.normal(size=(rows, 384))).astype(
+        np.float32
+    ), "generated clusters"
 
 
 def peer_trained(bench: Bench) -> Any:
     """What a person writes with plain faiss; OPQ, which faiss would train far longer, gets our number of rounds."""
     index = faiss.index_factory(bench.plan.dim, bench.plan.factory, faiss.METRIC_INNER_PRODUCT)
-    if isinstance(index, faiss.IndexPreTransform) and isinstance(step := faiss.downcast_VectorTransform(index.chain.at(0)), faiss.OPQMatrix):
+    if isinstance(index, faiss.IndexPreTransform) and isinstance(
+        step := faiss.downcast_VectorTransform(index.chain.at(0)), faiss.OPQMatrix
+    ):
         step.niter = 20
     sample = bench.raw[: bench.plan.train_rows].copy()
     faiss.normalize_L2(sample)
@@ -98,7 +107,9 @@ def peer_search(index: Any, queries: np.ndarray) -> np.ndarray:
 
 def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
     """One line of the table: training, adding, searching in a batch and one by one; peer's time over ours, pairs alternating."""
-    training = [(seconds(lambda: peer_trained(bench)), seconds(lambda: trained(bench))) for _ in range(TRAININGS)]
+    training = [
+        (seconds(lambda: peer_trained(bench)), seconds(lambda: trained(bench))) for _ in range(TRAININGS)
+    ]
     ours_empty = faiss.serialize_index(trained(bench))
     peer_empty = faiss.serialize_index(peer_trained(bench))
     built: dict[str, Any] = {}
@@ -116,14 +127,30 @@ def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
     sharded = _sharded(bench, ours_empty, folder)
     set_effort(sharded, effort)
     asked = bench.queries.vectors
-    batch = [(seconds(lambda: peer_search(built["peer"], asked)), seconds(lambda: built["ours"].search(asked, 11))) for _ in range(bench.pairs)]
-    singles = [(seconds(lambda: _one_by_one(built["peer"], asked, True)), seconds(lambda: _one_by_one(built["ours"], asked, False))) for _ in range(bench.pairs)]
+    batch = [
+        (seconds(lambda: peer_search(built["peer"], asked)), seconds(lambda: built["ours"].search(asked, 11)))
+        for _ in range(bench.pairs)
+    ]
+    singles = [
+        (
+            seconds(lambda: _one_by_one(built["peer"], asked, True)),
+            seconds(lambda: _one_by_one(built["ours"], asked, False)),
+        )
+        for _ in range(bench.pairs)
+    ]
     shares = [recall(index, bench.queries, truth, (10,))[10].value for index in (built["ours"], sharded)]
     peer_share = _peer_recall(built["peer"], bench, truth)
     return [
-        bench.plan.factory, str(effort or "-"), _ratio(training), _ratio(adding), f"{len(bench.raw) / statistics.median(ours for _, ours in adding):,.0f}",
-        _ratio(batch), _ratio(singles), f"{1e3 * statistics.median(ours for _, ours in singles) / len(asked[::EVERY]):.3f}",
-        f"{peer_share:.4f}", *(f"{share:.4f}" for share in shares),
+        bench.plan.factory,
+        str(effort or "-"),
+        _ratio(training),
+        _ratio(adding),
+        f"{len(bench.raw) / statistics.median(ours for _, ours in adding):,.0f}",
+        _ratio(batch),
+        _ratio(singles),
+        f"{1e3 * statistics.median(ours for _, ours in singles) / len(asked[::EVERY]):.3f}",
+        f"{peer_share:.4f}",
+        *(f"{share:.4f}" for share in shares),
     ]
 
 
@@ -145,7 +172,11 @@ def _sharded(bench: Bench, empty: np.ndarray, folder: Path) -> Any:
         index = faiss.deserialize_index(empty)
         filled = fill(index, bench.batches(slice(rows[0], rows[-1] + 1)))
         write_index(index, folder / f"{number}.faiss")
-        parts.append(Part(folder / f"{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space"))
+        parts.append(
+            Part(
+                folder / f"{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space"
+            )
+        )
     write_index(merge(parts), folder / "merged.faiss")
     return read_index(folder / "merged.faiss")
 
@@ -177,13 +208,37 @@ def main() -> None:
         started = time.perf_counter()
         truth = fold.of([(addresses, raw)])
         exact_s = time.perf_counter() - started
-        benches = [Bench(plan_index(len(raw), raw.shape[1], IndexSettings(kind=kind)), addresses, raw, queries, chosen.pairs) for kind in chosen.kinds]
+        benches = [
+            Bench(
+                plan_index(len(raw), raw.shape[1], IndexSettings(kind=kind)),
+                addresses,
+                raw,
+                queries,
+                chosen.pairs,
+            )
+            for kind in chosen.kinds
+        ]
         lines = [compare(bench, truth, Path(folder)) for bench in benches]
     print_table(
         f"{len(raw):,} x {raw.shape[1]} ({what}), faiss {faiss.__version__}, 1 thread; times are plain faiss / ours, median (least to most) of {chosen.pairs} pairs",
-        lines, ("factory", "effort", "train", "add", "rows/s added", "search, batch", "search, single", "ms/query", "recall@10 plain", "ours", f"{SHARDS} shards"),
+        lines,
+        (
+            "factory",
+            "effort",
+            "train",
+            "add",
+            "rows/s added",
+            "search, batch",
+            "search, single",
+            "ms/query",
+            "recall@10 plain",
+            "ours",
+            f"{SHARDS} shards",
+        ),
     )
-    print(f"\nexact neighbours of {len(queries)} queries beside the add pass: {1e6 * exact_s / len(raw):.1f} us a row; {machine()}")
+    print(
+        f"\nexact neighbours of {len(queries)} queries beside the add pass: {1e6 * exact_s / len(raw):.1f} us a row; {machine()}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The encode job against the bare engine, and what a whole night costs in time and memory.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.night job        # Ray, read and write against one process that only encodes
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions   # stages and peak memory of a night on 135,070 captions
-    python -m tests.benchmarks.night generated --rows 2000000       # the same on made-up rows with a small random BERT
+MANTA_EVAL_DATA=... python -m tests.benchmarks.night job        # Ray, read and write against one process that only encodes
+MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions   # stages and peak memory of a night on 135,070 captions
+python -m tests.benchmarks.night generated --rows 2000000       # the same on made-up rows with a small random BERT
 """
 
 import argparse
@@ -27,7 +27,26 @@ from pipeline.settings import Job
 from tests.benchmarks.machine import machine, print_table, spread
 
 _EVERY_S = 0.25
-_WORDS = ("man", "blue", "shirt", "stands", "ladder", "cleans", "window", "dogs", "run", "girl", "reads", "book", "grass", "quick", "brown", "fox", "lazy", "river")
+_WORDS = (
+    "man",
+    "blue",
+    "shirt",
+    "stands",
+    "ladder",
+    "cleans",
+    "window",
+    "dogs",
+    "run",
+    "girl",
+    "reads",
+    "book",
+    "grass",
+    "quick",
+    "brown",
+    "fox",
+    "lazy",
+    "river",
+)
 _LEADS, _ENDS = ("a", "the", "one"), ("again", "then", "near the river bank")
 
 
@@ -40,6 +59,7 @@ def captions() -> Path:
 
 # --- job against engine ---
 
+
 def compare_job(pairs: int, rows: int) -> None:
     """Interleaved pairs: the engine alone with two threads in a process of its own, then the job with two workers of one thread each."""
     timings = []
@@ -47,19 +67,40 @@ def compare_job(pairs: int, rows: int) -> None:
         for number in range(pairs):
             bare, job, connected = _bare(rows), *_job(Path(top, str(number)), rows)
             timings.append((bare, job, connected))
-            print(f"pair {number + 1}: engine {bare:.1f} s, job {job:.1f} s (and {connected:.1f} s to start Ray)", flush=True)
+            print(
+                f"pair {number + 1}: engine {bare:.1f} s, job {job:.1f} s (and {connected:.1f} s to start Ray)",
+                flush=True,
+            )
             shutil.rmtree(Path(top, str(number)))
     lines = [
         ("bare engine, one process, 2 threads", spread([bare for bare, _, _ in timings], ".1f"), ""),
-        ("encode job: 2 Ray workers, read, write, moments", spread([job for _, job, _ in timings], ".1f"), spread([bare / job for bare, job, _ in timings])),
-        ("the same with starting Ray", spread([job + ray for _, job, ray in timings], ".1f"), spread([bare / (job + ray) for bare, job, ray in timings])),
+        (
+            "encode job: 2 Ray workers, read, write, moments",
+            spread([job for _, job, _ in timings], ".1f"),
+            spread([bare / job for bare, job, _ in timings]),
+        ),
+        (
+            "the same with starting Ray",
+            spread([job + ray for _, job, ray in timings], ".1f"),
+            spread([bare / (job + ray) for bare, job, ray in timings]),
+        ),
     ]
-    print_table(f"{rows:,} captions, {pairs} interleaved pairs; {machine()}", lines, ("", "seconds", "speed against the engine"))
+    print_table(
+        f"{rows:,} captions, {pairs} interleaved pairs; {machine()}",
+        lines,
+        ("", "seconds", "speed against the engine"),
+    )
 
 
 def _bare(rows: int) -> float:
     """Seconds of encoding alone, measured inside a fresh process after the first buffers."""
-    done = subprocess.run([sys.executable, "-m", "tests.benchmarks.night", "bare", "--rows", str(rows)], check=True, capture_output=True, text=True, env=_threads(2))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.night", "bare", "--rows", str(rows)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=_threads(2),
+    )
     return float(done.stdout)
 
 
@@ -68,17 +109,34 @@ def bare(rows: int) -> None:
     from pipeline.settings import EncoderSettings, EncodeSettings
 
     encoder = load_encoder(EncoderSettings(), EncodeSettings(threads=2), "cpu")
-    table = pa.concat_tables([pq.read_table(file, columns=["text"]) for file in sorted(captions().glob("*.parquet"))]).slice(0, rows)
+    table = pa.concat_tables(
+        [pq.read_table(file, columns=["text"]) for file in sorted(captions().glob("*.parquet"))]
+    ).slice(0, rows)
     encoder.encode(table["text"].to_pylist()[:256])
     start = time.perf_counter()
-    done = sum(len(encoded.vectors) for encoded in encoder.encode_stream([batch["text"] for batch in table.to_batches(2_048)]))
+    done = sum(
+        len(encoded.vectors)
+        for encoded in encoder.encode_stream([batch["text"] for batch in table.to_batches(2_048)])
+    )
     print(time.perf_counter() - start if done == len(table) else "rows are missing")
 
 
 def _job(root: Path, rows: int) -> tuple[float, float]:
     """(seconds of the encode stage, seconds to start Ray) of a fresh `manta encode`."""
-    arguments = [f"corpus.uri={captions()}", f"corpus.max_rows={rows}", "encode.unit_rows=4096", "cluster.workers=2", f"release.root={root}"]
-    done = subprocess.run([sys.executable, "-m", "jobs.encode", "--json", *arguments], check=True, capture_output=True, text=True, env=_threads(1))
+    arguments = [
+        f"corpus.uri={captions()}",
+        f"corpus.max_rows={rows}",
+        "encode.unit_rows=4096",
+        "cluster.workers=2",
+        f"release.root={root}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.encode", "--json", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=_threads(1),
+    )
     seconds = json.loads(done.stdout)["seconds"]
     return seconds["encode"], seconds["cluster"]
 
@@ -88,6 +146,7 @@ def _threads(count: int) -> dict[str, str]:
 
 
 # --- a whole night ---
+
 
 class Memory:
     """Peak memory (bytes) of a process and of what it starts, by kind, sampled; private = resident less shared (mapped files)."""
@@ -116,7 +175,15 @@ class Memory:
             name, memory = " ".join(process.cmdline()[:1]), process.memory_info()
         except psutil.Error:
             return
-        kind = "driver" if process == self._root else "encode worker" if "MapWorker" in name else "task" if name.startswith("ray::") else None
+        kind = (
+            "driver"
+            if process == self._root
+            else "encode worker"
+            if "MapWorker" in name
+            else "task"
+            if name.startswith("ray::")
+            else None
+        )
         if kind:
             resident, private = self.peaks.get(kind, (0, 0))
             self.peaks[kind] = (max(resident, memory.rss), max(private, memory.rss - memory.shared))
@@ -125,25 +192,50 @@ class Memory:
 def whole_night(title: str, job: Job, arguments: list[str]) -> None:
     """Run `manta nightly` in a process of its own; print its stages and the peaks of memory."""
     start = time.perf_counter()
-    night = subprocess.Popen([sys.executable, "-m", "jobs.nightly", "--json", *arguments], stdout=subprocess.PIPE, text=True, env=_threads(1))
+    night = subprocess.Popen(
+        [sys.executable, "-m", "jobs.nightly", "--json", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=_threads(1),
+    )
     memory = Memory(night.pid)
     answer = json.loads(night.communicate()[0])
     wall, peaks = time.perf_counter() - start, memory.stop()
     if answer["status"] != "published":
         sys.exit(f"the night ended otherwise: {answer}")
     rows = answer["rows"]
-    stages = [(name, f"{seconds:.1f}", f"{rows / seconds:,.0f}") for name, seconds in answer["seconds"].items() if seconds >= 0.05]
-    print_table(f"{title}: {rows:,} rows, {answer['index']['factory']}; {machine()}", [*stages, ("all, as a process", f"{wall:.1f}", "")], ("stage", "seconds", "rows/s"))
-    lines = [(kind, f"{resident / 1e6:,.0f}", f"{private / 1e6:,.0f}") for kind, (resident, private) in sorted(peaks.items())]
+    stages = [
+        (name, f"{seconds:.1f}", f"{rows / seconds:,.0f}")
+        for name, seconds in answer["seconds"].items()
+        if seconds >= 0.05
+    ]
+    print_table(
+        f"{title}: {rows:,} rows, {answer['index']['factory']}; {machine()}",
+        [*stages, ("all, as a process", f"{wall:.1f}", "")],
+        ("stage", "seconds", "rows/s"),
+    )
+    lines = [
+        (kind, f"{resident / 1e6:,.0f}", f"{private / 1e6:,.0f}")
+        for kind, (resident, private) in sorted(peaks.items())
+    ]
     print_table("Peak memory", lines, ("process", "resident MB", "of it private MB"))
     recall, files = answer["gates"]["recall_at_10"]["value"], answer["index"]["files"]
-    print(f"\nrecall@10 {recall:.4f}, index {sum(file['bytes'] for file in files) / 1e6:,.0f} MB, unit_rows {job.encode.unit_rows:,}")
+    print(
+        f"\nrecall@10 {recall:.4f}, index {sum(file['bytes'] for file in files) / 1e6:,.0f} MB, unit_rows {job.encode.unit_rows:,}"
+    )
 
 
 def captions_night(rows: int) -> None:
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
-        arguments = [f"corpus.uri={captions()}", f"corpus.max_rows={rows}", "encode.unit_rows=4096", f"release.root={top}/releases"]
-        whole_night("A night on captions with all-MiniLM-L6-v2", load_settings(Job, None, tuple(arguments)), arguments)
+        arguments = [
+            f"corpus.uri={captions()}",
+            f"corpus.max_rows={rows}",
+            "encode.unit_rows=4096",
+            f"release.root={top}/releases",
+        ]
+        whole_night(
+            "A night on captions with all-MiniLM-L6-v2", load_settings(Job, None, tuple(arguments)), arguments
+        )
 
 
 def generated_night(rows: int) -> None:
@@ -155,8 +247,17 @@ def generated_night(rows: int) -> None:
         corpus.mkdir()
         for number, table in enumerate(made_up(rows)):
             pq.write_table(table, corpus / f"part-{number:03d}.parquet")
-        arguments = [f"corpus.uri={corpus}", f"encoder.path={encoder}", f"release.root={top}/releases", "gates.recall_at_10=0.9"]
-        whole_night("A night on generated rows with a BERT of 3 layers and width 48", load_settings(Job, None, tuple(arguments)), arguments)
+        arguments = [
+            f"corpus.uri={corpus}",
+            f"encoder.path={encoder}",
+            f"release.root={top}/releases",
+            "gates.recall_at_10=0.9",
+        ]
+        whole_night(
+            "A night on generated rows with a BERT of 3 layers and width 48",
+            load_settings(Job, None, tuple(arguments)),
+            arguments,
+        )
 
 
 def made_up(rows: int, file_rows: int = 250_000) -> Iterator[pa.Table]:
@@ -168,12 +269,17 @@ def made_up(rows: int, file_rows: int = 250_000) -> Iterator[pa.Table]:
         lengths = rng.integers(6, 15, count)
         picked = np.split(words[rng.integers(0, len(words), lengths.sum())], np.cumsum(lengths)[:-1])
         leads, ends = rng.choice(_LEADS, count), rng.choice(_ENDS, count)
-        texts = [f"{lead} {' '.join(middle)} {end} {start + place}" for place, (lead, middle, end) in enumerate(zip(leads, picked, ends, strict=True))]
+        texts = [
+            f"{lead} {' '.join(middle)} {end} {start + place}"
+            for place, (lead, middle, end) in enumerate(zip(leads, picked, ends, strict=True))
+        ]
         yield pa.table({"id": np.arange(start, start + count), "text": texts})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("job", "bare", "captions", "generated"))
     parser.add_argument("--rows", type=int)
     parser.add_argument("--pairs", type=int, default=3)

@@ -46,7 +46,13 @@ from tests.benchmarks.machine import machine, print_table
 SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
 RATES = {"minilm": 2e-5, "small": 5e-4, "words": 1e-4}
 WORDS_STEPS, WORDS_RATE = 2_000, 1e-3
-SMALL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512, "max_position_embeddings": 128}
+SMALL = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "max_position_embeddings": 128,
+}
 NO_NEGATIVE = {"columns": {"negative": "none"}}
 
 
@@ -70,9 +76,19 @@ CASES: dict[str, Case] = {
     "pser, embedding": Case("wikipedia", "pser"),
     "pser, similarity": Case("wikipedia", {"name": "pser", "options": {"kl_on": "similarity"}}),
     "consert": Case("wikipedia", "consert", {"dropout": 0.0}),
-    "contrastive tension": Case("wikipedia", "contrastive_tension", {"dropout": 0.0, "optimizer": {"name": "rmsprop"}}, {"normalize": False}, rate=0.5),
+    "contrastive tension": Case(
+        "wikipedia",
+        "contrastive_tension",
+        {"dropout": 0.0, "optimizer": {"name": "rmsprop"}},
+        {"normalize": False},
+        rate=0.5,
+    ),
     "cert": Case("wikipedia", {"name": "cert", "options": {"queue": 4096, "pairs": False}}),
-    "quickthoughts": Case("documents", {"name": "quickthoughts", "options": {"inference": "first"}}, encoder={"normalize": False}),
+    "quickthoughts": Case(
+        "documents",
+        {"name": "quickthoughts", "options": {"inference": "first"}},
+        encoder={"normalize": False},
+    ),
     "prompt, unsupervised": Case("wikipedia", "prompt", encoder=TEXTS),
     "nli classification": Case("snli", "classification"),
     "regression": Case("stsb-train", "regression"),
@@ -82,9 +98,15 @@ CASES: dict[str, Case] = {
     "supervised on captions": Case("captions", "supervised"),
     "supervised on captions, GradCache": Case("captions", "supervised", {"chunk_rows": 8}),
     "supervised on captions, naive accumulation": Case("captions", "accumulated"),
-    "supervised + masked words": Case("triples", ["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}]),
+    "supervised + masked words": Case(
+        "triples", ["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}]
+    ),
     "supervised, Matryoshka": Case("triples", "supervised", {"matryoshka": [32, 64, 128]}),
-    "joint nli + consert": Case("snli", ["classification", {"name": "consert", "weight": 0.15}], {"data": {"columns": {"text": "premise"}}, "dropout": 0.0}),
+    "joint nli + consert": Case(
+        "snli",
+        ["classification", {"name": "consert", "weight": 0.15}],
+        {"data": {"columns": {"text": "premise"}}, "dropout": 0.0},
+    ),
 }
 
 
@@ -98,7 +120,12 @@ class Accumulated(Supervised):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         places = np.array_split(np.arange(len(batch)), len(batch) // self.rows)
-        parts = [super(Accumulated, self).loss(tuple(rep[torch.from_numpy(part)] for rep in reps), batch.of_rows(part)) for part in places]
+        parts = [
+            super(Accumulated, self).loss(
+                tuple(rep[torch.from_numpy(part)] for rep in reps), batch.of_rows(part)
+            )
+            for part in places
+        ]
         return Loss.of(info_nce=sum((part.total for part in parts), torch.zeros(())) / len(parts))
 
 
@@ -114,20 +141,38 @@ def small_bert(folder: Path) -> Path:
         BertModel(BertConfig(**SMALL), add_pooling_layer=False).save_pretrained(made)
         AutoTokenizer.from_pretrained(packaged).save_pretrained(made)
         transformer = models.Transformer(str(made), max_seq_length=64)
-        SentenceTransformer(modules=[transformer, models.Pooling(SMALL["hidden_size"], "mean")], device="cpu").save(str(folder))
+        SentenceTransformer(
+            modules=[transformer, models.Pooling(SMALL["hidden_size"], "mean")], device="cpu"
+        ).save(str(folder))
     return folder
 
 
 def pretrained(root: Path, data: Mapping[str, Any]) -> Path:
     """The small BERT after so many steps of masked words on captions and Wikipedia."""
     train = {
-        "root": str(root / "pretraining"), "name": "words", "epochs": 1_000.0, "max_steps": WORDS_STEPS, "fresh": True, "objective": "masked_lm",
-        "data": [data["sentences of captions"], data["wikipedia"]], "order": {"batch_rows": 64}, "checkpoint": {"steps": 500},
-        "optimizer": {"learning_rate": WORDS_RATE}, "schedule": {"warmup": 0.1},
+        "root": str(root / "pretraining"),
+        "name": "words",
+        "epochs": 1_000.0,
+        "max_steps": WORDS_STEPS,
+        "fresh": True,
+        "objective": "masked_lm",
+        "data": [data["sentences of captions"], data["wikipedia"]],
+        "order": {"batch_rows": 64},
+        "checkpoint": {"steps": 500},
+        "optimizer": {"learning_rate": WORDS_RATE},
+        "schedule": {"warmup": 0.1},
     }
-    job = validated(Job, {"encoder": {"path": str(small_bert(root / "small-bert")), "max_length": 64}, "train": train}, "pretraining")
+    job = validated(
+        Job,
+        {"encoder": {"path": str(small_bert(root / "small-bert")), "max_length": 64}, "train": train},
+        "pretraining",
+    )
     run, took = trained(job)
-    print(f"masked words: {took:.0f} s, loss {read_metrics(run.store)[-1].loss:.2f}", file=sys.stderr, flush=True)
+    print(
+        f"masked words: {took:.0f} s, loss {read_metrics(run.store)[-1].loss:.2f}",
+        file=sys.stderr,
+        flush=True,
+    )
     return Path(run.encoder.removeprefix("file://"))
 
 
@@ -143,15 +188,34 @@ def prepared(root: Path) -> dict[str, Any]:
     data = Path(os.environ["MANTA_EVAL_DATA"])
     root.mkdir(parents=True, exist_ok=True)
     if not (root / "triples.parquet").exists():
-        captions = pq.read_table(data / "captions" / "flickr30k_captions.parquet", filters=[("split", "=", "train")])
-        texts, number = np.array(captions["text"].to_pylist(), object), np.array([int(each[-1]) for each in captions["caption_id"].to_pylist()])
+        captions = pq.read_table(
+            data / "captions" / "flickr30k_captions.parquet", filters=[("split", "=", "train")]
+        )
+        texts, number = (
+            np.array(captions["text"].to_pylist(), object),
+            np.array([int(each[-1]) for each in captions["caption_id"].to_pylist()]),
+        )
         pq.write_table(pa.table({"text": texts}), root / "sentences.parquet", row_group_size=8_192)
-        couples = pa.table({"anchor": np.concatenate([texts[number == 1], texts[number == 3]]), "positive": np.concatenate([texts[number == 2], texts[number == 4]])})
+        couples = pa.table(
+            {
+                "anchor": np.concatenate([texts[number == 1], texts[number == 3]]),
+                "positive": np.concatenate([texts[number == 2], texts[number == 4]]),
+            }
+        )
         pq.write_table(couples, root / "captions.parquet", row_group_size=8_192)
-        write_triples(open_pairs(PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")), open_store(root), "triples.parquet")
+        write_triples(
+            open_pairs(
+                PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")
+            ),
+            open_store(root),
+            "triples.parquet",
+        )
     return {
-        "wikipedia": {"uri": str(data / "wiki" / "sentences.parquet")}, "sentences of captions": {"uri": str(root / "sentences.parquet")},
-        "captions": {"uri": str(root / "captions.parquet")}, "triples": {"uri": str(root / "triples.parquet")}, "snli": {"uri": str(data / "nli" / "snli.parquet")},
+        "wikipedia": {"uri": str(data / "wiki" / "sentences.parquet")},
+        "sentences of captions": {"uri": str(root / "sentences.parquet")},
+        "captions": {"uri": str(root / "captions.parquet")},
+        "triples": {"uri": str(root / "triples.parquet")},
+        "snli": {"uri": str(data / "nli" / "snli.parquet")},
         "stsb-train": {"uri": str(data / "sts" / "STSB-train.parquet")},
         "documents": {"uri": str(data / "running" / "documents.parquet"), "columns": {"document": "doc_id"}},
     }
@@ -160,14 +224,27 @@ def prepared(root: Path) -> dict[str, Any]:
 def job_of(case: Case, start: str, given: argparse.Namespace, data: Mapping[str, Any], seed: int) -> Job:
     """The settings of one training."""
     train = {
-        "root": str(given.root / start), "epochs": 1_000.0, "max_steps": given.steps, "seed": seed, "order": {"seed": seed, "batch_rows": given.rows},
-        "schedule": {"warmup": 0.1}, "fresh": start == "small", "checkpoint": {"steps": given.steps, "minutes": None},
-        "dev": {"uri": str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"), "steps": given.dev_steps}, "objective": case.objective,
-        **case.train, "data": {**data[case.data], **case.train.get("data", {})},
+        "root": str(given.root / start),
+        "epochs": 1_000.0,
+        "max_steps": given.steps,
+        "seed": seed,
+        "order": {"seed": seed, "batch_rows": given.rows},
+        "schedule": {"warmup": 0.1},
+        "fresh": start == "small",
+        "checkpoint": {"steps": given.steps, "minutes": None},
+        "dev": {
+            "uri": str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"),
+            "steps": given.dev_steps,
+        },
+        "objective": case.objective,
+        **case.train,
+        "data": {**data[case.data], **case.train.get("data", {})},
         "optimizer": {"learning_rate": RATES[start] * case.rate, **case.train.get("optimizer", {})},
     }
     path = start_of(start, given.root, data)
-    return validated(Job, {"encoder": {"path": path, "max_length": 64, **case.encoder}, "train": train}, "case")
+    return validated(
+        Job, {"encoder": {"path": path, "max_length": 64, **case.encoder}, "train": train}, "case"
+    )
 
 
 def trained(job: Job) -> tuple[RunFolder, float]:
@@ -187,7 +264,12 @@ class Sets:
     def __init__(self, names: Sequence[str] = SETS) -> None:
         folder = Path(os.environ["MANTA_EVAL_DATA"]) / "sts"
         self.tables = {name: pq.read_table(folder / f"{name}.parquet") for name in names}
-        every = [text for table in self.tables.values() for column in ("sentence1", "sentence2") for text in table[column].to_pylist()]
+        every = [
+            text
+            for table in self.tables.values()
+            for column in ("sentence1", "sentence2")
+            for text in table[column].to_pylist()
+        ]
         self.places = {text: place for place, text in enumerate(dict.fromkeys(every))}
 
     def scores(self, encoder: EncoderSettings) -> list[float]:
@@ -195,13 +277,18 @@ class Sets:
         vectors = load_encoder(encoder, EncodeSettings()).encode(list(self.places))
         found = []
         for table in self.tables.values():
-            left, right = (vectors[[self.places[text] for text in table[column].to_pylist()]] for column in ("sentence1", "sentence2"))
+            left, right = (
+                vectors[[self.places[text] for text in table[column].to_pylist()]]
+                for column in ("sentence1", "sentence2")
+            )
             found.append(100 * spearman(paired("cosine", left, right), table["score"].to_numpy()))
         return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--start", choices=tuple(RATES), default="minilm")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--dev-steps", type=int, default=50)
@@ -222,11 +309,46 @@ def main() -> None:
             dev = [line.dev for line in read_metrics(run.store) if line.dev is not None]
             scores = sets.scores(EncoderSettings(path=run.encoder.removeprefix("file://")))
             ended = run.ended()
-            lines.append([name, case.data, f"{seed}", f"{ended.steps}", *map(cell, (dev[0], max(dev), dev[-1])), f"{ended.best_step}", *map(cell, scores), f"{took:.0f}"])
+            lines.append(
+                [
+                    name,
+                    case.data,
+                    f"{seed}",
+                    f"{ended.steps}",
+                    *map(cell, (dev[0], max(dev), dev[-1])),
+                    f"{ended.best_step}",
+                    *map(cell, scores),
+                    f"{took:.0f}",
+                ]
+            )
             print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
     if given.start != "small":
-        lines.append(["(before)", "", "", "0", "", "", "", "", *map(cell, sets.scores(EncoderSettings(path=start_of(given.start, given.root, data)))), ""])
-    header = ("objective", "data", "seed", "steps", "dev before", "dev best", "dev last", "best step", *SETS, "s")
+        lines.append(
+            [
+                "(before)",
+                "",
+                "",
+                "0",
+                "",
+                "",
+                "",
+                "",
+                *map(cell, sets.scores(EncoderSettings(path=start_of(given.start, given.root, data)))),
+                "",
+            ]
+        )
+    header = (
+        "objective",
+        "data",
+        "seed",
+        "steps",
+        "dev before",
+        "dev best",
+        "dev last",
+        "best step",
+        *SETS,
+        "s",
+    )
     print_table(f"From {given.start}, batches of {given.rows}; {machine()}", lines, header)
 
 

@@ -35,8 +35,16 @@ from pipeline.train.flow import FlowFit, Held, one_thread
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")
-SPLITS = {name: (name,) for name in SETS[:3]} | dict.fromkeys(SETS[3:], ("STSB-train", "STSB-dev", "STSB-test"))
-KNOWN = {"STS12": 72.37, "STS13": 80.60, "STS15": 85.39, "STSB-dev": 86.72, "STSB-test": 82.03}      # published for this model; dev by sentence-transformers
+SPLITS = {name: (name,) for name in SETS[:3]} | dict.fromkeys(
+    SETS[3:], ("STSB-train", "STSB-dev", "STSB-test")
+)
+KNOWN = {
+    "STS12": 72.37,
+    "STS13": 80.60,
+    "STS15": 85.39,
+    "STSB-dev": 86.72,
+    "STSB-test": 82.03,
+}  # published for this model; dev by sentence-transformers
 POOLINGS = ("cls", "mean", "max", "first_last", "static", "last2")
 FITS = ("target", "SNLI", "captions")
 TRANSFORMS = {
@@ -48,7 +56,7 @@ TRANSFORMS = {
     "flow": WhitenSettings(transform="flow"),
 }
 CAPTIONS = 20_000
-_HELD = 256         # rows that a flow is measured on, not trained
+_HELD = 256  # rows that a flow is measured on, not trained
 
 
 @dataclass(frozen=True)
@@ -60,21 +68,37 @@ class Sentences:
     @cached_property
     def pairs(self) -> dict[str, tuple[list[str], list[str], np.ndarray]]:
         """(first sentences, second sentences, gold scores) by file."""
-        tables = {name: pq.read_table(self.folder / f"sts/{name}.parquet") for splits in SPLITS.values() for name in splits}
-        return {name: (table["sentence1"].to_pylist(), table["sentence2"].to_pylist(), table["score"].to_numpy()) for name, table in tables.items()}
+        tables = {
+            name: pq.read_table(self.folder / f"sts/{name}.parquet")
+            for splits in SPLITS.values()
+            for name in splits
+        }
+        return {
+            name: (table["sentence1"].to_pylist(), table["sentence2"].to_pylist(), table["score"].to_numpy())
+            for name, table in tables.items()
+        }
 
     @cached_property
     def fits(self) -> dict[str, list[str]]:
         """The sentences that transforms are fitted on: SNLI, captions, and each set's own."""
         nli = pq.read_table(self.folder / "nli/snli.parquet")
         captions = pq.read_table(self.folder / "captions/flickr30k_captions.parquet")["text"].to_pylist()
-        own = {name: _once(text for split in SPLITS[name] for column in self.pairs[split][:2] for text in column) for name in SETS}
-        return own | {"SNLI": _once([*nli["premise"].to_pylist(), *nli["hypothesis"].to_pylist()]), "captions": _once(captions[:: len(captions) // CAPTIONS][:CAPTIONS])}
+        own = {
+            name: _once(text for split in SPLITS[name] for column in self.pairs[split][:2] for text in column)
+            for name in SETS
+        }
+        return own | {
+            "SNLI": _once([*nli["premise"].to_pylist(), *nli["hypothesis"].to_pylist()]),
+            "captions": _once(captions[:: len(captions) // CAPTIONS][:CAPTIONS]),
+        }
 
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each sentence among all of them."""
-        every = [*(text for left, right, _ in self.pairs.values() for text in (*left, *right)), *(text for texts in self.fits.values() for text in texts)]
+        every = [
+            *(text for left, right, _ in self.pairs.values() for text in (*left, *right)),
+            *(text for texts in self.fits.values() for text in texts),
+        ]
         return {text: place for place, text in enumerate(_once(every))}
 
 
@@ -96,7 +120,11 @@ class Table:
 
     def fitted(self, settings: WhitenSettings, texts: Sequence[str]) -> Transform:
         x = self.of(texts)
-        return fit_flow(x, settings.flow) if settings.transform == "flow" else fit_transform(Moments.of(x), settings, "")
+        return (
+            fit_flow(x, settings.flow)
+            if settings.transform == "flow"
+            else fit_transform(Moments.of(x), settings, "")
+        )
 
     def lines(self, name: str) -> Iterator[tuple[str, ...]]:
         """A line per transform and fit."""
@@ -104,7 +132,11 @@ class Table:
         for what, settings in TRANSFORMS.items():
             for fit in FITS:
                 shared = None if fit == "target" else self.fitted(settings, self.sentences.fits[fit])
-                own = {text: self.fitted(settings, self.sentences.fits[text]) for text in SETS} if shared is None else dict.fromkeys(SETS, shared)
+                own = (
+                    {text: self.fitted(settings, self.sentences.fits[text]) for text in SETS}
+                    if shared is None
+                    else dict.fromkeys(SETS, shared)
+                )
                 yield _line(name, what, fit, [self.figure(each, own[each]) for each in SETS])
 
 
@@ -127,11 +159,17 @@ def contextual(sentences: Sentences, kept: Path | None) -> dict[str, Table]:
     if kept is not None and kept.exists() and str(np.load(kept)["texts"]) == texts:
         vectors = np.load(kept)["vectors"]
     else:
-        encoder = load_encoder(EncoderSettings(pooling="+".join(POOLINGS), normalize=False), EncodeSettings(threads=os.cpu_count() or 1))
+        encoder = load_encoder(
+            EncoderSettings(pooling="+".join(POOLINGS), normalize=False),
+            EncodeSettings(threads=os.cpu_count() or 1),
+        )
         vectors = encoder.encode(list(sentences.places))
         if kept is not None:
             np.savez(kept, vectors=vectors, texts=texts)
-    return {name: Table(sentences, part) for name, part in zip(POOLINGS, np.split(vectors, len(POOLINGS), axis=1), strict=True)}
+    return {
+        name: Table(sentences, part)
+        for name, part in zip(POOLINGS, np.split(vectors, len(POOLINGS), axis=1), strict=True)
+    }
 
 
 def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...]]:
@@ -139,13 +177,22 @@ def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...
     counted = str(frequencies)
     variants = {
         "all tokens": EncoderSettings(pooling="table", normalize=False),
-        "without the 36 most frequent": EncoderSettings(pooling="table", normalize=False, exclude=("frequent",), frequencies=counted),
+        "without the 36 most frequent": EncoderSettings(
+            pooling="table", normalize=False, exclude=("frequent",), frequencies=counted
+        ),
         "without sub-words": EncoderSettings(pooling="table", normalize=False, exclude=("subword",)),
         "without punctuation": EncoderSettings(pooling="table", normalize=False, exclude=("punctuation",)),
-        "without any of them": EncoderSettings(pooling="table", normalize=False, exclude=("frequent", "subword", "punctuation"), frequencies=counted),
+        "without any of them": EncoderSettings(
+            pooling="table",
+            normalize=False,
+            exclude=("frequent", "subword", "punctuation"),
+            frequencies=counted,
+        ),
     }
     for name, settings in variants.items():
-        yield _line("token table", name, "", _of(sentences, load_encoder(settings, EncodeSettings())).values())
+        yield _line(
+            "token table", name, "", _of(sentences, load_encoder(settings, EncodeSettings())).values()
+        )
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as folder:
         words = str(_word_vectors(Path(folder, "words.txt")))
         plain = load_encoder(EncoderSettings(path=words), EncodeSettings())
@@ -154,7 +201,13 @@ def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...
         yield _line("word vectors", "SIF weights", "", _of(sentences, sif).values())
         table = Table(sentences, sif.encode(list(sentences.places)))
         for fit in FITS:
-            first = {name: table.fitted(WhitenSettings(transform="components", centred=False), sentences.fits[name if fit == "target" else fit]) for name in SETS}
+            first = {
+                name: table.fitted(
+                    WhitenSettings(transform="components", centred=False),
+                    sentences.fits[name if fit == "target" else fit],
+                )
+                for name in SETS
+            }
             yield _line("word vectors", "SIF", fit, [table.figure(name, first[name]) for name in SETS])
 
 
@@ -168,10 +221,17 @@ def _word_vectors(file: Path) -> Path:
     folder = locate("all-MiniLM-L6-v2")
     from pipeline.models.folder.folder import open_folder
 
-    table = open_checkpoint(open_folder(EncoderSettings())).tensor("embeddings.word_embeddings.weight", (30_522, 384)).numpy()
+    table = (
+        open_checkpoint(open_folder(EncoderSettings()))
+        .tensor("embeddings.word_embeddings.weight", (30_522, 384))
+        .numpy()
+    )
     words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     whole = [place for place, word in enumerate(words) if word and not word.startswith(("##", "["))]
-    file.write_text("".join(f"{words[place]} {' '.join(f'{value:.6g}' for value in table[place])}\n" for place in whole), encoding="utf-8")
+    file.write_text(
+        "".join(f"{words[place]} {' '.join(f'{value:.6g}' for value in table[place])}\n" for place in whole),
+        encoding="utf-8",
+    )
     return file
 
 
@@ -185,7 +245,9 @@ def _once(texts: "Iterator[str] | Sequence[str]") -> list[str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--poolings", nargs="+", default=POOLINGS, choices=POOLINGS)
     options.add_argument("--vectors", type=Path, help="an .npz file where sentence vectors are kept")
     chosen = options.parse_args()
@@ -194,11 +256,20 @@ def main() -> None:
     lines = [line for name in chosen.poolings for line in tables[name].lines(name)]
     lines += averages(sentences, sentences.folder / "word_frequencies.parquet")
     seconds = time.perf_counter() - begun
-    print_table(f"Spearman x100, cosine, all; {seconds:.0f} s, {machine()}", lines, ("encoder", "transform", "fitted on", *SETS, "mean"))
+    print_table(
+        f"Spearman x100, cosine, all; {seconds:.0f} s, {machine()}",
+        lines,
+        ("encoder", "transform", "fitted on", *SETS, "mean"),
+    )
     check = [(name, f"{known:.2f}", f"{tables['mean'].figure(name):.2f}") for name, known in KNOWN.items()]
     print_table("Mean pooling against the known figures", check, ("set", "known", "here"))
     if wrong := [name for name, known, found in check if known != found]:
-        raise DataError("tests.benchmarks.sts", "the known figures", f"others for {', '.join(wrong)}", "find out what changed")
+        raise DataError(
+            "tests.benchmarks.sts",
+            "the known figures",
+            f"others for {', '.join(wrong)}",
+            "find out what changed",
+        )
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ from pipeline.train.gather import Ranks, world_size
 from pipeline.train.loop import Step, Training, fit
 from tests.benchmarks.machine import machine, print_table, spread
 
-WARM = 2                        # steps of either side before the first that counts
-LIMIT = 32                      # tokens of a text, as SimCSE is trained
+WARM = 2  # steps of either side before the first that counts
+LIMIT = 32  # tokens of a text, as SimCSE is trained
 WIKIPEDIA = "simcse_wiki1m_slice"
 
 
@@ -71,11 +71,15 @@ def prepared(scratch: Path) -> list[Rows]:
     data = Path(os.environ["MANTA_EVAL_DATA"])
     wiki = pq.read_table(data / "wiki" / "sentences.parquet", filters=[("source", "=", WIKIPEDIA)])
     pq.write_table(wiki.select(["text"]), scratch / "wiki.parquet")
-    labelled = open_pairs(PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label"))
+    labelled = open_pairs(
+        PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")
+    )
     write_triples(labelled, open_store(scratch), "triples.parquet")
     return [
         Rows("SimCSE unsupervised", scratch / "wiki.parquet", SimCSE, ("text", "text")),
-        Rows("SimCSE supervised", scratch / "triples.parquet", Supervised, ("anchor", "positive", "negative")),
+        Rows(
+            "SimCSE supervised", scratch / "triples.parquet", Supervised, ("anchor", "positive", "negative")
+        ),
     ]
 
 
@@ -83,15 +87,23 @@ def folder() -> EncoderFolder:
     return open_folder(EncoderSettings(max_length=LIMIT))
 
 
-def steps(rows: Rows, settings: TrainSettings, *, share: Share = Share(), bucket_batches: int = 1) -> Iterator[Step]:
+def steps(
+    rows: Rows, settings: TrainSettings, *, share: Share = Share(), bucket_batches: int = 1
+) -> Iterator[Step]:
     """Those of our training, without end."""
     torch.manual_seed(settings.seed)
     encoder = folder()
-    objective = rows.kind(load_trainable(encoder), head="none")           # type: ignore[call-arg]
+    objective = rows.kind(load_trainable(encoder), head="none")  # type: ignore[call-arg]
     order = rows.order(settings.order.batch_rows, bucket_batches)
     training = Training(objective, settings, steps=10_000, steps_per_epoch=order.steps_per_epoch)
-    tokenize = load_tokenizer(encoder.path / encoder.transformer, encoder.max_length, lower=encoder.lower, cuts=encoder.cuts)
-    return fit(training, batches(order, tokenize, share=share, peers=Ranks() if world_size() > 1 else ALONE), until=10_000)
+    tokenize = load_tokenizer(
+        encoder.path / encoder.transformer, encoder.max_length, lower=encoder.lower, cuts=encoder.cuts
+    )
+    return fit(
+        training,
+        batches(order, tokenize, share=share, peers=Ranks() if world_size() > 1 else ALONE),
+        until=10_000,
+    )
 
 
 class Peer:
@@ -100,12 +112,15 @@ class Peer:
     def __init__(self, rows: Rows, batch_rows: int, count: int, scratch: Path) -> None:
         self._go, self._done, self._failure = threading.Semaphore(0), threading.Semaphore(0), None
         table = [each.table for each in islice(rows.order(batch_rows).batches(0), count)]
-        columns = {f"{place}": [text for part in table for text in part[role].to_pylist()] for place, role in enumerate(rows.columns)}
+        columns = {
+            f"{place}": [text for part in table for text in part[role].to_pylist()]
+            for place, role in enumerate(rows.columns)
+        }
         self._threads = torch.get_num_threads()
         self._trainer = self._made(columns, batch_rows, count, scratch)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._done.acquire()            # it stands before its first step
+        self._done.acquire()  # it stands before its first step
 
     def step(self) -> None:
         """Take one step, the fetching of its batch included."""
@@ -115,17 +130,21 @@ class Peer:
             raise self._failure
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)            # a thread has its own number
+        torch.set_num_threads(self._threads)  # a thread has its own number
         try:
             self._trainer.train()
-        except BaseException as error:      # told where the step was asked for
+        except BaseException as error:  # told where the step was asked for
             self._failure = error
             self._done.release()
             raise
 
     def _made(self, columns: dict[str, list[str]], batch_rows: int, count: int, scratch: Path) -> Any:
         from datasets import Dataset
-        from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+        from sentence_transformers import (
+            SentenceTransformer,
+            SentenceTransformerTrainer,
+            SentenceTransformerTrainingArguments,
+        )
         from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
         from torch.utils.data import BatchSampler, SequentialSampler
         from transformers import TrainerCallback
@@ -142,12 +161,26 @@ class Peer:
         model = SentenceTransformer(str(folder().path), device="cpu")
         model.max_seq_length = LIMIT
         arguments = SentenceTransformerTrainingArguments(
-            output_dir=str(scratch / "peer"), per_device_train_batch_size=batch_rows, max_steps=count, learning_rate=3e-5, weight_decay=0.0, use_cpu=True,
-            report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            output_dir=str(scratch / "peer"),
+            per_device_train_batch_size=batch_rows,
+            max_steps=count,
+            learning_rate=3e-5,
+            weight_decay=0.0,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
             batch_sampler=lambda rows, **_: BatchSampler(SequentialSampler(rows), batch_rows, True),
         )
         loss = MultipleNegativesRankingLoss(model, scale=20.0)
-        return SentenceTransformerTrainer(model=model, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss, callbacks=[Gate()])
+        return SentenceTransformerTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_dict(columns),
+            loss=loss,
+            callbacks=[Gate()],
+        )
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -172,13 +205,44 @@ def compare_steps(threads: int, pairs: int, batch_rows: int) -> None:
     lines = []
     with tempfile.TemporaryDirectory() as scratch:
         for rows in prepared(Path(scratch)):
-            peer, settings = Peer(rows, batch_rows, pairs + WARM + 1, Path(scratch)), TrainSettings(order=OrderSettings(batch_rows=batch_rows))
+            peer, settings = (
+                Peer(rows, batch_rows, pairs + WARM + 1, Path(scratch)),
+                TrainSettings(order=OrderSettings(batch_rows=batch_rows)),
+            )
             own, bucketed = steps(rows, settings), steps(rows, settings, bucket_batches=16)
-            took = in_turn({"peer": peer.step, "ours": lambda own=own: next(own), "by length": lambda bucketed=bucketed: next(bucketed)}, pairs)
-            ratios = {name: [a / b for a, b in zip(took["peer"], took[name], strict=True)] for name in ("ours", "by length")}
-            lines.append([rows.name, *(f"{1e3 * statistics.median(each):,.0f}" for each in took.values()), spread(ratios["ours"]), spread(ratios["by length"])])
-    header = ("batch", "peer ms", "ours ms", "ours, by length ms", "ratio, equal batches", "ratio, our batches by length")
-    print_table(f"A step of {batch_rows} rows, {threads} thread(s), {pairs} interleaved pairs; {machine()}", lines, header)
+            took = in_turn(
+                {
+                    "peer": peer.step,
+                    "ours": lambda own=own: next(own),
+                    "by length": lambda bucketed=bucketed: next(bucketed),
+                },
+                pairs,
+            )
+            ratios = {
+                name: [a / b for a, b in zip(took["peer"], took[name], strict=True)]
+                for name in ("ours", "by length")
+            }
+            lines.append(
+                [
+                    rows.name,
+                    *(f"{1e3 * statistics.median(each):,.0f}" for each in took.values()),
+                    spread(ratios["ours"]),
+                    spread(ratios["by length"]),
+                ]
+            )
+    header = (
+        "batch",
+        "peer ms",
+        "ours ms",
+        "ours, by length ms",
+        "ratio, equal batches",
+        "ratio, our batches by length",
+    )
+    print_table(
+        f"A step of {batch_rows} rows, {threads} thread(s), {pairs} interleaved pairs; {machine()}",
+        lines,
+        header,
+    )
 
 
 def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
@@ -188,17 +252,44 @@ def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for rows in prepared(Path(scratch)):
             plain = TrainSettings(order=OrderSettings(batch_rows=batch_rows))
-            sizes = {"whole": None, **{f"chunks of {size}": size for size in (batch_rows // 2, batch_rows // 4, batch_rows // 8)}}
-            streams = {name: steps(rows, plain.model_copy(update={"chunk_rows": size})) for name, size in sizes.items()}
-            took = in_turn({name: lambda stream=stream: next(stream) for name, stream in streams.items()}, pairs)
+            sizes = {
+                "whole": None,
+                **{f"chunks of {size}": size for size in (batch_rows // 2, batch_rows // 4, batch_rows // 8)},
+            }
+            streams = {
+                name: steps(rows, plain.model_copy(update={"chunk_rows": size}))
+                for name, size in sizes.items()
+            }
+            took = in_turn(
+                {name: lambda stream=stream: next(stream) for name, stream in streams.items()}, pairs
+            )
             for name, found in took.items():
-                lines.append([rows.name, name, f"{1e3 * statistics.median(found):,.0f}", spread([a / b for a, b in zip(found, took["whole"], strict=True)])])
-    print_table(f"GradCache, a step of {batch_rows} rows, {threads} thread(s), {pairs} turns; {machine()}", lines, ("batch", "encoded", "ms", "times the whole"))
+                lines.append(
+                    [
+                        rows.name,
+                        name,
+                        f"{1e3 * statistics.median(found):,.0f}",
+                        spread([a / b for a, b in zip(found, took["whole"], strict=True)]),
+                    ]
+                )
+    print_table(
+        f"GradCache, a step of {batch_rows} rows, {threads} thread(s), {pairs} turns; {machine()}",
+        lines,
+        ("batch", "encoded", "ms", "times the whole"),
+    )
 
 
 def peak(batch_rows: int, chunk_rows: int | None) -> float:
     """MiB that two supervised steps of a process of their own held at most."""
-    command = [sys.executable, "-m", "tests.benchmarks.train", "peak", "--rows", str(batch_rows), *(["--chunk-rows", str(chunk_rows)] if chunk_rows else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.train",
+        "peak",
+        "--rows",
+        str(batch_rows),
+        *(["--chunk-rows", str(chunk_rows)] if chunk_rows else []),
+    ]
     found = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
     print(batch_rows, chunk_rows, found, file=sys.stderr, flush=True)
     return found
@@ -206,24 +297,41 @@ def peak(batch_rows: int, chunk_rows: int | None) -> float:
 
 def print_peak(batch_rows: int, chunk_rows: int | None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        own = steps(prepared(Path(scratch))[1], TrainSettings(order=OrderSettings(batch_rows=batch_rows), chunk_rows=chunk_rows))
+        own = steps(
+            prepared(Path(scratch))[1],
+            TrainSettings(order=OrderSettings(batch_rows=batch_rows), chunk_rows=chunk_rows),
+        )
         for _ in range(2):
             next(own)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def compare_memory(chunk_rows: int) -> None:
-    lines = [[f"{size:,}", f"{peak(size, None):,.0f}", f"{peak(size, chunk_rows):,.0f}"] for size in (64, 128, 256, 512, 1024)]
-    print_table(f"Peak memory of a process, SimCSE supervised; {machine()}", lines, ("rows of a batch", "whole MiB", f"chunks of {chunk_rows} MiB"))
+    lines = [
+        [f"{size:,}", f"{peak(size, None):,.0f}", f"{peak(size, chunk_rows):,.0f}"]
+        for size in (64, 128, 256, 512, 1024)
+    ]
+    print_table(
+        f"Peak memory of a process, SimCSE supervised; {machine()}",
+        lines,
+        ("rows of a batch", "whole MiB", f"chunks of {chunk_rows} MiB"),
+    )
 
 
-def rank_at_work(rank: int, world: int, address: str, pairs: int, batch_rows: int, scratch: str, results: Any) -> None:
+def rank_at_work(
+    rank: int, world: int, address: str, pairs: int, batch_rows: int, scratch: str, results: Any
+) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=world)
     rows = Rows("", Path(scratch) / "triples.parquet", Supervised, ("anchor", "positive", "negative"))
-    own = steps(rows, TrainSettings(order=OrderSettings(batch_rows=batch_rows)), share=Share(rank, world), bucket_batches=16)
+    own = steps(
+        rows,
+        TrainSettings(order=OrderSettings(batch_rows=batch_rows)),
+        share=Share(rank, world),
+        bucket_batches=16,
+    )
     took = [seconds(lambda: next(own)) for _ in range(WARM + pairs)][WARM:]
     if rank == 0:
         results.put(took)
@@ -238,22 +346,35 @@ def compare_workers(pairs: int, batch_rows: int) -> None:
             for world in (1, 2) if turn % 2 else (2, 1):
                 results = context.SimpleQueue()
                 arguments = (world, f"{scratch}/group-{turn}-{world}", pairs, batch_rows, scratch, results)
-                processes = [context.Process(target=rank_at_work, args=(rank, *arguments)) for rank in range(world)]
+                processes = [
+                    context.Process(target=rank_at_work, args=(rank, *arguments)) for rank in range(world)
+                ]
                 for process in processes:
                     process.start()
                 took[world].append(statistics.median(results.get()))
                 for process in processes:
                     process.join()
     efficiency = [one / (2 * two) for one, two in zip(took[1], took[2], strict=True)]
-    line = [f"{batch_rows}", *(f"{1e3 * statistics.median(took[world]):,.0f}" for world in (1, 2)), spread(efficiency)]
+    line = [
+        f"{batch_rows}",
+        *(f"{1e3 * statistics.median(took[world]):,.0f}" for world in (1, 2)),
+        spread(efficiency),
+    ]
     title = f"SimCSE supervised, workers of one pinned core each, {len(efficiency)} turns of {pairs} steps; {machine()}"
     print_table(title, [line], ("rows of a batch", "1 worker ms", "2 workers ms", "efficiency"))
 
 
 def begun(command: list[str], checkpoints: Path, after: int) -> tuple[subprocess.Popen[bytes], float, int]:
     """The command at work, the seconds until it had kept a later step than `after`, and that step."""
-    process, started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True), time.perf_counter()
-    while (step := max((int(file.stem.split("-")[1]) for file in checkpoints.glob("*.json")), default=0)) <= after:
+    process, started = (
+        subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ),
+        time.perf_counter(),
+    )
+    while (
+        step := max((int(file.stem.split("-")[1]) for file in checkpoints.glob("*.json")), default=0)
+    ) <= after:
         if process.poll() is not None:
             raise RuntimeError(f"the command ended with {process.returncode}")
         time.sleep(0.05)
@@ -266,19 +387,35 @@ def time_resuming(turns: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         prepared(Path(scratch))
         for turn in range(turns):
-            place = [f"train.data={scratch}/triples.parquet", f"train.root={scratch}", f"train.name=run{turn}"]
-            command = [sys.executable, "-m", "jobs.train", *place, "train.objective=supervised", "train.checkpoint.steps=1"]
+            place = [
+                f"train.data={scratch}/triples.parquet",
+                f"train.root={scratch}",
+                f"train.name=run{turn}",
+            ]
+            command = [
+                sys.executable,
+                "-m",
+                "jobs.train",
+                *place,
+                "train.objective=supervised",
+                "train.checkpoint.steps=1",
+            ]
             checkpoints = Path(scratch) / f"run{turn}" / "checkpoints"
             process, took, step = begun(command, checkpoints, 0)
             first.append(took)
             process.kill()
             process.wait()
-            process, took, _ = begun(command, checkpoints, step + 1)        # the worker may have kept one more before it saw that its driver is gone
+            process, took, _ = begun(
+                command, checkpoints, step + 1
+            )  # the worker may have kept one more before it saw that its driver is gone
             again.append(took)
             process.terminate()
             process.wait()
-    print_table(f"SimCSE supervised, 64 rows, 1 worker, Ray's start included, {turns} turns; {machine()}", [[spread(first, ".1f"), spread(again, ".1f")]],
-                ("new: s to the first step", "killed with -9: s to the next step"))
+    print_table(
+        f"SimCSE supervised, 64 rows, 1 worker, Ray's start included, {turns} turns; {machine()}",
+        [[spread(first, ".1f"), spread(again, ".1f")]],
+        ("new: s to the first step", "killed with -9: s to the next step"),
+    )
 
 
 def pin(threads: int) -> None:
@@ -288,7 +425,9 @@ def pin(threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("step", "chunks", "memory", "workers", "resume", "peak"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=15)

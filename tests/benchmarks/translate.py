@@ -24,8 +24,8 @@ from pipeline.device import Device
 from pipeline.settings.augment import AugmentSettings, DecodingSettings
 from tests.benchmarks.machine import machine, print_table, spread
 
-SIZES = (8, 16, 32, 64, 128)            # batches of the peer
-TRIED = 256                             # captions that its best size is found on
+SIZES = (8, 16, 32, 64, 128)  # batches of the peer
+TRIED = 256  # captions that its best size is found on
 DECODINGS = {
     "greedy": DecodingSettings(),
     "sample": DecodingSettings(method="sample"),
@@ -40,14 +40,18 @@ def model_path(pair: str) -> str:
 
 def captions(count: int) -> list[str]:
     """Distinct ones, as they come."""
-    table = ds.dataset(Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards").head(3 * count, columns=["text"])
+    table = ds.dataset(Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards").head(
+        3 * count, columns=["text"]
+    )
     return list(dict.fromkeys(table["text"].to_pylist()))[:count]
 
 
 def working(pair: str, decoding: DecodingSettings, batch_tokens: int | None = None) -> Any:
     """One leg, loaded."""
-    options = {"legs": [{"path": model_path(pair), "decoding": decoding.model_dump(), "batch_tokens": batch_tokens}]}
-    leg = AUGMENTERS["back_translation"].model_validate(options).legs()[0]      # type: ignore[attr-defined]
+    options = {
+        "legs": [{"path": model_path(pair), "decoding": decoding.model_dump(), "batch_tokens": batch_tokens}]
+    }
+    leg = AUGMENTERS["back_translation"].model_validate(options).legs()[0]  # type: ignore[attr-defined]
     return leg.start(Device("cpu"), AugmentSettings(threads=torch.get_num_threads()))
 
 
@@ -62,11 +66,25 @@ class Peer:
     def __init__(self, pair: str, decoding: DecodingSettings) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-        self._model, self._tokenizer = AutoModelForSeq2SeqLM.from_pretrained(model_path(pair)).eval(), AutoTokenizer.from_pretrained(model_path(pair))
+        self._model, self._tokenizer = (
+            AutoModelForSeq2SeqLM.from_pretrained(model_path(pair)).eval(),
+            AutoTokenizer.from_pretrained(model_path(pair)),
+        )
         self._decoding, self.size = decoding, SIZES[0]
         self._options: dict[str, Any] = {
-            "greedy": {"num_beams": 1, "do_sample": False}, "beam": {"num_beams": decoding.beams, "do_sample": False, "length_penalty": decoding.length_penalty},
-            "sample": {"num_beams": 1, "do_sample": True, "top_k": decoding.top_k or 0, "top_p": decoding.top_p, "temperature": decoding.temperature},
+            "greedy": {"num_beams": 1, "do_sample": False},
+            "beam": {
+                "num_beams": decoding.beams,
+                "do_sample": False,
+                "length_penalty": decoding.length_penalty,
+            },
+            "sample": {
+                "num_beams": 1,
+                "do_sample": True,
+                "top_k": decoding.top_k or 0,
+                "top_p": decoding.top_p,
+                "temperature": decoding.temperature,
+            },
         }[decoding.method]
         self.tokens_in = self.tokens_out = self.padding = self.steps = 0
 
@@ -75,9 +93,17 @@ class Peer:
         self.tokens_in = self.tokens_out = self.padding = self.steps = 0
         found: list[str] = []
         for place in range(0, len(texts), self.size):
-            given = self._tokenizer(list(texts[place : place + self.size]), padding=True, return_tensors="pt", return_token_type_ids=False)
+            given = self._tokenizer(
+                list(texts[place : place + self.size]),
+                padding=True,
+                return_tensors="pt",
+                return_token_type_ids=False,
+            )
             ids = given["input_ids"]
-            most = min(int(self._decoding.max_ratio * ids.shape[1] + self._decoding.max_extra), self._model.config.max_position_embeddings)
+            most = min(
+                int(self._decoding.max_ratio * ids.shape[1] + self._decoding.max_extra),
+                self._model.config.max_position_embeddings,
+            )
             made = self._model.generate(**given, max_new_tokens=most, **self._options)
             self._count(given["attention_mask"], made[:, 1:])
             found += self._tokenizer.batch_decode(made, skip_special_tokens=True)
@@ -109,7 +135,9 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
     for name in names:
         decoding = DECODINGS[name]
         peer, own = Peer("en-de", decoding), working("en-de", decoding, batch_tokens)
-        print(f"{name}: the peer's sentences per second by batch size: {peer.choose(texts[:TRIED])}", flush=True)
+        print(
+            f"{name}: the peer's sentences per second by batch size: {peer.choose(texts[:TRIED])}", flush=True
+        )
         translated(own, texts[:TRIED])
         took: dict[str, list[float]] = {"peer": [], "ours": []}
         for turn in range(pairs):
@@ -121,15 +149,60 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
         translated(own, texts)
         wasted = f"{1 - peer.tokens_out / peer.steps:.0%}"
         lines += [
-            line(f"{name}, peer, batches of {peer.size}", took["peer"], count, peer.tokens_out, peer.padding, peer.tokens_in, wasted, ""),
-            line(f"{name}, ours", took["ours"], count, own.effort.tokens_out, own.effort.padding, own.effort.tokens_in, "", spread(ratios)),
+            line(
+                f"{name}, peer, batches of {peer.size}",
+                took["peer"],
+                count,
+                peer.tokens_out,
+                peer.padding,
+                peer.tokens_in,
+                wasted,
+                "",
+            ),
+            line(
+                f"{name}, ours",
+                took["ours"],
+                count,
+                own.effort.tokens_out,
+                own.effort.padding,
+                own.effort.tokens_in,
+                "",
+                spread(ratios),
+            ),
         ]
-    header = ("decoding", "sentences/s", "tokens written/s", "source padding", "written after the end", "ours / peer")
-    print_table(f"{count:,} captions, en-de, {torch.get_num_threads()} thread(s), {pairs} interleaved pairs; {machine()}", lines, header)
+    header = (
+        "decoding",
+        "sentences/s",
+        "tokens written/s",
+        "source padding",
+        "written after the end",
+        "ours / peer",
+    )
+    print_table(
+        f"{count:,} captions, en-de, {torch.get_num_threads()} thread(s), {pairs} interleaved pairs; {machine()}",
+        lines,
+        header,
+    )
 
 
-def line(name: str, took: Sequence[float], count: int, tokens: int, padding: int, given: int, wasted: str, ratio: str) -> list[str]:
-    return [name, spread([count / each for each in took], ".0f"), spread([tokens / each for each in took], ",.0f"), f"{padding / (padding + given):.1%}", wasted, ratio]
+def line(
+    name: str,
+    took: Sequence[float],
+    count: int,
+    tokens: int,
+    padding: int,
+    given: int,
+    wasted: str,
+    ratio: str,
+) -> list[str]:
+    return [
+        name,
+        spread([count / each for each in took], ".0f"),
+        spread([tokens / each for each in took], ",.0f"),
+        f"{padding / (padding + given):.1%}",
+        wasted,
+        ratio,
+    ]
 
 
 def print_bleu() -> None:
@@ -141,7 +214,10 @@ def print_bleu() -> None:
     lines = []
     for pair, columns in (("en-de", ("src", "tgt")), ("de-en", ("tgt", "src"))):
         source, target = (table[name].to_pylist() for name in columns)
-        scores = [f"{sacrebleu.corpus_bleu(translated(working(pair, DECODINGS[name]), source), [target]).score:.1f}" for name in ("greedy", "beam 4")]
+        scores = [
+            f"{sacrebleu.corpus_bleu(translated(working(pair, DECODINGS[name]), source), [target]).score:.1f}"
+            for name in ("greedy", "beam 4")
+        ]
         lines.append([pair, f"{len(source):,}", *scores])
     print_table(f"BLEU on test_2016; {machine()}", lines, ("pair", "sentences", "greedy", "beam 4"))
 
@@ -160,7 +236,12 @@ def show(count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["speed", "bleu", "show"])
-    parser.add_argument("--decoding", nargs="*", default=["greedy", "sample", "sample top 10", "beam 4"], choices=list(DECODINGS))
+    parser.add_argument(
+        "--decoding",
+        nargs="*",
+        default=["greedy", "sample", "sample top 10", "beam 4"],
+        choices=list(DECODINGS),
+    )
     parser.add_argument("--texts", type=int, default=2_000)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -168,7 +249,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     works = {
-        "speed": lambda: compare(arguments.decoding, arguments.texts, arguments.pairs, arguments.batch_tokens), "bleu": print_bleu, "show": lambda: show(arguments.texts),
+        "speed": lambda: compare(
+            arguments.decoding, arguments.texts, arguments.pairs, arguments.batch_tokens
+        ),
+        "bleu": print_bleu,
+        "show": lambda: show(arguments.texts),
     }
     works[arguments.what]()
 

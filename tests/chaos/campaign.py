@@ -26,9 +26,11 @@ from tests.flows.conftest import ROOT
 from tests.models.folders import save_folder
 from tests.server import s3_server
 
-_S3_FAULTS = Faults(throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0)
+_S3_FAULTS = Faults(
+    throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0
+)
 _PATIENCE_S = 600.0
-_ANSWER_S = "5"                 # a delayed answer is one that never came
+_ANSWER_S = "5"  # a delayed answer is one that never came
 _CHANCES = (("slow", 0.03), ("full", 0.002), ("ill", 0.002), ("stale", 0.002))
 
 
@@ -55,7 +57,17 @@ class Plans:
 
     def fire(self) -> Fire:
         local = self.store == "local"
-        return Fire(self.kills, self.points, self.cuts, self.full, _CHANCES if self.full else (), self.twice, not self.no_links, local, not self.no_heads)
+        return Fire(
+            self.kills,
+            self.points,
+            self.cuts,
+            self.full,
+            _CHANCES if self.full else (),
+            self.twice,
+            not self.no_links,
+            local,
+            not self.no_heads,
+        )
 
 
 @dataclass
@@ -85,25 +97,50 @@ class Report:
         return self.tally.kills.total()
 
     def add(self, night: int, found: Differences) -> None:
-        self.rows, self.files, self.shifted = self.rows + found.rows, self.files + found.files, self.shifted + found.shifted
-        self.lost, self.doubled, self.differing = self.lost + found.lost, self.doubled + found.doubled, self.differing + found.differing
+        self.rows, self.files, self.shifted = (
+            self.rows + found.rows,
+            self.files + found.files,
+            self.shifted + found.shifted,
+        )
+        self.lost, self.doubled, self.differing = (
+            self.lost + found.lost,
+            self.doubled + found.doubled,
+            self.differing + found.differing,
+        )
         self.words += [f"night {night}: {each}" for each in found.words]
 
     def table(self) -> str:
         tally = self.tally
         lines = {
-            "seed": self.seed, "nights": self.nights, "of them with Ray": self.with_ray, "given up before they were done": self.abandoned,
-            "runs": tally.runs, "seconds": round(self.seconds), "kills": _told(tally.kills), "faults injected": _told(tally.faults), "exit codes": _told(tally.codes),
-            "ended as": _told(tally.statuses), "processes that outlived their driver": _told(tally.outlived), "nights with ordinals left out": self.shifted,
-            "rows compared": self.rows, "files compared": self.files, "rows lost": self.lost, "rows doubled": self.doubled, "differing": self.differing,
+            "seed": self.seed,
+            "nights": self.nights,
+            "of them with Ray": self.with_ray,
+            "given up before they were done": self.abandoned,
+            "runs": tally.runs,
+            "seconds": round(self.seconds),
+            "kills": _told(tally.kills),
+            "faults injected": _told(tally.faults),
+            "exit codes": _told(tally.codes),
+            "ended as": _told(tally.statuses),
+            "processes that outlived their driver": _told(tally.outlived),
+            "nights with ordinals left out": self.shifted,
+            "rows compared": self.rows,
+            "files compared": self.files,
+            "rows lost": self.lost,
+            "rows doubled": self.doubled,
+            "differing": self.differing,
             "runs that ended wrong": len(tally.wrong),
         }
         width = max(map(len, lines))
-        return "\n".join([*(f"{name.ljust(width)}  {value}" for name, value in lines.items()), *self.words, *tally.wrong])
+        return "\n".join(
+            [*(f"{name.ljust(width)}  {value}" for name, value in lines.items()), *self.words, *tally.wrong]
+        )
 
 
 def _told(counts: Counter[str]) -> str:
-    return f"{counts.total()}" + (f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else "")
+    return f"{counts.total()}" + (
+        f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else ""
+    )
 
 
 @dataclass
@@ -125,8 +162,12 @@ class Campaign:
                 if time.monotonic() > self.deadline:
                     break
                 ray, shots = schedule[night - 1] if schedule else (self.rng.random() < self.plans.ray, ())
-                self._say(f"night {night}{' with Ray' if ray else ''}: {', '.join(self._edited(corpus, night) + (corpus.grow() if schedule else []))}")
-                self._night(night, ray, shots, given_up=not schedule and self.rng.random() < self.plans.abandoned)
+                self._say(
+                    f"night {night}{' with Ray' if ray else ''}: {', '.join(self._edited(corpus, night) + (corpus.grow() if schedule else []))}"
+                )
+                self._night(
+                    night, ray, shots, given_up=not schedule and self.rng.random() < self.plans.abandoned
+                )
         self.report.seconds = time.monotonic() - began
         return self.report
 
@@ -142,7 +183,15 @@ class Campaign:
         folder, report = self.work / f"night-{night:03d}", self.report
         folder.mkdir()
         before, peace = self._releases(), contextlib.nullcontext() if given_up else self._in_peace(folder)
-        fire = NightUnderFire(self._arguments(self.disturbed), self.environment, folder, self.plans.fire(), self.rng, report.tally, self.log)
+        fire = NightUnderFire(
+            self._arguments(self.disturbed),
+            self.environment,
+            folder,
+            self.plans.fire(),
+            self.rng,
+            report.tally,
+            self.log,
+        )
         with peace:
             status = fire.run(ray, self.deadline, shots, finish=not given_up)
         report.nights, report.with_ray = report.nights + 1, report.with_ray + ray
@@ -162,21 +211,46 @@ class Campaign:
     @contextlib.contextmanager
     def _in_peace(self, folder: Path) -> Iterator[None]:
         """The undisturbed night, beside the block and done at its end."""
-        command = [sys.executable, "-m", "jobs.nightly", "--json", *self._arguments(self.undisturbed), "cluster.small_rows=100000"]
+        command = [
+            sys.executable,
+            "-m",
+            "jobs.nightly",
+            "--json",
+            *self._arguments(self.undisturbed),
+            "cluster.small_rows=100000",
+        ]
         with open(folder / "peace.out", "wb") as out, open(folder / "peace.err", "wb") as errors:
-            night = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **self.common})
+            night = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=out,
+                stderr=errors,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.common},
+            )
         try:
             yield
             if night.wait(timeout=_PATIENCE_S):
-                raise RuntimeError(f"the undisturbed night failed: {(folder / 'peace.err').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"the undisturbed night failed: {(folder / 'peace.err').read_text()[-2000:]}"
+                )
         finally:
             night.kill()
             night.wait()
 
     def _arguments(self, root: str) -> list[str]:
         return [
-            f"corpus.uri={self.work / 'corpus'}", "corpus.keep=[text]", "corpus.max_quarantined=0.9", f"encoder.path={self.work / 'encoder'}", "encode.unit_rows=32",
-            f"index.kind={self.plans.index}", "index.queries=40", "index.shards=2", "whiten.dev_texts=40", "gates.recall_at_10=0.1", f"release.root={root}",
+            f"corpus.uri={self.work / 'corpus'}",
+            "corpus.keep=[text]",
+            "corpus.max_quarantined=0.9",
+            f"encoder.path={self.work / 'encoder'}",
+            "encode.unit_rows=32",
+            f"index.kind={self.plans.index}",
+            "index.queries=40",
+            "index.shards=2",
+            "whiten.dev_texts=40",
+            "gates.recall_at_10=0.1",
+            f"release.root={root}",
             "cluster.workers=2",
         ]
 
@@ -186,8 +260,13 @@ class Campaign:
         save_folder(self.work / "encoder", "bert")
         self.undisturbed = str(self.work / "peace")
         path = os.pathsep.join(map(str, (HOOKS, ROOT)))
-        sockets = tempfile.mkdtemp(prefix="mc-", dir="/tmp")            # paths of Ray's sockets have to be short
-        self.common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": sockets, "MANTA_CACHE": str(self.work / "cache")}
+        sockets = tempfile.mkdtemp(prefix="mc-", dir="/tmp")  # paths of Ray's sockets have to be short
+        self.common = {
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "RAY_TMPDIR": sockets,
+            "MANTA_CACHE": str(self.work / "cache"),
+        }
         if self.plans.poison:
             self.common["MANTA_CHAOS_POISON"] = "1"
         try:
@@ -197,7 +276,11 @@ class Campaign:
             else:
                 with s3_server("chaos") as (bucket, endpoint), FaultyProxy(endpoint, _S3_FAULTS) as proxy:
                     self.disturbed = f"{bucket}/fire"
-                    self.environment = {**self.common, "AWS_ENDPOINT_URL": proxy.url, "MANTA_STORE_TIMEOUT_S": _ANSWER_S}
+                    self.environment = {
+                        **self.common,
+                        "AWS_ENDPOINT_URL": proxy.url,
+                        "MANTA_STORE_TIMEOUT_S": _ANSWER_S,
+                    }
                     yield
                     self.report.tally.faults.update(proxy.met)
         finally:

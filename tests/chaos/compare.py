@@ -25,7 +25,9 @@ from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus
 from pipeline.store.verify import files_of
 
-_ADDRESSED = re.compile(r"(keys|indexes|ids)/.*|quarantine/[^/]*")        # the last is named by the corpus's id, which depends on ordinals
+_ADDRESSED = re.compile(
+    r"(keys|indexes|ids)/.*|quarantine/[^/]*"
+)  # the last is named by the corpus's id, which depends on ordinals
 _RANKS = 10
 
 
@@ -81,7 +83,12 @@ class Root:
             numbers = np.delete(np.arange(unit.rows + len(unit.dropped)), unit.dropped)
             live = np.flatnonzero(~np.isin(numbers, dead.rows_of(unit.ordinal)))
             vectors = vector_matrix(table["vector"])
-            for row, key, place in zip(table["id"].take(live).to_pylist(), table["text_key"].take(live).to_pylist(), live, strict=True):
+            for row, key, place in zip(
+                table["id"].take(live).to_pylist(),
+                table["text_key"].take(live).to_pylist(),
+                live,
+                strict=True,
+            ):
                 if row in found:
                     self.doubled.append(row)
                 found[row] = (key, vectors[place].tobytes())
@@ -98,12 +105,20 @@ class Root:
 
     def counts(self) -> dict[str, int]:
         """Without what only tells where vectors came from."""
-        return {name: count for name, count in self.manifest.counts.items() if name not in ("encoded", "reused", "truncated", "tokens")}
+        return {
+            name: count
+            for name, count in self.manifest.counts.items()
+            if name not in ("encoded", "reused", "truncated", "tokens")
+        }
 
     def set_aside(self) -> list[tuple[Any, ...]]:
         """Every row that was set aside, with its reason, by the corpus and by the encoder."""
         references = [self.corpus.quarantine, *(unit.quarantine for unit in self.manifest.units)]
-        tables = [pq.read_table(self.store.open(reference.path, reference.sha256)).to_pylist() for reference in references if reference]
+        tables = [
+            pq.read_table(self.store.open(reference.path, reference.sha256)).to_pylist()
+            for reference in references
+            if reference
+        ]
         return sorted(tuple(map(str, row.values())) for rows in tables for row in rows)
 
     def place(self, address: int | None) -> str | None:
@@ -116,13 +131,27 @@ class Root:
     def tables(self) -> dict[str, Counter[Any]]:
         """Key table, text table, dead rows and ids with their addresses translated, in no order."""
         keys = [pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.keys]
-        texts = [pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.texts]
+        texts = [
+            pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.texts
+        ]
         living = set(self.ordinals)
-        ids = [pa.ipc.open_file(self.store.open(ref.path, ref.sha256)).read_all().to_pylist() for ref in self.manifest.ids]
+        ids = [
+            pa.ipc.open_file(self.store.open(ref.path, ref.sha256)).read_all().to_pylist()
+            for ref in self.manifest.ids
+        ]
         dead = Dead.load(self.store, self.manifest.dead).addresses.tolist()
         return {
-            "key table": Counter((row["id"], row["text_key"], row["file"], row["row"], self.place(row["address"])) for rows in keys for row in rows),
-            "text table": Counter((row["text_key"], self.place(row["address"])) for rows in texts for row in rows if row["address"] >> 32 in living),
+            "key table": Counter(
+                (row["id"], row["text_key"], row["file"], row["row"], self.place(row["address"]))
+                for rows in keys
+                for row in rows
+            ),
+            "text table": Counter(
+                (row["text_key"], self.place(row["address"]))
+                for rows in texts
+                for row in rows
+                if row["address"] >> 32 in living
+            ),
             "dead rows": Counter(map(self.place, dead)),
             "ids": Counter((row["id"], self.place(row["address"])) for rows in ids for row in rows),
         }
@@ -143,24 +172,55 @@ def compare(disturbed: str, undisturbed: str) -> Differences:
     found.add("lost", other.rows.keys() - mine.rows.keys(), "rows lost")
     found.add("doubled", mine.rows.keys() - other.rows.keys(), "rows that should not live")
     found.add("doubled", mine.doubled, "ids twice")
-    found.add("differing", (row for row in mine.rows.keys() & other.rows.keys() if mine.rows[row] != other.rows[row]), "rows with another text or vector")
+    found.add(
+        "differing",
+        (row for row in mine.rows.keys() & other.rows.keys() if mine.rows[row] != other.rows[row]),
+        "rows with another text or vector",
+    )
     _compare_files(mine, other, found)
     counts = mine.counts(), other.counts()
-    found.add("differing", (name for name in counts[0].keys() | counts[1].keys() if counts[0].get(name) != counts[1].get(name)), "counts")
+    found.add(
+        "differing",
+        (name for name in counts[0].keys() | counts[1].keys() if counts[0].get(name) != counts[1].get(name)),
+        "counts",
+    )
     if mine.manifest.counts["total"] != mine.manifest.rows + mine.manifest.counts["quarantined"]:
         found.add("differing", ["total"], "total is not rows + quarantined")
-    found.add("differing", (Counter(mine.set_aside()) - Counter(other.set_aside())) + (Counter(other.set_aside()) - Counter(mine.set_aside())), "rows set aside")
-    queries = np.stack([np.frombuffer(vector, np.float32) for _, vector in list(other.rows.values())[:: max(1, len(other.rows) // 40)]])
+    found.add(
+        "differing",
+        (Counter(mine.set_aside()) - Counter(other.set_aside()))
+        + (Counter(other.set_aside()) - Counter(mine.set_aside())),
+        "rows set aside",
+    )
+    queries = np.stack(
+        [
+            np.frombuffer(vector, np.float32)
+            for _, vector in list(other.rows.values())[:: max(1, len(other.rows) // 40)]
+        ]
+    )
     answers = zip(mine.answers(queries), other.answers(queries), strict=True)
-    found.add("differing", (number for number, (one, two) in enumerate(answers) if one != two), "answers of queries")
+    found.add(
+        "differing", (number for number, (one, two) in enumerate(answers) if one != two), "answers of queries"
+    )
     return found
 
 
 def _compare_files(mine: Root, other: Root, found: Differences) -> None:
     """By path and bytes; where ordinals differ, what holds addresses by its rows."""
-    names = [{path for path in root.files if not found.shifted or not _ADDRESSED.fullmatch(path)} for root in (mine, other)]
+    names = [
+        {path for path in root.files if not found.shifted or not _ADDRESSED.fullmatch(path)}
+        for root in (mine, other)
+    ]
     if found.shifted:
         tables = mine.tables(), other.tables()
-        found.add("differing", (name for name in tables[0] if tables[0][name] != tables[1][name]), "tables by their rows")
+        found.add(
+            "differing",
+            (name for name in tables[0] if tables[0][name] != tables[1][name]),
+            "tables by their rows",
+        )
     found.add("differing", names[0] ^ names[1], "files that one release names and the other does not")
-    found.add("differing", (path for path in names[0] & names[1] if mine.files[path] != other.files[path]), "files of the same name and other bytes")
+    found.add(
+        "differing",
+        (path for path in names[0] & names[1] if mine.files[path] != other.files[path]),
+        "files of the same name and other bytes",
+    )

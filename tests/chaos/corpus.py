@@ -50,8 +50,15 @@ class ChangingCorpus:
 
     def _edit(self) -> str:
         kinds: dict[str, Callable[[str], None]] = {
-            "appended": self._appended, "rewritten": self._rewritten, "renamed": self._renamed, "deleted": self._deleted, "changed": self._changed,
-            "doubled": self._doubled, "moved": self._moved, "spoilt": self._spoilt, "came back": self._back,
+            "appended": self._appended,
+            "rewritten": self._rewritten,
+            "renamed": self._renamed,
+            "deleted": self._deleted,
+            "changed": self._changed,
+            "doubled": self._doubled,
+            "moved": self._moved,
+            "spoilt": self._spoilt,
+            "came back": self._back,
         }
         kind = str(self.rng.choice(list(kinds)))
         kinds[kind](str(self.rng.choice(sorted(self.files))))
@@ -98,7 +105,13 @@ class ChangingCorpus:
 
     def _back(self, name: str) -> None:
         """A text that another id has, or had."""
-        self._write(name, [*self.files[name], *((self._id(), str(self.rng.choice(_TEXTS[: self._ids]))) for _ in range(self._some(5)))])
+        self._write(
+            name,
+            [
+                *self.files[name],
+                *((self._id(), str(self.rng.choice(_TEXTS[: self._ids]))) for _ in range(self._some(5))),
+            ],
+        )
 
     def _row(self) -> Row:
         row = self._id()

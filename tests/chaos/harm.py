@@ -41,11 +41,23 @@ class Plan:
     @classmethod
     def load(cls, place: Path) -> "Plan":
         given = json.loads((place / "plan.json").read_text())
-        return cls(place, [Shot(**shot) for shot in given["shots"]], given["chances"], given["seed"], given["links"], int(os.environ.get("MANTA_CHAOS_RUN", "0")))
+        return cls(
+            place,
+            [Shot(**shot) for shot in given["shots"]],
+            given["chances"],
+            given["seed"],
+            given["links"],
+            int(os.environ.get("MANTA_CHAOS_RUN", "0")),
+        )
 
     def store(self) -> None:
         self.place.mkdir(parents=True, exist_ok=True)
-        facts = {"shots": [shot.facts() for shot in self.shots], "chances": self.chances, "seed": self.seed, "links": self.links}
+        facts = {
+            "shots": [shot.facts() for shot in self.shots],
+            "chances": self.chances,
+            "seed": self.seed,
+            "links": self.links,
+        }
         (self.place / "plan.json").write_text(json.dumps(facts))
 
     def fired(self) -> list[dict[str, Any]]:
@@ -55,7 +67,11 @@ class Plan:
     def due(self, point: str, when: str) -> tuple[int, Shot] | None:
         """The shot at the point whose turn it is and that is now this process's to fire: one at a time, so that equal ones meet one attempt after another."""
         for number, shot in enumerate(self.shots):
-            if (shot.point, shot.when) == (point, when) and self._passed[point] > shot.skip and self._claim(f"shot-{number}"):
+            if (
+                (shot.point, shot.when) == (point, when)
+                and self._passed[point] > shot.skip
+                and self._claim(f"shot-{number}")
+            ):
                 return number, shot
         return None
 

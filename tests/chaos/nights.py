@@ -20,10 +20,10 @@ from tests.chaos.processes import TOKEN, end_all, processes
 from tests.flows.conftest import ROOT
 
 HOOKS = Path(__file__).parent / "hooks"
-_STUCK_S = 240.0                # a run of a small night that takes longer hangs
-_OUTLIVE_S = 20.0               # Ray's processes notice within seconds that their driver is gone
-_WEIGHTS = {"child": 3, "worker": 3}     # the driver is there from the start, and alone at first
-_HEADS = ("raylet", "gcs", "agent")      # without one of them Ray is no more
+_STUCK_S = 240.0  # a run of a small night that takes longer hangs
+_OUTLIVE_S = 20.0  # Ray's processes notice within seconds that their driver is gone
+_WEIGHTS = {"child": 3, "worker": 3}  # the driver is there from the start, and alone at first
+_HEADS = ("raylet", "gcs", "agent")  # without one of them Ray is no more
 _OURS = (f'File "{ROOT}/pipeline', f'File "{ROOT}/jobs')
 
 
@@ -63,9 +63,25 @@ class Fire:
     def plan(self, place: Path, rng: random.Random, only: Sequence[Shot] = ()) -> Plan:
         """Shots for one night, drawn."""
         shots = list(only) or [
-            *(Shot(rng.choice(list(POINTS)), rng.choice(["before", "after"]), "kill", rng.choice([0, 0, 0, 1, 3])) for _ in range(self.points)),
-            *(Shot(rng.choice(_torn(self.links)), "after", rng.choice(["cut", "torn"]), rng.choice([0, 0, 1])) for _ in range(self.cuts if self.local else 0)),
-            *(Shot(rng.choice(list(POINTS)), "before", rng.choice(["full", "ill", "stale"])) for _ in range(self.full if self.local else 0)),
+            *(
+                Shot(
+                    rng.choice(list(POINTS)),
+                    rng.choice(["before", "after"]),
+                    "kill",
+                    rng.choice([0, 0, 0, 1, 3]),
+                )
+                for _ in range(self.points)
+            ),
+            *(
+                Shot(
+                    rng.choice(_torn(self.links)), "after", rng.choice(["cut", "torn"]), rng.choice([0, 0, 1])
+                )
+                for _ in range(self.cuts if self.local else 0)
+            ),
+            *(
+                Shot(rng.choice(list(POINTS)), "before", rng.choice(["full", "ill", "stale"]))
+                for _ in range(self.full if self.local else 0)
+            ),
         ]
         return Plan(place, shots, dict(self.chances) if self.local else {}, rng.randrange(2**31), self.links)
 
@@ -124,7 +140,9 @@ class NightUnderFire:
             for number in range(self.most_runs):
                 calm = time.monotonic() > deadline or number >= self.most_runs - 3
                 statuses = self._once(number, ray, calm)
-                if done := [status for status in statuses if status in ("published", "unchanged", "overtaken")]:
+                if done := [
+                    status for status in statuses if status in ("published", "unchanged", "overtaken")
+                ]:
                     return done[0]
                 if not finish and number:
                     return "abandoned"
@@ -136,14 +154,19 @@ class NightUnderFire:
 
     def _once(self, number: int, ray: bool, calm: bool) -> list[str]:
         self.headless = False
-        drivers = [self._start(number, ray, calm) for _ in range(2 if not calm and self.rng.random() < self.fire.twice else 1)]
+        drivers = [
+            self._start(number, ray, calm)
+            for _ in range(2 if not calm and self.rng.random() < self.fire.twice else 1)
+        ]
         began, pauses = time.monotonic(), [] if calm else self._moments(self.tally.lasts[ray])
         while any(driver.process.poll() is None for driver in drivers):
             spent = time.monotonic() - began
             if pauses and spent > pauses[0] and self._shoot():
                 pauses.pop(0)
             if spent > _STUCK_S:
-                self.tally.wrong.append(f"{self.folder.name} run {number}: still running after {_STUCK_S:g} s")
+                self.tally.wrong.append(
+                    f"{self.folder.name} run {number}: still running after {_STUCK_S:g} s"
+                )
                 end_all(self.token, 0.0)
             time.sleep(0.03)
         if all(driver.process.returncode in (0, 75) for driver in drivers):
@@ -154,11 +177,27 @@ class NightUnderFire:
         return [self._ended(driver, number) for driver in drivers]
 
     def _start(self, number: int, ray: bool, calm: bool) -> Driver:
-        own = {TOKEN: self.token, "MANTA_CHAOS_RUN": str(number)} | ({} if calm else {"MANTA_CHAOS": str(self.folder / "plan")})
-        out, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()      # noqa: SIM115  closed once they are read
-        command = [sys.executable, "-m", "jobs.nightly", "--json", *self.arguments, f"cluster.small_rows={0 if ray else 100_000}"]
+        own = {TOKEN: self.token, "MANTA_CHAOS_RUN": str(number)} | (
+            {} if calm else {"MANTA_CHAOS": str(self.folder / "plan")}
+        )
+        out, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  closed once they are read
+        command = [
+            sys.executable,
+            "-m",
+            "jobs.nightly",
+            "--json",
+            *self.arguments,
+            f"cluster.small_rows={0 if ray else 100_000}",
+        ]
         self.tally.runs += 1
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment, **own})
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=out,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **self.environment, **own},
+        )
         return Driver(number, process, out, errors)
 
     def _moments(self, lasts: float) -> list[float]:
@@ -193,7 +232,9 @@ class NightUnderFire:
         starting = self.headless and "cluster: starts" in errors and "cluster: done" not in errors
         allowed = {0, -9, 75} | ({3} if damaged else set()) | ({1} if starting else set())
         if code not in allowed or (code != -9 and any(sign in errors for sign in _OURS)):
-            self.tally.wrong.append(f"{self.folder.name} run {number}: exit code {code}, {answer.get('message', '')} {errors[-1500:]}")
+            self.tally.wrong.append(
+                f"{self.folder.name} run {number}: exit code {code}, {answer.get('message', '')} {errors[-1500:]}"
+            )
         return status
 
     def _fired(self) -> list[dict[str, Any]]:
@@ -202,7 +243,9 @@ class NightUnderFire:
     def _count(self, plan: Plan) -> None:
         for fired in sorted(plan.fired(), key=lambda each: each["time"]):
             at = time.strftime("%H:%M:%S", time.localtime(fired["time"]))
-            self._say(f"at {at}, run {fired['run']}: {fired['act']} {fired['when']} {fired['point']} {fired['path']}")
+            self._say(
+                f"at {at}, run {fired['run']}: {fired['act']} {fired['when']} {fired['point']} {fired['path']}"
+            )
             if fired["act"] in ("kill", "torn"):
                 self.tally.kills[f"{fired['when']} {fired['point']}"] += 1
             if fired["act"] != "kill":

@@ -48,8 +48,33 @@ POINTS: dict[str, str] = {
 }
 # files that may be found cut short after a crash and whose loss the same night mends; a commit or a manifest is cut only where the store has no links
 TORN = (
-    *("corpus unit", "key table", "text table", "dead rows", "copies", "corpus record", "encoder", "data", "moments", "record", "merged moments", "trained", "queries"),
-    *("training record", "index part", "neighbours", "ids", "part record", "grown record", "index file", "index record", "manifest", "commit"),
+    *(
+        "corpus unit",
+        "key table",
+        "text table",
+        "dead rows",
+        "copies",
+        "corpus record",
+        "encoder",
+        "data",
+        "moments",
+        "record",
+        "merged moments",
+        "trained",
+        "queries",
+    ),
+    *(
+        "training record",
+        "index part",
+        "neighbours",
+        "ids",
+        "part record",
+        "grown record",
+        "index file",
+        "index record",
+        "manifest",
+        "commit",
+    ),
 )
 _PATTERNS = {name: re.compile(pattern) for name, pattern in POINTS.items()}
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import psutil
 
 TOKEN = "MANTA_CHAOS_TOKEN"
-_SIGNS = {"driver": "-m jobs.", "apart": "-m pipeline.flows.encode.isolate", "child": "multiprocessing.spawn", "raylet": "raylet/raylet", "gcs": "gcs/gcs_server"}
+_SIGNS = {
+    "driver": "-m jobs.",
+    "apart": "-m pipeline.flows.encode.isolate",
+    "child": "multiprocessing.spawn",
+    "raylet": "raylet/raylet",
+    "gcs": "gcs/gcs_server",
+}
 
 
 @dataclass(frozen=True)

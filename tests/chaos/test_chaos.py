@@ -27,9 +27,23 @@ def kills(when: str, *points: str) -> tuple[Shot, ...]:
 
 
 SCHEDULE = (
-    (False, (*kills("before", "corpus unit", "key table", "corpus record", "record", "index part", "commit"), *kills("after", "data", "part record", "manifest"))),
-    (False, (*kills("before", "data", "moments", "ids", "index file", "manifest"), *kills("after", "corpus record", "record", "grown record", "commit"),
-             Shot("key table", "after", "torn"), Shot("moments", "after", "cut"), Shot("merged moments", "before", "full"))),
+    (
+        False,
+        (
+            *kills("before", "corpus unit", "key table", "corpus record", "record", "index part", "commit"),
+            *kills("after", "data", "part record", "manifest"),
+        ),
+    ),
+    (
+        False,
+        (
+            *kills("before", "data", "moments", "ids", "index file", "manifest"),
+            *kills("after", "corpus record", "record", "grown record", "commit"),
+            Shot("key table", "after", "torn"),
+            Shot("moments", "after", "cut"),
+            Shot("merged moments", "before", "full"),
+        ),
+    ),
     (True, (*kills("before", "record"), *kills("after", "data", "report"))),
 )
 
@@ -41,7 +55,9 @@ def sound(report: Report, least_kills: int) -> None:
 
 
 def test_nights_under_fire_end_as_nights_in_peace(tmp_path: Path):
-    report = Campaign(tmp_path, Plans(seed=11, rows=120, no_heads=True, **{**PEACE, "kills": 0.2})).play(SCHEDULE)
+    report = Campaign(tmp_path, Plans(seed=11, rows=120, no_heads=True, **{**PEACE, "kills": 0.2})).play(
+        SCHEDULE
+    )
     sound(report, 20)
     assert (report.nights, report.with_ray) == (3, 1)
     assert {"torn", "cut", "full"} <= set(report.tally.faults), report.table()
@@ -59,14 +75,22 @@ def test_a_worker_killed_from_outside_four_times_at_one_unit_sets_no_row_aside(t
 
 
 def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
-    report = Campaign(tmp_path, Plans(seed=13, rows=60, **{**PEACE, "twice": 1.0})).play([(False, kills("after", "lease")), (False, kills("before", "manifest"))])
+    report = Campaign(tmp_path, Plans(seed=13, rows=60, **{**PEACE, "twice": 1.0})).play(
+        [(False, kills("after", "lease")), (False, kills("before", "manifest"))]
+    )
     sound(report, 2)
-    assert [commit.kind for commit in Releases(open_store(tmp_path / "fire")).history()] == ["publish", "publish"]
+    assert [commit.kind for commit in Releases(open_store(tmp_path / "fire")).history()] == [
+        "publish",
+        "publish",
+    ]
 
 
 def test_without_hard_links_what_was_cut_short_is_made_again(tmp_path: Path):
     """There a record takes its name before its content is written, so a death in between leaves half of one."""
-    torn = tuple(Shot(point, "after", "torn") for point in ("corpus record", "record", "training record", "manifest", "commit"))
+    torn = tuple(
+        Shot(point, "after", "torn")
+        for point in ("corpus record", "record", "training record", "manifest", "commit")
+    )
     sound(Campaign(tmp_path, Plans(seed=14, rows=60, no_links=True, **PEACE)).play([(False, torn)]), 5)
 
 
@@ -74,15 +98,25 @@ def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_writt
     """A limit on the size of files stands for the disk: the driver's files fit, the vectors of a unit do not."""
     (tmp_path / "corpus").mkdir()
     texts = sentences(3000)
-    pq.write_table(pa.table({"id": [f"row-{row}" for row in range(3000)], "text": texts, "lang": ["en"] * 3000}), tmp_path / "corpus" / "part.parquet")
+    pq.write_table(
+        pa.table({"id": [f"row-{row}" for row in range(3000)], "text": texts, "lang": ["en"] * 3000}),
+        tmp_path / "corpus" / "part.parquet",
+    )
     small = ("encode.unit_rows=3000", "cluster.small_rows=10000", "whiten.mode=off", "index.kind=flat")
     arguments = [*job_arguments(tmp_path, save_folder(tmp_path / "encoder", "bert")), *small]
-    largest = 24 * 3000 * 8                             # bytes; the vectors have 48 * 4 a row
+    largest = 24 * 3000 * 8  # bytes; the vectors have 48 * 4 a row
 
     def night(limit: int) -> tuple[int, dict[str, object]]:
         program = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); runpy.run_module('jobs.nightly', run_name='__main__')"
         command = [sys.executable, "-c", program, "--json", *arguments]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         return ended.returncode, json.loads(ended.stdout)
 
     code, answer = night(largest)
@@ -98,5 +132,7 @@ def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_writt
 
 def test_every_file_of_a_release_is_a_commit_point_by_name(tmp_path: Path):
     Campaign(tmp_path, Plans(seed=15, rows=40, **PEACE)).play([(False, ())])
-    unnamed = [entry.path for entry in open_store(tmp_path / "fire").list() if point_of(entry.path) not in POINTS]
+    unnamed = [
+        entry.path for entry in open_store(tmp_path / "fire").list() if point_of(entry.path) not in POINTS
+    ]
     assert unnamed == []

@@ -16,11 +16,16 @@ EDGES = np.arange(61) / 20
 
 def drawn(chart: ElementTree.Element) -> tuple[int, int]:
     """(kept, rejected) as the bars' titles tell."""
-    found = [re.findall(r"(\d+) (?:kept|rejected)", title.replace(",", "")) for title in {each.text or "" for each in chart.iter("title")}]
+    found = [
+        re.findall(r"(\d+) (?:kept|rejected)", title.replace(",", ""))
+        for title in {each.text or "" for each in chart.iter("title")}
+    ]
     return sum(int(kept) for kept, _ in found), sum(int(rejected) for _, rejected in found)
 
 
-@pytest.mark.parametrize("values", [[], [1.0], [0.0, 99.0], RNG.gamma(9, 0.1, 5_000)], ids=["none", "one", "far", "many"])
+@pytest.mark.parametrize(
+    "values", [[], [1.0], [0.0, 99.0], RNG.gamma(9, 0.1, 5_000)], ids=["none", "one", "far", "many"]
+)
 @pytest.mark.parametrize("bounds", [None, (0.5, 2.0), (0.98, 1.0), (0.0, 50.0)])
 def test_every_variant_is_in_one_bar(values, bounds):
     values = np.array(values, float)
@@ -33,7 +38,10 @@ def test_every_variant_is_in_one_bar(values, bounds):
 def test_a_spread_does_not_depend_on_the_split():
     values, kept = RNG.uniform(-1, 4, 1_000), RNG.random(1_000) < 0.5
     whole = Spread.of(values, kept, EDGES, (0.5, 2.0))
-    parts = [Spread.of(values[part], kept[part], EDGES, (0.5, 2.0)) for part in np.split(np.arange(1_000), [0, 10, 700])]
+    parts = [
+        Spread.of(values[part], kept[part], EDGES, (0.5, 2.0))
+        for part in np.split(np.arange(1_000), [0, 10, 700])
+    ]
     assert parts[0] + parts[1] + parts[2] + parts[3] == whole
     assert sum(whole.kept) == kept.sum()
     assert whole.kept[0] == (kept & (values < 0.05)).sum(), "what lies beyond the edges is in the outer bins"
@@ -48,9 +56,15 @@ def test_a_label_is_one_bar_of_all_its_variants(counts):
     for number, each in enumerate(counts.values()):
         bars = [bar for bar in chart.iter("rect") if float(bar.attrib["y"]) // 40 == number]
         assert len(bars) == sum(count > 0 for count in each.values())
-        assert all(float(bar.attrib["x"]) >= -0.1 and float(bar.attrib["x"]) + float(bar.attrib["width"]) <= WIDTH + 0.1 for bar in bars)
+        assert all(
+            float(bar.attrib["x"]) >= -0.1
+            and float(bar.attrib["x"]) + float(bar.attrib["width"]) <= WIDTH + 0.1
+            for bar in bars
+        )
         if bars:
-            assert float(bars[-1].attrib["x"]) + float(bars[-1].attrib["width"]) == pytest.approx(WIDTH, abs=1)
+            assert float(bars[-1].attrib["x"]) + float(bars[-1].attrib["width"]) == pytest.approx(
+                WIDTH, abs=1
+            )
 
 
 def test_reasons_that_are_frequent_have_colours_of_their_own():

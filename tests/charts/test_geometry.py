@@ -5,7 +5,18 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.charts.geometry import COLOURS, bands_chart, colour, cosines_chart, edits_chart, figure, hubs_chart, layer_chart, plane_chart, spectra_chart
+from pipeline.charts.geometry import (
+    COLOURS,
+    bands_chart,
+    colour,
+    cosines_chart,
+    edits_chart,
+    figure,
+    hubs_chart,
+    layer_chart,
+    plane_chart,
+    spectra_chart,
+)
 from pipeline.stats.sample import Histogram, cosine_histogram
 from pipeline.stats.space import Pairs, cosine_bands, edit_bins
 from tests.charts.test_night import inside
@@ -17,14 +28,21 @@ def classes(chart: str, tag: str) -> list[str]:
     return [element.get("class", "").split()[-1] for element in inside(chart).iter(tag)]
 
 
-@pytest.mark.parametrize("curves", [[[(0, 0.5)]], [[(0, 0.1), (1, 0.9), (2, -0.3)], [(0, 0.1), (1, 0.9), (2, -0.3)]], [[(layer, 0.0) for layer in range(25)]]])
+@pytest.mark.parametrize(
+    "curves",
+    [
+        [[(0, 0.5)]],
+        [[(0, 0.1), (1, 0.9), (2, -0.3)], [(0, 0.1), (1, 0.9), (2, -0.3)]],
+        [[(layer, 0.0) for layer in range(25)]],
+    ],
+)
 def test_layers_fit_and_every_curve_says_its_last_value(curves):
     chart = layer_chart(curves, "anything")
     assert classes(chart, "path") == [colour(number) for number in range(len(curves))]
     labels = [element for element in inside(chart).iter("text") if "value" in element.get("class", "")]
     assert [element.text for element in labels] == [figure(curve[-1][1]) for curve in curves]
     places = sorted(float(element.attrib["y"]) for element in labels)
-    assert all(gap > 11 for gap in np.diff(places))                     # equal values do not lie on each other
+    assert all(gap > 11 for gap in np.diff(places))  # equal values do not lie on each other
 
 
 @pytest.mark.parametrize("spectra", [[(1.0,)], [tuple(np.geomspace(1, 1e-9, 700)), (1.0, 0.5)], [(1.0, 0.0)]])
@@ -35,12 +53,16 @@ def test_spectra_of_any_length_fit(spectra):
 def test_cosines_of_any_kind_fit():
     shown = [cosine_histogram(x) for x in (np.eye(3), np.ones((5, 3)), RNG.normal(size=(90, 4)), -np.eye(2))]
     chart = inside(cosines_chart(shown))
-    assert [path.get("class") for path in chart.iter("path")] == [f"area {colour(number)}" for number in range(4)]
+    assert [path.get("class") for path in chart.iter("path")] == [
+        f"area {colour(number)}" for number in range(4)
+    ]
 
 
 def test_bands_stand_above_each_other_in_the_order_of_scores():
     gold = RNG.uniform(0, 5, 400)
-    chart = inside(bands_chart(cosine_bands(np.clip(gold / 5 + 0.1 * RNG.normal(size=400), -1, 1), gold), -0.4, 1))
+    chart = inside(
+        bands_chart(cosine_bands(np.clip(gold / 5 + 0.1 * RNG.normal(size=400), -1, 1), gold), -0.4, 1)
+    )
     titles = [title.text or "" for title in chart.iter("title")]
     assert sum(int(title.split(" pairs")[0]) for title in titles) == 400
     grounds = [float(re.findall(r"-?[\d.]+", path.attrib["d"])[1]) for path in chart.iter("path")]
@@ -59,18 +81,29 @@ def test_all_sentences_are_in_the_bars(found, k: int):
 
 
 def test_edit_distances_fit_and_people_are_drawn_beside_them():
-    pairs = Pairs.of(["abc"] * 30, ["abc" + "x" * number for number in range(30)], RNG.uniform(0, 5, 30), "characters")
+    pairs = Pairs.of(
+        ["abc"] * 30, ["abc" + "x" * number for number in range(30)], RNG.uniform(0, 5, 30), "characters"
+    )
     chart = edits_chart([edit_bins(RNG.uniform(-1, 1, 30), pairs), edit_bins(np.ones(30), pairs)])
     assert classes(chart, "path") == ["s0", "s1", "people"]
     few = Pairs.of(["a"], ["b"], np.array([3.0]), "characters")
     inside(edits_chart([edit_bins(np.zeros(1), few)]))
 
 
-@pytest.mark.parametrize("points", [[(-3.8, 0.2)], [(-3.8, 0.2), (-3.8, 0.2)], [(-8.0, 4.0), (0.0, 0.0), (-1.0, 0.1)]])
+@pytest.mark.parametrize(
+    "points", [[(-3.8, 0.2)], [(-3.8, 0.2), (-3.8, 0.2)], [(-8.0, 4.0), (0.0, 0.0), (-1.0, 0.1)]]
+)
 def test_points_of_the_plane_fit(points):
     assert classes(plane_chart(points), "circle") == [colour(number) for number in range(len(points))]
 
 
 def test_figures_have_three_digits_and_colours_repeat():
-    assert [figure(value) for value in (0.0649, -3.6156, 53.138, 215.9, -0.0001, 0.0)] == ["0.065", "−3.62", "53.1", "216", "0.000", "0.000"]
+    assert [figure(value) for value in (0.0649, -3.6156, 53.138, 215.9, -0.0001, 0.0)] == [
+        "0.065",
+        "−3.62",
+        "53.1",
+        "216",
+        "0.000",
+        "0.000",
+    ]
     assert colour(COLOURS) == colour(0)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, log_ticks, percent, tick_labels, ticks
-from pipeline.charts.night import Point, choice_chart, cosine_chart, length_chart, recall_chart, spectrum_chart
+from pipeline.charts.night import (
+    Point,
+    choice_chart,
+    cosine_chart,
+    length_chart,
+    recall_chart,
+    spectrum_chart,
+)
 from pipeline.stats.sample import Histogram, cosine_histogram, length_histogram
 
 
@@ -17,18 +24,30 @@ def inside(svg: str) -> ElementTree.Element:
     """The parsed chart, after checking that every place in it lies within the view box."""
     chart = ElementTree.fromstring(svg)
     for element in chart.iter():
-        places = [(float(element.get(x, 0)), float(element.get(y, 0))) for x, y in (("x", "y"), ("x1", "y1"), ("x2", "y2"), ("cx", "cy"))]
+        places = [
+            (float(element.get(x, 0)), float(element.get(y, 0)))
+            for x, y in (("x", "y"), ("x1", "y1"), ("x2", "y2"), ("cx", "cy"))
+        ]
         if path := element.get("d"):
             numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
             places += zip(numbers[::2], numbers[1::2], strict=True)
         if element.tag == "rect":
-            places.append((float(element.attrib["x"]) + float(element.attrib["width"]), float(element.attrib["y"]) + float(element.attrib["height"])))
+            places.append(
+                (
+                    float(element.attrib["x"]) + float(element.attrib["width"]),
+                    float(element.attrib["y"]) + float(element.attrib["height"]),
+                )
+            )
             assert float(element.attrib["height"]) >= 0
-        assert all(-0.1 <= x <= WIDTH + 0.1 and -0.1 <= y <= HEIGHT + 0.1 for x, y in places), ElementTree.tostring(element)
+        assert all(-0.1 <= x <= WIDTH + 0.1 and -0.1 <= y <= HEIGHT + 0.1 for x, y in places), (
+            ElementTree.tostring(element)
+        )
     return chart
 
 
-@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=60), st.sampled_from([1, 10, 128, 256, 300, 8_192]))
+@given(
+    st.lists(st.integers(1, 100_000), min_size=1, max_size=60), st.sampled_from([1, 10, 128, 256, 300, 8_192])
+)
 def test_lengths_of_any_kind_fit_and_none_is_lost(lengths: list[int], limit: int) -> None:
     chart = inside(length_chart(length_histogram(np.array(lengths), limit), limit))
     titles = [title.text or "" for title in chart.iter("title")]
@@ -37,7 +56,15 @@ def test_lengths_of_any_kind_fit_and_none_is_lost(lengths: list[int], limit: int
     assert [title for title in titles if title.startswith("cut")] == ([f"cut: {cut} texts"] if cut else [])
 
 
-@pytest.mark.parametrize("x", [np.eye(3), np.ones((5, 3)), np.array([[1.0, 0], [-1, 0]]), np.random.default_rng(0).normal(size=(99, 4))])
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.eye(3),
+        np.ones((5, 3)),
+        np.array([[1.0, 0], [-1, 0]]),
+        np.random.default_rng(0).normal(size=(99, 4)),
+    ],
+)
 def test_cosines_of_any_kind_fit(x: np.ndarray) -> None:
     inside(cosine_chart(cosine_histogram(x), None))
     chart = inside(cosine_chart(cosine_histogram(x), cosine_histogram(x - 0.5)))
@@ -60,12 +87,16 @@ def test_spectra_of_any_length_fit(values: tuple[float, ...]) -> None:
         (tuple(Point(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)), None, None),
     ],
 )
-def test_recall_marks_the_chosen_point_and_the_target(points: tuple[Point, ...], chosen: int | None, target: float | None) -> None:
+def test_recall_marks_the_chosen_point_and_the_target(
+    points: tuple[Point, ...], chosen: int | None, target: float | None
+) -> None:
     chart = inside(recall_chart(points, chosen, target))
-    assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == (chosen is not None)
+    assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == (
+        chosen is not None
+    )
     assert any("target" in (text.text or "") for text in chart.iter("text")) == (target is not None)
     heights = [float(circle.attrib["cy"]) for circle in chart.iter("circle")]
-    assert heights == sorted(heights, reverse=True)                     # recall rises, so places go up the page
+    assert heights == sorted(heights, reverse=True)  # recall rises, so places go up the page
 
 
 @pytest.mark.parametrize(
@@ -78,10 +109,14 @@ def test_recall_marks_the_chosen_point_and_the_target(points: tuple[Point, ...],
         (((1, 0.0), (2, 0.0)), 1, "k"),
     ],
 )
-def test_a_choice_marks_its_best_point(points: tuple[tuple[int, float], ...], chosen: int, setting: str) -> None:
+def test_a_choice_marks_its_best_point(
+    points: tuple[tuple[int, float], ...], chosen: int, setting: str
+) -> None:
     chart = inside(choice_chart(points, chosen, setting))
     assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == 1
-    assert [text.text for text in chart.iter("text") if "chosen" in (text.get("class") or "")] == [f"{setting} {chosen}: {dict(points)[chosen]:.4f}"]
+    assert [text.text for text in chart.iter("text") if "chosen" in (text.get("class") or "")] == [
+        f"{setting} {chosen}: {dict(points)[chosen]:.4f}"
+    ]
     heights = {circle.get("class"): float(circle.attrib["cy"]) for circle in chart.iter("circle")}
     assert heights["dot chosen"] == min(float(circle.attrib["cy"]) for circle in chart.iter("circle"))
 
@@ -89,7 +124,7 @@ def test_a_choice_marks_its_best_point(points: tuple[tuple[int, float], ...], ch
 def test_a_logarithmic_axis_spaces_doublings_alike() -> None:
     frame = Frame((1, 16), (0, 1), log_x=True)
     steps = np.diff([frame.px(value) for value in (1, 2, 4, 8, 16)])
-    assert np.ptp(steps) <= 0.11                                        # places are rounded to a tenth
+    assert np.ptp(steps) <= 0.11  # places are rounded to a tenth
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
@@ -102,7 +137,14 @@ def test_ticks_are_inside_evenly_spaced_and_few(low: float, span: float, count: 
 
 
 def test_numbers_on_axes_are_short() -> None:
-    assert [compact(number) for number in (0, 0.5, 950, 12_000, 1_500_000, 2e9)] == ["0", "0.5", "950", "12k", "1.5M", "2G"]
+    assert [compact(number) for number in (0, 0.5, 950, 12_000, 1_500_000, 2e9)] == [
+        "0",
+        "0.5",
+        "950",
+        "12k",
+        "1.5M",
+        "2G",
+    ]
     assert [percent(share) for share in (0, 0.5, 0.957, 1)] == ["0 %", "50 %", "95.7 %", "100 %"]
 
 

@@ -13,7 +13,10 @@ RNG = np.random.default_rng(0)
 
 
 def noisy(count: int, scale: float = 1.0) -> list[tuple[float, float]]:
-    return [(float(step), scale * value) for step, value in zip(range(10, 10 * count + 1, 10), RNG.normal(size=count), strict=True)]
+    return [
+        (float(step), scale * value)
+        for step, value in zip(range(10, 10 * count + 1, 10), RNG.normal(size=count), strict=True)
+    ]
 
 
 def classes(chart: str, tag: str) -> list[str]:
@@ -27,14 +30,20 @@ def test_curves_of_any_length_and_size_fit(count: int, scale: float):
     chart = curves_chart(curves, Steps(10 * count), "anything", level=(scale, "a level"))
     lines = [name for name in classes(chart, "path") if "faint" not in name]
     assert lines == (["line s0", "line s1"] if count > 1 else [])
-    assert [name for name in classes(chart, "circle") if name] == ([] if count > 1 else ["point s0", "point s1"])
+    assert [name for name in classes(chart, "circle") if name] == (
+        [] if count > 1 else ["point s0", "point s1"]
+    )
     assert len([name for name in classes(chart, "path") if "faint" in name]) == (2 if count > POINTS else 0)
     assert "a level" in chart
 
 
 def test_a_spike_stays_in_the_chart_and_does_not_flatten_the_rest():
     points = [(float(step), 1e9 if step == 3333 else step / 5000) for step in range(1, 5001)]
-    path = next(element for element in inside(curves_chart([points], Steps(5000), "anything")).iter("path") if element.get("class") == "line s0")
+    path = next(
+        element
+        for element in inside(curves_chart([points], Steps(5000), "anything")).iter("path")
+        if element.get("class") == "line s0"
+    )
     heights = [float(pair.split()[1]) for pair in path.attrib["d"].removeprefix("M").split(" L")]
     assert max(heights) - min(heights) > 0.8 * (HEIGHT - TOP - BOTTOM)
 
@@ -58,7 +67,15 @@ def test_the_best_figure_on_dev_is_marked_with_its_value(count: int, place: floa
     assert "Accuracy over the steps" in chart
 
 
-@pytest.mark.parametrize("way", [[(-2.0, 0.3)], [(-2.0, 0.3), (-3.0, 0.2)], [(-1e-9, 0.0)] * 5, [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)]])
+@pytest.mark.parametrize(
+    "way",
+    [
+        [(-2.0, 0.3)],
+        [(-2.0, 0.3), (-3.0, 0.2)],
+        [(-1e-9, 0.0)] * 5,
+        [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)],
+    ],
+)
 def test_the_way_has_a_beginning_and_an_end(way: list[tuple[float, float]]):
     texts = [element.text for element in inside(way_chart(way)).iter("text")]
     assert "start" in texts

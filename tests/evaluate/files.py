@@ -21,13 +21,26 @@ from pipeline.store.store import open_store
 def save(file: Path, columns: Mapping[str, Any]) -> Path:
     """A Parquet file of these columns."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}), file)
+    pq.write_table(
+        pa.table(
+            {
+                name: values if isinstance(values, pa.Array) else pa.array(values)
+                for name, values in columns.items()
+            }
+        ),
+        file,
+    )
     return file
 
 
 def task_of(kind: str, file: Path, settings: EvaluateSettings | None = None, **source: Any) -> Task:
     """The task over that file."""
-    return TASKS[kind].of(TaskSettings(kind=kind, uri=str(file), **source), open_store(file.parent), file.name, settings or EvaluateSettings())
+    return TASKS[kind].of(
+        TaskSettings(kind=kind, uri=str(file), **source),
+        open_store(file.parent),
+        file.name,
+        settings or EvaluateSettings(),
+    )
 
 
 def looked_up(table: Mapping[str, Sequence[float]]) -> Callable[[Sequence[str]], np.ndarray]:

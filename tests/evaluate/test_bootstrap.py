@@ -31,7 +31,9 @@ def test_the_interval_of_a_share_is_the_binomial_one(task):
     assert (found.value, found.resamples) == (75.0, 4_000)
     assert found.low == pytest.approx(75 - 1.96 * spread, abs=0.35)
     assert found.high == pytest.approx(75 + 1.96 * spread, abs=0.35)
-    theirs = stats.bootstrap((right,), lambda x, axis: 100 * x.mean(axis), n_resamples=4_000, method="percentile", rng=2).confidence_interval
+    theirs = stats.bootstrap(
+        (right,), lambda x, axis: 100 * x.mean(axis), n_resamples=4_000, method="percentile", rng=2
+    ).confidence_interval
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.5)
 
 
@@ -73,8 +75,16 @@ def test_scores_of_other_rows_are_a_defect(task):
 
 def test_the_interval_of_three_thousand_pairs_in_five_subsets_holds_the_score(tmp_path: Path):
     rng = np.random.default_rng(0)
-    columns = {"subset": [f"s{i % 5}" for i in range(3_000)], "sentence1": [f"a{i}" for i in range(3_000)], "sentence2": [f"b{i}" for i in range(3_000)]}
-    task = task_of("sts", save(tmp_path / "sts.parquet", columns | {"score": rng.integers(0, 26, 3_000) / 5}), EvaluateSettings(aggregation="wmean"))
+    columns = {
+        "subset": [f"s{i % 5}" for i in range(3_000)],
+        "sentence1": [f"a{i}" for i in range(3_000)],
+        "sentence2": [f"b{i}" for i in range(3_000)],
+    }
+    task = task_of(
+        "sts",
+        save(tmp_path / "sts.parquet", columns | {"score": rng.integers(0, 26, 3_000) / 5}),
+        EvaluateSettings(aggregation="wmean"),
+    )
     score = task.score(drawn())
     found = value_interval(task, score, 1_000, seed=0)
     assert found is not None

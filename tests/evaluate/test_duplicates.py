@@ -15,7 +15,10 @@ from tests.evaluate.files import Peer, drawn, peer_evaluators, save, task_of
 
 def gold_pairs(folder: Path) -> Path:
     left, right = [f"t{i}" for i in range(40)], [f"t{(i * 7 + 3) % 45}" for i in range(40)]
-    return save(folder / "gold.parquet", {"sentence1": left, "sentence2": right, "label": [int(i % 3 == 0) for i in range(40)]})
+    return save(
+        folder / "gold.parquet",
+        {"sentence1": left, "sentence2": right, "label": [int(i % 3 == 0) for i in range(40)]},
+    )
 
 
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
@@ -23,7 +26,9 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
     texts, score = task.sentences(), task.score(vectors)
     gold = [(f"t{i}", f"t{(i * 7 + 3) % 45}") for i in range(0, 40, 3)]
     gold = [pair for pair in gold if pair[0] != pair[1]]
-    found = peer_evaluators().ParaphraseMiningEvaluator({text: text for text in texts}, duplicates_list=gold, write_csv=False)(Peer(vectors))
+    found = peer_evaluators().ParaphraseMiningEvaluator(
+        {text: text for text in texts}, duplicates_list=gold, write_csv=False
+    )(Peer(vectors))
     assert score.value == pytest.approx(100 * found["average_precision"], abs=1e-4)
     assert score.figures["F1"] == pytest.approx(100 * found["f1"], abs=1e-4)
     assert score.facts["threshold_f1"] == pytest.approx(found["threshold"], abs=1e-4)
@@ -33,11 +38,16 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
 
 @pytest.mark.parametrize("block", [1, 200, 1 << 24])
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-def test_mined_pairs_are_the_most_similar_of_all(monkeypatch: pytest.MonkeyPatch, similarity: str, block: int):
+def test_mined_pairs_are_the_most_similar_of_all(
+    monkeypatch: pytest.MonkeyPatch, similarity: str, block: int
+):
     monkeypatch.setattr(ranks, "BLOCK", block)
     x = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    nearness = {(i, j): -float(np.linalg.norm(x[i] - x[j])) if similarity == "euclidean" else float(unit[i] @ unit[j]) for i, j in combinations(range(40), 2)}
+    nearness = {
+        (i, j): -float(np.linalg.norm(x[i] - x[j])) if similarity == "euclidean" else float(unit[i] @ unit[j])
+        for i, j in combinations(range(40), 2)
+    }
     expected = sorted(nearness, key=lambda pair: -nearness[pair])[:50]
     bound = nearness[expected[20]] - 1e-6
     mined = most_alike(similarity, x, 39, 50, (bound,))
@@ -48,11 +58,17 @@ def test_mined_pairs_are_the_most_similar_of_all(monkeypatch: pytest.MonkeyPatch
 
 def test_only_the_nearest_of_every_text_are_looked_at():
     x = np.array([[1, 0], [1, 0.01], [1, 0.02], [0, 1]], np.float32)
-    assert {tuple(pair) for pair in most_alike("cosine", x, 1, 10).places.tolist()} == {(0, 1), (1, 2), (2, 3)}
+    assert {tuple(pair) for pair in most_alike("cosine", x, 1, 10).places.tolist()} == {
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    }
 
 
 def test_texts_of_one_group_are_duplicates(tmp_path: Path):
-    file = save(tmp_path / "groups.parquet", {"text": ["a", "b", "c", "a", "d", "e"], "group": [1, 1, 1, 1, 2, None]})
+    file = save(
+        tmp_path / "groups.parquet", {"text": ["a", "b", "c", "a", "d", "e"], "group": [1, 1, 1, 1, 2, None]}
+    )
     task = task_of("duplicates", file)
     assert task.sentences() == ["a", "b", "c", "d", "e"]
     assert task.score(drawn()).facts["gold_pairs"] == 3
@@ -70,7 +86,9 @@ def test_without_gold_the_pairs_are_counted_and_shown(tmp_path: Path):
     assert score.value == (cosines >= 0.85).sum()
     assert score.facts["top"][0]["similarity"] == pytest.approx(cosines.max(), abs=1e-6)
     assert "no gold" in score.metric
-    distances = task_of("duplicates", file, EvaluateSettings(similarity="euclidean"), options={"threshold": -1}).score(vectors)
+    distances = task_of(
+        "duplicates", file, EvaluateSettings(similarity="euclidean"), options={"threshold": -1}
+    ).score(vectors)
     assert list(distances.figures) == ["pairs of at least -1"]
 
 
@@ -78,4 +96,7 @@ def test_texts_that_cannot_be_mined_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="at least two different texts, found 1"):
         task_of("duplicates", save(tmp_path / "one.parquet", {"text": ["a", "a"]}))
     with pytest.raises(DataError, match="two different texts that are duplicates"):
-        task_of("duplicates", save(tmp_path / "none.parquet", {"sentence1": ["a"], "sentence2": ["b"], "label": [0]}))
+        task_of(
+            "duplicates",
+            save(tmp_path / "none.parquet", {"sentence1": ["a"], "sentence2": ["b"], "label": [0]}),
+        )

@@ -17,9 +17,18 @@ from tests.evaluate.files import drawn, save, task_of
 
 ROWS = 60
 RNG = np.random.default_rng(0)
-LEFT, RIGHT, LABELS = [f"a{row}" for row in range(ROWS)], [None, *(f"b{row}" for row in range(1, ROWS))], RNG.integers(0, 2, ROWS)
+LEFT, RIGHT, LABELS = (
+    [f"a{row}" for row in range(ROWS)],
+    [None, *(f"b{row}" for row in range(1, ROWS))],
+    RNG.integers(0, 2, ROWS),
+)
 COLUMNS: dict[str, dict[str, Any]] = {
-    "sts": {"sentence1": LEFT, "sentence2": RIGHT, "score": RNG.uniform(0, 5, ROWS), "subset": ["x", "y"] * (ROWS // 2)},
+    "sts": {
+        "sentence1": LEFT,
+        "sentence2": RIGHT,
+        "score": RNG.uniform(0, 5, ROWS),
+        "subset": ["x", "y"] * (ROWS // 2),
+    },
     "pairs": {"sentence1": LEFT, "sentence2": RIGHT, "label": LABELS},
     "triplets": {"anchor": LEFT, "positive": RIGHT, "negative": [f"c{row}" for row in range(ROWS)]},
     "retrieval": {"query": LEFT, "positive": RIGHT},
@@ -30,7 +39,9 @@ COLUMNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=TASKS.names())
 def task(request: pytest.FixtureRequest, tmp_path: Path):
-    return task_of(request.param, save(tmp_path / "rows.parquet", COLUMNS[request.param]), EvaluateSettings(folds=3))
+    return task_of(
+        request.param, save(tmp_path / "rows.parquet", COLUMNS[request.param]), EvaluateSettings(folds=3)
+    )
 
 
 def test_it_asks_for_vectors_of_its_sentences_only(task):
@@ -43,7 +54,17 @@ def test_it_asks_for_vectors_of_its_sentences_only(task):
 
 def test_everything_but_the_evidence_is_json(task):
     score = task.score(drawn())
-    again = json.loads(canonical({"metric": score.metric, "value": score.value, "figures": dict(score.figures), "facts": dict(score.facts), "count": score.count}))
+    again = json.loads(
+        canonical(
+            {
+                "metric": score.metric,
+                "value": score.value,
+                "figures": dict(score.figures),
+                "facts": dict(score.facts),
+                "count": score.count,
+            }
+        )
+    )
     assert again["value"] == score.value
     assert all(type(figure) is float for figure in score.figures.values())
     assert "x100" in score.metric
@@ -68,7 +89,10 @@ def test_the_statistic_of_all_rows_is_the_value_and_intervals_hold_it(task):
         return
     assert {len(values) for values in first.evidence.values()} == {first.count}
     assert task.statistic(first.evidence, np.arange(first.count)) == pytest.approx(first.value, abs=1e-9)
-    alone, apart = value_interval(task, first, 100, seed=0), difference_interval(task, first, second, 100, seed=0)
+    alone, apart = (
+        value_interval(task, first, 100, seed=0),
+        difference_interval(task, first, second, 100, seed=0),
+    )
     assert alone.low <= first.value <= alone.high
     assert apart.value == pytest.approx(second.value - first.value)
     assert apart.low < apart.high

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score, ndcg_score, roc_auc_score
 
-from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1, ndcg_at, recall_at, reciprocal_rank, roc_auc
+from pipeline.evaluate.metrics import (
+    average_precision,
+    best_accuracy,
+    best_f1,
+    ndcg_at,
+    recall_at,
+    reciprocal_rank,
+    roc_auc,
+)
 
 
 def sample(seed: int, *, ties: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -20,7 +28,9 @@ def sample(seed: int, *, ties: bool) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("seed", range(5))
 def test_average_precision_and_area_equal_scikit_learn(seed: int, ties: bool):
     predicted, positive = sample(seed, ties=ties)
-    assert average_precision(predicted, positive) == pytest.approx(average_precision_score(positive, predicted), abs=1e-12)
+    assert average_precision(predicted, positive) == pytest.approx(
+        average_precision_score(positive, predicted), abs=1e-12
+    )
     assert roc_auc(predicted, positive) == pytest.approx(roc_auc_score(positive, predicted), abs=1e-12)
 
 
@@ -33,7 +43,9 @@ def test_no_threshold_does_better_than_the_best(rows: list[tuple[int, bool]]):
     assert ((predicted >= accuracy.threshold) == positive).mean() == pytest.approx(accuracy.value)
     if positive.any():
         f1 = best_f1(predicted, positive)
-        assert f1.value == pytest.approx(max(f1_score(positive, predicted >= cut, zero_division=0) for cut in cuts))
+        assert f1.value == pytest.approx(
+            max(f1_score(positive, predicted >= cut, zero_division=0) for cut in cuts)
+        )
         assert f1_score(positive, predicted >= f1.threshold) == pytest.approx(f1.value)
 
 

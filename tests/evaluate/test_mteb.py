@@ -19,24 +19,51 @@ from pipeline.evaluate.mteb import mteb_model
 from tests.evaluate.files import save, task_of
 
 SENTENCES = (
-    "A man is playing a guitar.", "A person plays a musical instrument.", "The stock market fell sharply today.", "Shares dropped on Wall Street.", "Two dogs run.",
-    "A cat sleeps on the sofa.", "The animal is resting on a couch.", "It will rain tomorrow in the north.", "", "Rain is expected in northern regions.",
+    "A man is playing a guitar.",
+    "A person plays a musical instrument.",
+    "The stock market fell sharply today.",
+    "Shares dropped on Wall Street.",
+    "Two dogs run.",
+    "A cat sleeps on the sofa.",
+    "The animal is resting on a couch.",
+    "It will rain tomorrow in the north.",
+    "",
+    "Rain is expected in northern regions.",
 )
 
 
 def pairs() -> dict[str, list[Any]]:
     """Every two sentences, and a score without ties: a tie of cosines in one arithmetic need not be one in another."""
     left, right = zip(*combinations(SENTENCES, 2), strict=True)
-    return {"sentence1": list(left), "sentence2": list(right), "score": np.random.default_rng(0).uniform(0, 5, len(left)).tolist()}
+    return {
+        "sentence1": list(left),
+        "sentence2": list(right),
+        "score": np.random.default_rng(0).uniform(0, 5, len(left)).tolist(),
+    }
 
 
 class LocalPairs(AbsTaskSTS):
     """An STS task whose rows are at hand."""
 
     metadata = TaskMetadata(
-        name="LocalPairs", description="pairs made here", reference=None, dataset={"path": "local/pairs", "revision": "1"}, type="STS", category="t2t",
-        modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"], main_score="cosine_spearman", date=None, domains=None, task_subtypes=None, license=None,
-        annotations_creators=None, dialect=None, sample_creation=None, bibtex_citation=None,
+        name="LocalPairs",
+        description="pairs made here",
+        reference=None,
+        dataset={"path": "local/pairs", "revision": "1"},
+        type="STS",
+        category="t2t",
+        modalities=["text"],
+        eval_splits=["test"],
+        eval_langs=["eng-Latn"],
+        main_score="cosine_spearman",
+        date=None,
+        domains=None,
+        task_subtypes=None,
+        license=None,
+        annotations_creators=None,
+        dialect=None,
+        sample_creation=None,
+        bibtex_citation=None,
     )
     min_score, max_score = 0, 5
 
@@ -51,9 +78,13 @@ def turned(vectors: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("transform", [None, turned])
 def test_figures_inside_mteb_equal_those_of_our_task(tmp_path: Path, minilm, transform):
-    found = mteb.evaluate(mteb_model(minilm, transform), LocalPairs(), cache=None, show_progress_bar=False, co2_tracker=False)
+    found = mteb.evaluate(
+        mteb_model(minilm, transform), LocalPairs(), cache=None, show_progress_bar=False, co2_tracker=False
+    )
     theirs = found.task_results[0].scores["test"][0]
-    ours = task_of("sts", save(tmp_path / "pairs.parquet", pairs())).score(lambda texts: minilm.encode(texts) if transform is None else transform(minilm.encode(texts)))
+    ours = task_of("sts", save(tmp_path / "pairs.parquet", pairs())).score(
+        lambda texts: minilm.encode(texts) if transform is None else transform(minilm.encode(texts))
+    )
     assert ours.value / 100 == pytest.approx(theirs["cosine_spearman"], abs=1e-6)
     assert ours.value / 100 == pytest.approx(theirs["spearman"], abs=1e-6)
     assert ours.figures["Pearson all"] / 100 == pytest.approx(theirs["cosine_pearson"], abs=1e-6)
@@ -63,7 +94,12 @@ def test_the_model_is_an_encoder_in_the_eyes_of_mteb_and_says_what_it_is(minilm)
     model = mteb_model(minilm, name="ours/minilm")
     assert isinstance(model, EncoderProtocol)
     meta = model.mteb_model_meta
-    assert (meta.name, meta.revision, meta.embed_dim, meta.max_tokens) == ("ours/minilm", minilm.space_id[:16], 384, minilm.max_length)
+    assert (meta.name, meta.revision, meta.embed_dim, meta.max_tokens) == (
+        "ours/minilm",
+        minilm.space_id[:16],
+        384,
+        minilm.max_length,
+    )
 
 
 def test_queries_get_the_query_prompt_and_missing_texts_are_a_blank():
@@ -75,7 +111,9 @@ def test_queries_get_the_query_prompt_and_missing_texts_are_a_blank():
 
     model = mteb_model(Spy())
     batches = [{"text": ["a", None]}, {"text": ["abc"]}]
-    np.testing.assert_array_equal(model.encode(batches, prompt_type=PromptType.query), [[1, 1], [1, 1], [3, 1]])
+    np.testing.assert_array_equal(
+        model.encode(batches, prompt_type=PromptType.query), [[1, 1], [1, 1], [3, 1]]
+    )
     np.testing.assert_array_equal(model.encode(batches, prompt_type=PromptType.document)[:, 1], [0, 0, 0])
     np.testing.assert_array_equal(model.encode(batches)[:, 1], [0, 0, 0])
 

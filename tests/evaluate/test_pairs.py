@@ -13,7 +13,11 @@ from tests.evaluate.files import Peer, drawn, peer_evaluators, save, task_of
 
 def labelled(folder: Path, **changed: Any) -> Path:
     rng = np.random.default_rng(5)
-    columns = {"sentence1": [f"a{i}" for i in range(90)], "sentence2": [f"b{i % 70}" for i in range(90)], "label": rng.integers(0, 2, 90)}
+    columns = {
+        "sentence1": [f"a{i}" for i in range(90)],
+        "sentence2": [f"b{i % 70}" for i in range(90)],
+        "label": rng.integers(0, 2, 90),
+    }
     return save(folder / "pairs.parquet", columns | changed)
 
 
@@ -23,18 +27,27 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
     task = task_of("pairs", file, EvaluateSettings(similarity=similarity))
     score, texts = task.score(vectors), task.sentences()
     labels = score.evidence["positive"].astype(int).tolist()
-    found = peer_evaluators().BinaryClassificationEvaluator(texts[:90], texts[90:], labels, similarity_fn_names=[similarity], write_csv=False)(Peer(vectors))
+    found = peer_evaluators().BinaryClassificationEvaluator(
+        texts[:90], texts[90:], labels, similarity_fn_names=[similarity], write_csv=False
+    )(Peer(vectors))
     for ours, theirs in (("average precision", "ap"), ("accuracy", "accuracy"), ("F1", "f1")):
         assert score.figures[ours] == pytest.approx(100 * found[f"{similarity}_{theirs}"], abs=1e-3)
-    sign = -1 if similarity == "euclidean" else 1                           # theirs is a distance there
+    sign = -1 if similarity == "euclidean" else 1  # theirs is a distance there
     assert sign * score.facts["threshold_f1"] == pytest.approx(found[f"{similarity}_f1_threshold"], abs=1e-5)
-    assert sign * score.facts["threshold_accuracy"] == pytest.approx(found[f"{similarity}_accuracy_threshold"], abs=1e-5)
+    assert sign * score.facts["threshold_accuracy"] == pytest.approx(
+        found[f"{similarity}_accuracy_threshold"], abs=1e-5
+    )
     assert task.statistic(score.evidence, np.arange(90)) == pytest.approx(score.value)
 
 
-@pytest.mark.parametrize(("labels", "words"), [
-    ([1] * 90, "one class only: 90 of 90 are 1"), ([0] * 89 + [None], "one class only: 0 of 89"), ([2] + [0, 1] * 44 + [1], "0 or 1 in 'label', found 1 other"),
-])
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([1] * 90, "one class only: 90 of 90 are 1"),
+        ([0] * 89 + [None], "one class only: 0 of 89"),
+        ([2] + [0, 1] * 44 + [1], "0 or 1 in 'label', found 1 other"),
+    ],
+)
 def test_unusable_labels_are_refused(tmp_path: Path, labels: list[int | None], words: str):
     with pytest.raises(DataError, match=words):
         task_of("pairs", labelled(tmp_path, label=labels))

@@ -14,7 +14,10 @@ from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, 
 
 def asked(folder: Path) -> Path:
     """40 rows: some queries have several positives, some positives several queries."""
-    return save(folder / "asked.parquet", {"query": [f"q{i % 25}" for i in range(40)], "positive": [f"p{i % 30}" for i in range(40)]})
+    return save(
+        folder / "asked.parquet",
+        {"query": [f"q{i % 25}" for i in range(40)], "positive": [f"p{i % 30}" for i in range(40)]},
+    )
 
 
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
@@ -25,7 +28,15 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
         relevant.setdefault(f"q{i % 25}", set()).add(f"p{i % 30}")
     queries, corpus = {q: q for q in relevant}, {f"p{i}": f"p{i}" for i in range(30)}
     evaluator = peer_evaluators().InformationRetrievalEvaluator(
-        queries, corpus, relevant, mrr_at_k=[30], ndcg_at_k=[10], accuracy_at_k=[1], precision_recall_at_k=[1, 5, 10], map_at_k=[10], write_csv=False,
+        queries,
+        corpus,
+        relevant,
+        mrr_at_k=[30],
+        ndcg_at_k=[10],
+        accuracy_at_k=[1],
+        precision_recall_at_k=[1, 5, 10],
+        map_at_k=[10],
+        write_csv=False,
         score_functions={"cosine": Peer(vectors).similarity},
     )
     found = evaluator(Peer(vectors))
@@ -33,7 +44,11 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
     assert score.figures["MRR"] == pytest.approx(100 * found["cosine_mrr@30"], abs=1e-4)
     for k in (1, 5, 10):
         assert score.figures[f"recall@{k}"] == pytest.approx(100 * found[f"cosine_recall@{k}"], abs=1e-4)
-    assert (score.count, score.facts["targets"], score.facts["relevant"]) == (25, 30, sum(map(len, relevant.values())))
+    assert (score.count, score.facts["targets"], score.facts["relevant"]) == (
+        25,
+        30,
+        sum(map(len, relevant.values())),
+    )
     assert task.statistic(score.evidence, np.arange(25)) == pytest.approx(score.value)
 
 
@@ -45,7 +60,9 @@ def test_ranks_equal_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
     x, groups = rng.normal(size=(30, 5)).astype(np.float32), rng.integers(0, 4, 30)
     members = [np.flatnonzero(groups == group) for group in groups]
     found = relevant_ranks(similarity, x, x, Relevant(members, np.arange(30)))
-    y = x.astype(np.float64) / (np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1)
+    y = x.astype(np.float64) / (
+        np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1
+    )
     nearness = -np.linalg.norm(y[:, None] - y, axis=2) if similarity == "euclidean" else y @ y.T
     for row in range(30):
         order = [place for place in np.argsort(-nearness[row]) if place != row]
@@ -54,24 +71,30 @@ def test_ranks_equal_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
 
 
 def test_a_text_finds_its_group_and_not_itself(tmp_path: Path):
-    file = save(tmp_path / "groups.parquet", {"text": ["a", "b", "c", "d", "e"], "group": ["x", "x", "y", "y", None]})
+    file = save(
+        tmp_path / "groups.parquet", {"text": ["a", "b", "c", "d", "e"], "group": ["x", "x", "y", "y", None]}
+    )
     vectors = looked_up({"a": [1, 0], "b": [1, 0.1], "c": [0, 1], "d": [-1, 0.2], "e": [0.1, 1]})
     score = task_of("retrieval", file, options={"k": 3}).score(vectors)
-    assert score.count == 4                                                 # e has no group: it is found, and asks nothing
+    assert score.count == 4  # e has no group: it is found, and asks nothing
     assert score.metric == "nDCG@3 x100, cosine"
     # a and b find each other first, and d finds c first; c has e before d
     np.testing.assert_allclose(score.evidence["gain"], [1, 1, 1 / np.log2(3), 1], atol=1e-6)
 
 
 def test_equal_vectors_count_against(tmp_path: Path):
-    score = task_of("retrieval", asked(tmp_path)).score(lambda sentences: np.ones((len(sentences), 3), np.float32))
+    score = task_of("retrieval", asked(tmp_path)).score(
+        lambda sentences: np.ones((len(sentences), 3), np.float32)
+    )
     assert score.figures["recall@1"] == 0
     assert score.figures["recall@10"] == 0
 
 
 def test_queries_can_be_sampled_by_seed(tmp_path: Path):
     file = asked(tmp_path)
-    first, again, other = (task_of("retrieval", file, EvaluateSettings(seed=seed), options={"queries": 5}) for seed in (1, 1, 2))
+    first, again, other = (
+        task_of("retrieval", file, EvaluateSettings(seed=seed), options={"queries": 5}) for seed in (1, 1, 2)
+    )
     assert first.sentences() == again.sentences() != other.sentences()
     assert first.score(drawn()).count == 5
     assert first.digest == again.digest != other.digest
@@ -83,4 +106,7 @@ def test_files_without_anything_to_find_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="columns query, positive or text, group, found text"):
         task_of("retrieval", save(tmp_path / "text.parquet", {"text": ["a", "b"]}))
     with pytest.raises(DataError, match="something to find, found no rows"):
-        task_of("retrieval", save(tmp_path / "none.parquet", {"query": np.array([], str), "positive": np.array([], str)}))
+        task_of(
+            "retrieval",
+            save(tmp_path / "none.parquet", {"query": np.array([], str), "positive": np.array([], str)}),
+        )

@@ -17,7 +17,11 @@ def test_angular_similarity_by_hand():
 
 def test_angular_similarity_of_equal_vectors_is_a_number():
     x = np.random.default_rng(0).normal(size=(2_000, 7)).astype(np.float32)
-    for found in (paired("angular", x, x), paired("angular", x, -x), np.diag(crossed("angular", *2 * (prepared("angular", x),)))):
+    for found in (
+        paired("angular", x, x),
+        paired("angular", x, -x),
+        np.diag(crossed("angular", *2 * (prepared("angular", x),))),
+    ):
         assert np.isfinite(found).all()
 
 
@@ -37,7 +41,10 @@ def test_cosine_with_a_zero_vector_is_0():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_pair_of_the_crossed_form_equals_the_paired_form(kind: str):
     rng = np.random.default_rng(1)
-    left, right = rng.normal(size=(5, 16)).astype(np.float32), 1e3 + rng.normal(size=(4, 16)).astype(np.float32)
+    left, right = (
+        rng.normal(size=(5, 16)).astype(np.float32),
+        1e3 + rng.normal(size=(4, 16)).astype(np.float32),
+    )
     found = crossed(kind, prepared(kind, left), prepared(kind, right))
     expected = [[paired(kind, left[i : i + 1], right[j : j + 1])[0] for j in range(4)] for i in range(5)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -47,7 +54,10 @@ def test_euclidean_is_minus_the_distance():
     assert paired("euclidean", np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]))[0] == -5
 
 
-@pytest.mark.parametrize(("given", "words"), [(np.ones((1, 2)), "one vector for each of 2"), (np.array([[1, 2], [np.nan, 1]]), "first for 'b'")])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(np.ones((1, 2)), "one vector for each of 2"), (np.array([[1, 2], [np.nan, 1]]), "first for 'b'")],
+)
 def test_vectors_that_cannot_be_scored_are_refused(given: np.ndarray, words: str):
     with pytest.raises(ModelError, match=words):
         vectors_of(lambda _: given, ["a", "b"], "STS12")

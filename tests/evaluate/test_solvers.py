@@ -10,10 +10,15 @@ from pipeline.evaluate.solvers.logistic import Lbfgs
 from pipeline.evaluate.solvers.sgd import Sgd
 
 
-def clouds(classes: int, rows: int = 300, dim: int = 12, spread: float = 1.5, seed: int = 0, offset: float = 3) -> tuple[np.ndarray, np.ndarray]:
+def clouds(
+    classes: int, rows: int = 300, dim: int = 12, spread: float = 1.5, seed: int = 0, offset: float = 3
+) -> tuple[np.ndarray, np.ndarray]:
     """Gaussian classes, uneven in size, far from the origin, one dimension constant."""
     rng = np.random.default_rng(seed)
-    y = np.r_[np.arange(classes), rng.choice(classes, rows - classes, p=np.arange(1, classes + 1) / np.arange(1, classes + 1).sum())]
+    y = np.r_[
+        np.arange(classes),
+        rng.choice(classes, rows - classes, p=np.arange(1, classes + 1) / np.arange(1, classes + 1).sum()),
+    ]
     x = rng.normal(size=(classes, dim))[y] + spread * rng.normal(size=(rows, dim)) + offset
     x[:, 0] = 2 * offset
     return x.astype(np.float32), y
@@ -25,7 +30,7 @@ def test_every_part_and_strength_reaches_the_optimum_of_scikit_learn(classes: in
     parts = np.random.default_rng(1).random((3, len(x))) < 0.8
     parts[:, :classes] = True
     found = Lbfgs().fit(x, y, classes, parts, Lbfgs.strengths)
-    centred = x.astype(np.float64) - x.mean(axis=0)                         # the same optimum, which their solver reaches sooner
+    centred = x.astype(np.float64) - x.mean(axis=0)  # the same optimum, which their solver reaches sooner
     assert found.converged
     for fold, part in enumerate(parts):
         for place, strength in ((0, Lbfgs.strengths[0]), (5, Lbfgs.strengths[5])):
@@ -36,7 +41,9 @@ def test_every_part_and_strength_reaches_the_optimum_of_scikit_learn(classes: in
 
 def test_the_strongest_penalty_comes_first():
     x, y = clouds(2)
-    sizes = np.linalg.norm(Lbfgs().fit(x, y, 2, np.ones((1, len(x)), bool), Lbfgs.strengths).weights, axis=-1).ravel()
+    sizes = np.linalg.norm(
+        Lbfgs().fit(x, y, 2, np.ones((1, len(x)), bool), Lbfgs.strengths).weights, axis=-1
+    ).ravel()
     assert (np.diff(sizes) > 0).all()
     assert Sgd.strengths == tuple(sorted(Sgd.strengths, reverse=True))
 
@@ -45,7 +52,13 @@ def test_one_batch_is_a_step_of_adam_on_the_mean_cross_entropy():
     """The batched model after an epoch of one batch, against torch's own layers, loss and weight decay."""
     x, y = clouds(3, rows=60)
     decay = torch.tensor([0.01, 0.1])
-    batches = sgd._Batches(torch.from_numpy(np.c_[x, np.ones(60)].astype(np.float32)), torch.from_numpy(y), 3, np.ones((2, 60), bool), seed=0)
+    batches = sgd._Batches(
+        torch.from_numpy(np.c_[x, np.ones(60)].astype(np.float32)),
+        torch.from_numpy(y),
+        3,
+        np.ones((2, 60), bool),
+        seed=0,
+    )
     weights = Sgd(5)._start((2, 2, 3, 13))
     before = weights.clone()
     batches.epoch(weights, torch.optim.Adam([weights], lr=1e-3), decay)
@@ -53,12 +66,21 @@ def test_one_batch_is_a_step_of_adam_on_the_mean_cross_entropy():
         used = batches._used[fold]
         for place in range(2):
             layer = torch.nn.Linear(12, 3)
-            layer.weight.data, layer.bias.data = before[fold, place, :, :-1].clone(), before[fold, place, :, -1].clone()
+            layer.weight.data, layer.bias.data = (
+                before[fold, place, :, :-1].clone(),
+                before[fold, place, :, -1].clone(),
+            )
             optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=float(decay[place]))
-            torch.nn.functional.cross_entropy(layer(torch.from_numpy(x[used])), torch.from_numpy(y[used])).backward()
+            torch.nn.functional.cross_entropy(
+                layer(torch.from_numpy(x[used])), torch.from_numpy(y[used])
+            ).backward()
             optimizer.step()
-            np.testing.assert_allclose(weights[fold, place, :, :-1].numpy(), layer.weight.detach().numpy(), atol=1e-6)
-            np.testing.assert_allclose(weights[fold, place, :, -1].numpy(), layer.bias.detach().numpy(), atol=1e-6)
+            np.testing.assert_allclose(
+                weights[fold, place, :, :-1].numpy(), layer.weight.detach().numpy(), atol=1e-6
+            )
+            np.testing.assert_allclose(
+                weights[fold, place, :, -1].numpy(), layer.bias.detach().numpy(), atol=1e-6
+            )
 
 
 def test_a_part_trains_as_if_it_were_alone():

@@ -16,10 +16,14 @@ from tests.evaluate.files import save
 
 def rows(folder: Path, **columns: object):
     file = save(folder / "f.parquet", columns)
-    return open_file(TaskSettings(kind="pairs", uri=str(file)), open_store(folder), "f.parquet", [tuple(columns)]).rows()
+    return open_file(
+        TaskSettings(kind="pairs", uri=str(file)), open_store(folder), "f.parquet", [tuple(columns)]
+    ).rows()
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+)
 def test_strings_of_every_type_are_texts_and_classes(tmp_path: Path, kind: pa.DataType):
     found = rows(tmp_path, text=pa.array(["b", None, "a", "b"]).cast(kind))
     assert found.texts("text") == ["b", " ", "a", "b"]
@@ -48,20 +52,42 @@ def test_a_number_that_is_none_is_no_class(tmp_path: Path):
 def test_one_column_serves_one_role(tmp_path: Path):
     save(tmp_path / "f.parquet", {"a": ["x"], "label": [1]})
     source = TaskSettings(kind="pairs", uri="f.parquet", columns={"sentence1": "a", "sentence2": "a"})
-    with pytest.raises(ConfigError, match="columns: expected a column for each role, found 'a' for sentence1 and for sentence2"):
+    with pytest.raises(
+        ConfigError,
+        match="columns: expected a column for each role, found 'a' for sentence1 and for sentence2",
+    ):
         open_file(source, open_store(tmp_path), "f.parquet", [("sentence1", "sentence2", "label")])
 
 
 def test_two_columns_of_one_name_and_a_folder_are_refused(tmp_path: Path):
-    pq.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]), tmp_path / "f.parquet")
-    for path, words in (("f.parquet", "found 'text' more than once; rename"), ("", "a folder; name the file in it")):
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]),
+        tmp_path / "f.parquet",
+    )
+    for path, words in (
+        ("f.parquet", "found 'text' more than once; rename"),
+        ("", "a folder; name the file in it"),
+    ):
         with pytest.raises(DataError, match=words):
-            open_file(TaskSettings(kind="duplicates", uri=path), open_store(tmp_path if path else tmp_path.parent), path or tmp_path.name, [("text",)])
+            open_file(
+                TaskSettings(kind="duplicates", uri=path),
+                open_store(tmp_path if path else tmp_path.parent),
+                path or tmp_path.name,
+                [("text",)],
+            )
 
 
 def test_columns_of_other_types_are_refused(tmp_path: Path):
-    found = rows(tmp_path, nested=pa.array([[1], [2]]), binary=pa.array([b"a", b"b"]), text=pa.array(["a", "b"]))
-    for read, column in ((found.texts, "nested"), (found.texts, "binary"), (found.numbers, "text"), (found.numbers, "nested"), (found.codes, "nested")):
+    found = rows(
+        tmp_path, nested=pa.array([[1], [2]]), binary=pa.array([b"a", b"b"]), text=pa.array(["a", "b"])
+    )
+    for read, column in (
+        (found.texts, "nested"),
+        (found.texts, "binary"),
+        (found.numbers, "text"),
+        (found.numbers, "nested"),
+        (found.codes, "nested"),
+    ):
         with pytest.raises(DataError, match="name another column"):
             read(column)
 

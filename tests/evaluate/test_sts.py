@@ -17,14 +17,22 @@ ANGLES = {"p1": 0.1, "p2": 0.2, "p3": 0.3, "q1": 0.8, "q2": 0.6, "q3": 0.9, "q4"
 
 def two_subsets(folder: Path) -> Path:
     names = list(ANGLES)
-    return save(folder / "two.parquet", {
-        "subset": ["p"] * 3 + ["q"] * 4, "sentence1": ["origin"] * 7, "sentence2": names, "score": [1.0, 2, 3, 1, 2, 3, 4],
-    })
+    return save(
+        folder / "two.parquet",
+        {
+            "subset": ["p"] * 3 + ["q"] * 4,
+            "sentence1": ["origin"] * 7,
+            "sentence2": names,
+            "score": [1.0, 2, 3, 1, 2, 3, 4],
+        },
+    )
 
 
 def angle_vectors(sentences):
     """Cosine with "origin" is the number above."""
-    return looked_up({"origin": [1, 0], **{name: [c, (1 - c * c) ** 0.5] for name, c in ANGLES.items()}})(sentences)
+    return looked_up({"origin": [1, 0], **{name: [c, (1 - c * c) ** 0.5] for name, c in ANGLES.items()}})(
+        sentences
+    )
 
 
 @pytest.mark.parametrize(("how", "expected"), [("all", 34.8756), ("mean", 50.0), ("wmean", 42.8571)])
@@ -32,8 +40,12 @@ def test_aggregations_differ_and_are_named(tmp_path: Path, how: str, expected: f
     score = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how)).score(angle_vectors)
     assert score.value == pytest.approx(expected, abs=1e-4)
     assert score.metric == f"Spearman x100, cosine, {how}"
-    assert [score.figures[f"Spearman {each}"] for each in ("all", "mean", "wmean")] == pytest.approx([34.8756, 50, 42.8571], abs=1e-4)
-    assert (score.figures["Spearman of p"], score.figures["Spearman of q"]) == pytest.approx((100, 0), abs=1e-9)
+    assert [score.figures[f"Spearman {each}"] for each in ("all", "mean", "wmean")] == pytest.approx(
+        [34.8756, 50, 42.8571], abs=1e-4
+    )
+    assert (score.figures["Spearman of p"], score.figures["Spearman of q"]) == pytest.approx(
+        (100, 0), abs=1e-9
+    )
     assert score.facts["subsets"] == {"p": 3, "q": 4}
 
 
@@ -46,7 +58,11 @@ def test_the_statistic_of_every_row_is_the_value(tmp_path: Path, how: str):
 
 def random_pairs(folder: Path, **changed: Any) -> Path:
     rng = np.random.default_rng(3)
-    columns = {"sentence1": [f"a{i}" for i in range(60)], "sentence2": [f"b{i % 50}" for i in range(60)], "score": rng.integers(0, 11, 60) / 2}
+    columns = {
+        "sentence1": [f"a{i}" for i in range(60)],
+        "sentence2": [f"b{i % 50}" for i in range(60)],
+        "score": rng.integers(0, 11, 60) / 2,
+    }
     return save(folder / "pairs.parquet", columns | changed)
 
 
@@ -54,7 +70,9 @@ def random_pairs(folder: Path, **changed: Any) -> Path:
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
     task, vectors = task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity)), drawn()
     pairs, score = task.pairs(), task.score(vectors)
-    peer = peer_evaluators().EmbeddingSimilarityEvaluator(pairs.left, pairs.right, pairs.gold.tolist(), similarity_fn_names=[similarity], write_csv=False)
+    peer = peer_evaluators().EmbeddingSimilarityEvaluator(
+        pairs.left, pairs.right, pairs.gold.tolist(), similarity_fn_names=[similarity], write_csv=False
+    )
     found = peer(Peer(vectors))
     assert score.value == pytest.approx(100 * found[f"spearman_{similarity}"], abs=1e-3)
     assert score.figures["Pearson all"] == pytest.approx(100 * found[f"pearson_{similarity}"], abs=1e-3)
@@ -62,7 +80,10 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
 
 def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
     file = random_pairs(tmp_path)
-    cosine, angular = (task_of("sts", file, EvaluateSettings(similarity=each)).score(drawn()) for each in ("cosine", "angular"))
+    cosine, angular = (
+        task_of("sts", file, EvaluateSettings(similarity=each)).score(drawn())
+        for each in ("cosine", "angular")
+    )
     assert angular.value == pytest.approx(cosine.value, abs=1e-9)
     assert angular.figures["Pearson all"] != pytest.approx(cosine.figures["Pearson all"], abs=1e-3)
 
@@ -74,14 +95,19 @@ def test_pairs_without_gold_are_left_out_and_counted(tmp_path: Path):
 
 
 def test_a_missing_text_is_read_as_one_blank(tmp_path: Path):
-    file = save(tmp_path / "gaps.parquet", {"sentence1": ["a", None, "c"], "sentence2": [None, "b", "c"], "score": [0, 1, 1]})
+    file = save(
+        tmp_path / "gaps.parquet",
+        {"sentence1": ["a", None, "c"], "sentence2": [None, "b", "c"], "score": [0, 1, 1]},
+    )
     task = task_of("sts", file)
     assert task.sentences() == ["a", " ", "c", " ", "b", "c"]
     assert task.score(drawn()).facts["missing_texts"] == 2
 
 
 def test_constant_predictions_are_0_with_a_warning(tmp_path: Path):
-    score = task_of("sts", random_pairs(tmp_path)).score(lambda sentences: np.ones((len(sentences), 3), np.float32))
+    score = task_of("sts", random_pairs(tmp_path)).score(
+        lambda sentences: np.ones((len(sentences), 3), np.float32)
+    )
     assert score.value == 0
     assert "same cosine similarity" in score.warnings[0]
 
@@ -89,29 +115,44 @@ def test_constant_predictions_are_0_with_a_warning(tmp_path: Path):
 def test_a_subset_without_variance_is_named_and_left_out_of_the_mean(tmp_path: Path):
     subsets = ["flat"] * 20 + ["varied"] * 40
     scores = [2.0] * 20 + list(np.linspace(0, 5, 40))
-    score = task_of("sts", random_pairs(tmp_path, subset=subsets, score=scores), EvaluateSettings(aggregation="mean")).score(drawn())
+    score = task_of(
+        "sts", random_pairs(tmp_path, subset=subsets, score=scores), EvaluateSettings(aggregation="mean")
+    ).score(drawn())
     assert score.value == pytest.approx(score.figures["Spearman of varied"])
     assert "Spearman of flat" not in score.figures
     assert "flat" in score.warnings[0]
 
 
-@pytest.mark.parametrize(("columns", "words"), [
-    ({"score": [*[6.0] * 3, *[1.0] * 57]}, "scores from 0 to 5, found 3 outside, such as 6"),
-    ({"score": [-0.1] + [1.0] * 59}, "such as -0.1"),
-    ({"score": [float("inf")] + [1.0] * 59}, "1 outside"),
-    ({"score": [2.0] * 60}, "scores that differ"),
-    ({"score": [1.0] + [None] * 59}, "at least two pairs"),
-    ({"score": ["high"] * 60}, "a column of numbers"),
-    ({"sentence1": list(range(60))}, "a column of strings for 'sentence1'"),
-])
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"score": [*[6.0] * 3, *[1.0] * 57]}, "scores from 0 to 5, found 3 outside, such as 6"),
+        ({"score": [-0.1] + [1.0] * 59}, "such as -0.1"),
+        ({"score": [float("inf")] + [1.0] * 59}, "1 outside"),
+        ({"score": [2.0] * 60}, "scores that differ"),
+        ({"score": [1.0] + [None] * 59}, "at least two pairs"),
+        ({"score": ["high"] * 60}, "a column of numbers"),
+        ({"sentence1": list(range(60))}, "a column of strings for 'sentence1'"),
+    ],
+)
 def test_unusable_pairs_are_refused(tmp_path: Path, columns: dict[str, Any], words: str):
     with pytest.raises(DataError, match=words):
         task_of("sts", random_pairs(tmp_path, **columns))
 
 
 def test_other_columns_are_named_by_role(tmp_path: Path):
-    file = save(tmp_path / "own.parquet", {"left": ["a", "b", "c"], "right": ["d", "e", "f"], "label": [0, 1, 1], "split": ["dev", "dev", "train"]})
-    with pytest.raises(DataError, match="expected the columns sentence1, sentence2, score, found left, right, label, split"):
+    file = save(
+        tmp_path / "own.parquet",
+        {
+            "left": ["a", "b", "c"],
+            "right": ["d", "e", "f"],
+            "label": [0, 1, 1],
+            "split": ["dev", "dev", "train"],
+        },
+    )
+    with pytest.raises(
+        DataError, match="expected the columns sentence1, sentence2, score, found left, right, label, split"
+    ):
         task_of("sts", file)
     columns = {"sentence1": "left", "sentence2": "right", "score": "label"}
     assert task_of("sts", file, columns=columns).score(drawn()).count == 3
@@ -146,7 +187,10 @@ def test_a_task_is_a_value_that_travels_and_its_digest_says_what_changes_the_sco
     task = task_of("sts", file)
     again = pickle.loads(pickle.dumps(task))
     assert again.digest == task.digest == task_of("sts", file).digest
-    others = [task_of("sts", file, EvaluateSettings(**{name: value})) for name, value in (("similarity", "dot"), ("aggregation", "mean"))]
+    others = [
+        task_of("sts", file, EvaluateSettings(**{name: value}))
+        for name, value in (("similarity", "dot"), ("aggregation", "mean"))
+    ]
     assert len({each.digest for each in (task, *others, task_of("sts", file, options={"high": 6}))}) == 4
     assert again.score(drawn()).value == task.score(drawn()).value
 

@@ -16,7 +16,14 @@ PAIRS = {"subset": ["x"] * 4, "sentence1": list("abcd"), "sentence2": list("efgh
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("sts/STS12", "sts/STSB-test", "sts/STSB-dev", "sts/SICK-R-train", "stsb-multi/STSB-de-dev", "stsb-multi/STSB-zh-dev"):
+    for name in (
+        "sts/STS12",
+        "sts/STSB-test",
+        "sts/STSB-dev",
+        "sts/SICK-R-train",
+        "stsb-multi/STSB-de-dev",
+        "stsb-multi/STSB-zh-dev",
+    ):
         save(tmp_path / f"{name}.parquet", PAIRS)
     return tmp_path
 
@@ -34,7 +41,10 @@ def test_a_group_names_what_is_missing(folder: Path):
 
 
 def test_names_and_groups_mix_and_repeat(folder: Path):
-    assert names(folder, "STSB-dev", "stsb-multi", "STSB-dev", "STSB-es-test") == (["STSB-dev", "STSB-de-dev", "STSB-zh-dev"], ["STSB-es-test"])
+    assert names(folder, "STSB-dev", "stsb-multi", "STSB-dev", "STSB-es-test") == (
+        ["STSB-dev", "STSB-de-dev", "STSB-zh-dev"],
+        ["STSB-es-test"],
+    )
 
 
 def test_the_test_part_of_sick_goes_by_either_name(folder: Path):
@@ -80,9 +90,14 @@ def test_own_tasks_stand_beside_and_need_names_of_their_own(folder: Path):
     selection = select_tasks(EvaluateSettings(tasks=str(folder), names=("STS12",), own=(own,)))
     assert [task.name for task in selection.tasks] == ["STS12", "ours"]
     assert selection.tasks[1].score(drawn()).count == 4
-    assert select_tasks(EvaluateSettings(own=(TaskSettings(kind="sts", uri=f"file://{file}"),))).tasks[0].name == "STS12"
+    assert (
+        select_tasks(EvaluateSettings(own=(TaskSettings(kind="sts", uri=f"file://{file}"),))).tasks[0].name
+        == "STS12"
+    )
     with pytest.raises(ConfigError, match="STS12 more than once"):
-        select_tasks(EvaluateSettings(tasks=str(folder), names=("STS12",), own=(TaskSettings(kind="sts", uri=file),)))
+        select_tasks(
+            EvaluateSettings(tasks=str(folder), names=("STS12",), own=(TaskSettings(kind="sts", uri=file),))
+        )
 
 
 def scored(values: dict[str, float], **facts: object) -> dict[str, Score]:

@@ -18,26 +18,40 @@ from tests.evaluate.test_solvers import clouds
 QUICK = EvaluateSettings(folds=3, seed=7)
 
 
-def classified(folder: Path, classes: int = 2, rows: int = 240, name: str = "MR", **changed: Any) -> tuple[Path, Any, np.ndarray, np.ndarray]:
+def classified(
+    folder: Path, classes: int = 2, rows: int = 240, name: str = "MR", **changed: Any
+) -> tuple[Path, Any, np.ndarray, np.ndarray]:
     """A file, its vectors, and both as arrays."""
     x, y = clouds(classes, rows=rows, spread=2.5)
     texts = [f"t{row}" for row in range(rows)]
     file = save(folder / f"{name}.parquet", {"text": texts, "label": y} | changed)
     table = dict(zip(texts, x, strict=True))
-    return file, lambda sentences: np.stack([table[sentence] for sentence in sentences]), x.astype(np.float64), y
+    return (
+        file,
+        lambda sentences: np.stack([table[sentence] for sentence in sentences]),
+        x.astype(np.float64),
+        y,
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_nested_cross_validation_equals_that_of_scikit_learn(tmp_path: Path, classes: int):
     file, vectors, x, y = classified(tmp_path, classes, split=["cv"] * 240)
     folds = StratifiedKFold(3, shuffle=True, random_state=7)
-    search = GridSearchCV(LogisticRegression(tol=1e-8, max_iter=10_000), {"C": list(Lbfgs.strengths)}, cv=folds)
+    search = GridSearchCV(
+        LogisticRegression(tol=1e-8, max_iter=10_000), {"C": list(Lbfgs.strengths)}, cv=folds
+    )
     expected = 100 * cross_val_score(search, x, y, cv=folds)
     task = task_of("transfer", file, QUICK)
     score = task.score(vectors)
     assert score.value == pytest.approx(expected.mean(), abs=1e-9)
     assert score.metric == "accuracy x100, lbfgs, nested 3-fold cross-validation"
-    assert (score.count, score.facts["missing_splits"], score.facts["texts"], score.warnings) == (240, [], {"cv": 240}, ())
+    assert (score.count, score.facts["missing_splits"], score.facts["texts"], score.warnings) == (
+        240,
+        [],
+        {"cv": 240},
+        (),
+    )
     assert len(score.facts["chosen"]) == 3
     assert task.statistic(score.evidence, np.arange(240)) == pytest.approx(score.value)
 
@@ -45,27 +59,44 @@ def test_nested_cross_validation_equals_that_of_scikit_learn(tmp_path: Path, cla
 def test_the_strength_is_chosen_on_dev_and_the_test_part_scored_once(tmp_path: Path):
     split = np.array(["train"] * 120 + ["dev"] * 60 + ["test"] * 60)
     file, vectors, x, y = classified(tmp_path, name="SST2", split=split)
-    models = [LogisticRegression(C=C, tol=1e-8, max_iter=10_000).fit(x[:120], y[:120]) for C in Lbfgs.strengths]
+    models = [
+        LogisticRegression(C=C, tol=1e-8, max_iter=10_000).fit(x[:120], y[:120]) for C in Lbfgs.strengths
+    ]
     best = models[int(np.argmax([model.score(x[120:180], y[120:180]) for model in models]))]
     score = task_of("transfer", file, QUICK).score(vectors)
     assert score.value == pytest.approx(100 * best.score(x[180:], y[180:]))
     assert score.facts["chosen"] == [best.C]
-    assert (score.count, score.metric, score.warnings) == (60, "accuracy x100, lbfgs, chosen on dev, test", ())
+    assert (score.count, score.metric, score.warnings) == (
+        60,
+        "accuracy x100, lbfgs, chosen on dev, test",
+        (),
+    )
 
 
 def test_without_dev_the_strength_is_chosen_by_folds_of_the_training_part(tmp_path: Path):
     split = np.array(["train"] * 180 + ["test"] * 60)
     file, vectors, x, y = classified(tmp_path, 3, name="TREC", split=split)
     folds = StratifiedKFold(3, shuffle=True, random_state=7)
-    search = GridSearchCV(LogisticRegression(tol=1e-8, max_iter=10_000), {"C": list(Lbfgs.strengths)}, cv=folds).fit(x[:180], y[:180])
+    search = GridSearchCV(
+        LogisticRegression(tol=1e-8, max_iter=10_000), {"C": list(Lbfgs.strengths)}, cv=folds
+    ).fit(x[:180], y[:180])
     score = task_of("transfer", file, QUICK).score(vectors)
     assert score.value == pytest.approx(100 * search.score(x[180:], y[180:]))
     assert score.facts["chosen"] == [search.best_params_["C"]]
     assert "by 3-fold cross-validation on train, test" in score.metric
 
 
-@pytest.mark.parametrize(("name", "splits", "missing"), [("TREC", ["train"], ["test"]), ("SST2", ["train", "test"], ["dev"]), ("SST5", ["train", "dev"], ["test"])])
-def test_a_missing_part_is_named_in_metric_facts_and_warning(tmp_path: Path, name: str, splits: list[str], missing: list[str]):
+@pytest.mark.parametrize(
+    ("name", "splits", "missing"),
+    [
+        ("TREC", ["train"], ["test"]),
+        ("SST2", ["train", "test"], ["dev"]),
+        ("SST5", ["train", "dev"], ["test"]),
+    ],
+)
+def test_a_missing_part_is_named_in_metric_facts_and_warning(
+    tmp_path: Path, name: str, splits: list[str], missing: list[str]
+):
     file, vectors, _, _ = classified(tmp_path, name=name, split=np.resize(splits, 240))
     score = task_of("transfer", file, QUICK).score(vectors)
     assert score.facts["missing_splits"] == missing
@@ -77,13 +108,23 @@ def test_a_missing_part_is_named_in_metric_facts_and_warning(tmp_path: Path, nam
 def test_pairs_become_their_absolute_difference_and_product_and_have_an_f1(tmp_path: Path):
     x, y = clouds(2, rows=200)
     u, v = x[:, :6], x[:, 6:]
-    file = save(tmp_path / "MRPC.parquet", {
-        "sentence1": [f"u{i}" for i in range(200)], "sentence2": [f"v{i}" for i in range(200)], "label": y, "split": ["train"] * 150 + ["test"] * 50,
-    })
+    file = save(
+        tmp_path / "MRPC.parquet",
+        {
+            "sentence1": [f"u{i}" for i in range(200)],
+            "sentence2": [f"v{i}" for i in range(200)],
+            "label": y,
+            "split": ["train"] * 150 + ["test"] * 50,
+        },
+    )
     table = {f"{side}{i}": rows[i] for side, rows in (("u", u), ("v", v)) for i in range(200)}
-    score = task_of("transfer", file, QUICK).score(lambda sentences: np.stack([table[sentence] for sentence in sentences]))
+    score = task_of("transfer", file, QUICK).score(
+        lambda sentences: np.stack([table[sentence] for sentence in sentences])
+    )
     features = np.c_[np.abs(u - v), u * v].astype(np.float64)
-    model = LogisticRegression(C=score.facts["chosen"][0], tol=1e-8, max_iter=10_000).fit(features[:150], y[:150])
+    model = LogisticRegression(C=score.facts["chosen"][0], tol=1e-8, max_iter=10_000).fit(
+        features[:150], y[:150]
+    )
     assert score.value == pytest.approx(100 * model.score(features[150:], y[150:]))
     assert score.figures["F1"] == pytest.approx(100 * f1_score(y[150:], model.predict(features[150:])))
     assert score.facts["features"] == "|u-v|, u*v"
@@ -92,11 +133,13 @@ def test_pairs_become_their_absolute_difference_and_product_and_have_an_f1(tmp_p
 def test_the_two_solvers_are_named_and_near_each_other(tmp_path: Path):
     x, y = clouds(2, rows=1_500, spread=0.8, offset=0)
     file = save(tmp_path / "own.parquet", {"text": [f"t{row}" for row in range(1_500)], "label": y})
-    convex, adam = (task_of("transfer", file, EvaluateSettings(folds=2, solver=solver)) for solver in ("lbfgs", "sgd"))
+    convex, adam = (
+        task_of("transfer", file, EvaluateSettings(folds=2, solver=solver)) for solver in ("lbfgs", "sgd")
+    )
     scores = [task.score(lambda sentences: x) for task in (convex, adam)]
     assert [score.facts["solver"] for score in scores] == ["lbfgs", "sgd"]
     assert "sgd" in scores[1].metric
-    assert scores[1].value == pytest.approx(scores[0].value, abs=8)           # early stopping looks at 38 texts here
+    assert scores[1].value == pytest.approx(scores[0].value, abs=8)  # early stopping looks at 38 texts here
     assert convex.digest != adam.digest
 
 
@@ -108,16 +151,30 @@ def test_rows_without_label_are_left_out_and_labels_may_be_words(tmp_path: Path)
     assert set(score.facts["classes"]) == {"bad", "good"}
 
 
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"label": [1] * 240}, "one class only: 240 texts"),
-    ({"split": ["train"] * 200 + ["test"] * 40, "label": [0, 1] * 100 + [1] * 40}, "at least two classes in the split test, found one class only: 40"),
-    ({"split": ["training"] * 240}, "the split cv for all rows, or train, dev and test, found training"),
-    ({"split": ["test"] * 240}, "found test"),
-    ({"split": [None] + ["cv"] * 239}, "1 rows without"),
-    ({"label": [2] + [0, 1] * 119 + [0]}, "at least 3 texts of every class to train on in the split cv, found 1 of 2"),
-    ({"label": [2] + [0, 1] * 119 + [0], "split": ["test"] + ["train"] * 120 + ["test"] * 119}, "found 0 of 2"),
-])
-def test_splits_and_classes_that_do_not_serve_are_refused(tmp_path: Path, changed: dict[str, Any], words: str):
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"label": [1] * 240}, "one class only: 240 texts"),
+        (
+            {"split": ["train"] * 200 + ["test"] * 40, "label": [0, 1] * 100 + [1] * 40},
+            "at least two classes in the split test, found one class only: 40",
+        ),
+        ({"split": ["training"] * 240}, "the split cv for all rows, or train, dev and test, found training"),
+        ({"split": ["test"] * 240}, "found test"),
+        ({"split": [None] + ["cv"] * 239}, "1 rows without"),
+        (
+            {"label": [2] + [0, 1] * 119 + [0]},
+            "at least 3 texts of every class to train on in the split cv, found 1 of 2",
+        ),
+        (
+            {"label": [2] + [0, 1] * 119 + [0], "split": ["test"] + ["train"] * 120 + ["test"] * 119},
+            "found 0 of 2",
+        ),
+    ],
+)
+def test_splits_and_classes_that_do_not_serve_are_refused(
+    tmp_path: Path, changed: dict[str, Any], words: str
+):
     with pytest.raises(DataError, match=words):
         task_of("transfer", classified(tmp_path, **changed)[0], QUICK)
 

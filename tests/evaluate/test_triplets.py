@@ -14,13 +14,23 @@ from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, 
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
     columns = {role: [f"{role}{i}" for i in range(50)] for role in ("anchor", "positive", "negative")}
     vectors = drawn()
-    score = task_of("triplets", save(tmp_path / "t.parquet", columns), EvaluateSettings(similarity=similarity)).score(vectors)
-    peer = peer_evaluators().TripletEvaluator(columns["anchor"], columns["positive"], columns["negative"], write_csv=False, main_similarity_function=similarity)
+    score = task_of(
+        "triplets", save(tmp_path / "t.parquet", columns), EvaluateSettings(similarity=similarity)
+    ).score(vectors)
+    peer = peer_evaluators().TripletEvaluator(
+        columns["anchor"],
+        columns["positive"],
+        columns["negative"],
+        write_csv=False,
+        main_similarity_function=similarity,
+    )
     assert score.value == pytest.approx(100 * peer(Peer(vectors))[f"{similarity}_accuracy"], abs=1e-4)
 
 
 def test_a_tie_is_wrong_and_said(tmp_path: Path):
-    file = save(tmp_path / "t.parquet", {"anchor": ["a", "a"], "positive": ["b", "b"], "negative": ["b", "c"]})
+    file = save(
+        tmp_path / "t.parquet", {"anchor": ["a", "a"], "positive": ["b", "b"], "negative": ["b", "c"]}
+    )
     task = task_of("triplets", file)
     score = task.score(looked_up({"a": [1, 0], "b": [1, 0.1], "c": [0, 1]}))
     assert (score.value, score.facts["ties"], score.facts["ties_count_as"]) == (50.0, 1, "wrong")
@@ -32,4 +42,10 @@ def test_no_triplets_and_missing_columns_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="columns anchor, positive, negative, found anchor, positive"):
         task_of("triplets", save(tmp_path / "t.parquet", {"anchor": ["a"], "positive": ["b"]}))
     with pytest.raises(DataError, match="at least one triplet"):
-        task_of("triplets", save(tmp_path / "t.parquet", {"anchor": np.array([], str), "positive": np.array([], str), "negative": np.array([], str)}))
+        task_of(
+            "triplets",
+            save(
+                tmp_path / "t.parquet",
+                {"anchor": np.array([], str), "positive": np.array([], str), "negative": np.array([], str)},
+            ),
+        )

@@ -12,9 +12,28 @@ from pipeline.config import load_settings
 from pipeline.settings import Job
 
 ROOT = Path(__file__).parent.parent.parent
-ON_RAY = "cluster.small_rows=0"         # even a small night starts Ray
+ON_RAY = "cluster.small_rows=0"  # even a small night starts Ray
 WORDS = (
-    *("a", "the", "man", "woman", "dog", "girl", "boy", "reads", "runs", "stands", "cleans", "sleeps", "jumps", "grass", "window", "river", "bank", "ladder"),
+    *(
+        "a",
+        "the",
+        "man",
+        "woman",
+        "dog",
+        "girl",
+        "boy",
+        "reads",
+        "runs",
+        "stands",
+        "cleans",
+        "sleeps",
+        "jumps",
+        "grass",
+        "window",
+        "river",
+        "bank",
+        "ladder",
+    ),
     *("book", "shirt", "blue", "quick", "brown", "lazy", "old", "near", "over", "on", "in", "and"),
 )
 
@@ -30,7 +49,13 @@ def write_corpus(folder: Path, count: int = 400, files: int = 3, seed: int = 0) 
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(np.array_split(np.arange(count), files)):
         texts = sentences(count, seed)
-        table = pa.table({"id": [f"row-{row:05d}" for row in rows], "text": [texts[row] for row in rows], "lang": ["en"] * len(rows)})
+        table = pa.table(
+            {
+                "id": [f"row-{row:05d}" for row in rows],
+                "text": [texts[row] for row in rows],
+                "lang": ["en"] * len(rows),
+            }
+        )
         pq.write_table(table, folder / f"part-{number}.parquet")
     return folder
 
@@ -49,7 +74,12 @@ def make_job(tmp_path: Path, encoder: Path) -> Callable[..., Job]:
 def job_arguments(folder: Path, encoder: Path) -> list[str]:
     """The job as command line overrides."""
     return [
-        f"corpus.uri={folder / 'corpus'}", "corpus.keep=[text, lang]", f"encoder.path={encoder}", "encode.unit_rows=50", "index.queries=60",
-        "index.shards=2", "whiten.dev_texts=50",
+        f"corpus.uri={folder / 'corpus'}",
+        "corpus.keep=[text, lang]",
+        f"encoder.path={encoder}",
+        "encode.unit_rows=50",
+        "index.queries=60",
+        "index.shards=2",
+        "whiten.dev_texts=50",
         f"release.root={folder / 'releases'}",
     ]

@@ -20,7 +20,14 @@ def main() -> None:
     quiet(False)
     import ray
 
-    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=2,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        log_to_driver=False,
+    )
     with connect(ClusterSettings(), Stages()) as cluster:
         print(json.dumps(_found(cluster)))
 
@@ -33,10 +40,15 @@ def _found(cluster: Cluster) -> dict[str, object]:
     whole = cluster.pool(ClusterSettings(gpus_per_worker=1), 8)
     following = dict(map_units(Where(0.5), list(range(8)), whole))
     return {
-        "most": pool.size, "workers by gpu": Counter(gpus[0] for _, gpus in {(process, gpus) for process, _, gpus, *_ in made}), "at once": _at_once(made),
+        "most": pool.size,
+        "workers by gpu": Counter(gpus[0] for _, gpus in {(process, gpus) for process, _, gpus, *_ in made}),
+        "at once": _at_once(made),
         "device": run_task(Device(), 0, Pool(1, gpus=0.5)),
         "device without": run_task(Device(), 0, Pool(1)),
-        "free between the stages": free, "left over": left, "next stage": len({process for process, *_ in following.values()}), "refused": _refused(cluster),
+        "free between the stages": free,
+        "left over": left,
+        "next stage": len({process for process, *_ in following.values()}),
+        "refused": _refused(cluster),
     }
 
 

@@ -22,15 +22,21 @@ PATIENCE_S = 30.0
 
 def main() -> None:
     memory, part = psutil.virtual_memory(), float(sys.argv[1])
-    room = int(part * memory.available)         # Ray's own processes, and whatever else runs here, take some of it
+    room = int(part * memory.available)  # Ray's own processes, and whatever else runs here, take some of it
     threshold = (memory.total - memory.available + room) / memory.total if part else 0.01
-    os.environ.update({"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "100"})
+    os.environ.update(
+        {"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
+    )
     with connect(ClusterSettings(patience_s=PATIENCE_S), Stages()):
         start = time.monotonic()
         try:
             list(map_units(Swell(room * 3 // 2), [0], Pool(1, deaths=2)))
         except TransientError as error:
-            print(json.dumps({"said": str(error), "exit code": error.exit_code, "seconds": time.monotonic() - start}))
+            print(
+                json.dumps(
+                    {"said": str(error), "exit code": error.exit_code, "seconds": time.monotonic() - start}
+                )
+            )
 
 
 if __name__ == "__main__":

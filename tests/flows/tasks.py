@@ -43,7 +43,13 @@ class Where:
 
         start = time.time()
         time.sleep(self.seconds)
-        return os.getpid(), ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())), start, time.time()
+        return (
+            os.getpid(),
+            ray.get_runtime_context().get_node_id(),
+            tuple(map(str, ray.get_gpu_ids())),
+            start,
+            time.time(),
+        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class Swell:
     def _work(self, item: int) -> int:
         held = []
         while sum(map(len, held)) < self.most:
-            held.append(bytearray(os.urandom(1 << 20)) * 64)       # touched, and not to be merged
+            held.append(bytearray(os.urandom(1 << 20)) * 64)  # touched, and not to be merged
             time.sleep(0.02)
         time.sleep(2.0)
         return len(held)

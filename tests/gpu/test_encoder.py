@@ -9,7 +9,9 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import LONG, save_folder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-TEXTS = [" ".join(np.random.default_rng(number).choice(LONG.split(), 1 + number % 150)) for number in range(400)]
+TEXTS = [
+    " ".join(np.random.default_rng(number).choice(LONG.split(), 1 + number % 150)) for number in range(400)
+]
 
 
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.99999), ("bfloat16", 0.999), ("float16", 0.999)])

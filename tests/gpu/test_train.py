@@ -17,7 +17,11 @@ def gradients(path: str, device: str) -> dict[str, torch.Tensor]:
     vectors = encoder(load_tokenizer(open_folder(EncoderSettings(path=path)).path, 64)(TEXTS))
     weights = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0)).to(device) / len(TEXTS)
     (vectors * weights).sum().backward()
-    return {name: parameter.grad.cpu() for name, parameter in encoder.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.cpu()
+        for name, parameter in encoder.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
@@ -26,18 +30,26 @@ def test_gradients_agree_with_the_cpus(family, tmp_path):
     expected, found = gradients(path, "cpu"), gradients(path, "cuda")
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], gradient, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_learns(dtype, tmp_path):
     folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path, "bert"))))
     encoder, tokens = load_trainable(folder, device="cuda"), load_tokenizer(folder.path, 64)(TEXTS)
-    optimizer, scaler, losses = torch.optim.AdamW(encoder.parameters(), 1e-3), torch.amp.GradScaler("cuda", enabled=dtype == torch.float16), []
+    optimizer, scaler, losses = (
+        torch.optim.AdamW(encoder.parameters(), 1e-3),
+        torch.amp.GradScaler("cuda", enabled=dtype == torch.float16),
+        [],
+    )
     for _ in range(30):
         with torch.autocast("cuda", dtype):
             views = [torch.nn.functional.normalize(encoder(tokens).float(), dim=1) for _ in range(2)]
-        loss = torch.nn.functional.cross_entropy(views[0] @ views[1].T / 0.05, torch.arange(len(TEXTS), device="cuda"))
+        loss = torch.nn.functional.cross_entropy(
+            views[0] @ views[1].T / 0.05, torch.arange(len(TEXTS), device="cuda")
+        )
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.step(optimizer)

@@ -14,22 +14,34 @@ from pipeline.settings.augment import AugmentSettings, DecodingSettings, Transla
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-    pytest.mark.skipif("MANTA_EVAL_MODELS" not in os.environ or "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_MODELS and MANTA_EVAL_DATA are not set"),
+    pytest.mark.skipif(
+        "MANTA_EVAL_MODELS" not in os.environ or "MANTA_EVAL_DATA" not in os.environ,
+        reason="MANTA_EVAL_MODELS and MANTA_EVAL_DATA are not set",
+    ),
 ]
 METHODS = {"greedy": {}, "sample": {"top_k": 10}, "beam": {"beams": 4}}
 
 
 def written(device: Device, dtype: str, method: str) -> list[str]:
     """500 captions in German."""
-    captions = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards" / "part-00003.parquet")["text"].to_pylist()[:500]
-    path, decoding = str(Path(os.environ["MANTA_EVAL_MODELS"]) / "translation-en-de"), DecodingSettings.model_validate({"method": method, **METHODS[method]})
-    working = Translation(TranslatorSettings(path=path, decoding=decoding)).start(device, AugmentSettings.model_validate({"dtype": dtype}))
+    captions = pq.read_table(
+        Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards" / "part-00003.parquet"
+    )["text"].to_pylist()[:500]
+    path, decoding = (
+        str(Path(os.environ["MANTA_EVAL_MODELS"]) / "translation-en-de"),
+        DecodingSettings.model_validate({"method": method, **METHODS[method]}),
+    )
+    working = Translation(TranslatorSettings(path=path, decoding=decoding)).start(
+        device, AugmentSettings.model_validate({"dtype": dtype})
+    )
     made = dict(working([Source(text, b"%d" % number) for number, text in enumerate(captions)]))
     return [made[number].texts[0] for number in range(len(captions))]
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("dtype", "equal"), [("float32", 0.99), ("bfloat16", 0.7)])        # of the texts: near ties fall either way
+@pytest.mark.parametrize(
+    ("dtype", "equal"), [("float32", 0.99), ("bfloat16", 0.7)]
+)  # of the texts: near ties fall either way
 def test_translations_agree_with_the_cpus(dtype: str, equal: float, method: str):
     expected, found = written(Device("cpu"), "float32", method), written(Device("cuda"), dtype, method)
     assert sum(one == other for one, other in zip(expected, found, strict=True)) >= equal * len(expected)

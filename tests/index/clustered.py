@@ -44,13 +44,20 @@ def clustered(rows: int, seed: int = 0, dim: int = DIM) -> Vectors:
 
 def some_map(dim_out: int = DIM - 4, seed: int = 1) -> Map:
     rng = np.random.default_rng(seed)
-    return Map(rng.normal(size=(dim_out, DIM)).astype(np.float32), rng.normal(size=dim_out).astype(np.float32))
+    return Map(
+        rng.normal(size=(dim_out, DIM)).astype(np.float32), rng.normal(size=dim_out).astype(np.float32)
+    )
 
 
 def cosines(queries: np.ndarray, raw: np.ndarray, transform: Map | None) -> np.ndarray:
     """(q, n) float64: what the index compares by."""
+
     def unit(x: np.ndarray) -> np.ndarray:
-        y = x.astype(np.float64) if transform is None else x.astype(np.float64) @ transform.matrix.T.astype(np.float64) + transform.bias
+        y = (
+            x.astype(np.float64)
+            if transform is None
+            else x.astype(np.float64) @ transform.matrix.T.astype(np.float64) + transform.bias
+        )
         return y / np.linalg.norm(y, axis=1, keepdims=True)
 
     return np.asarray(unit(queries) @ unit(raw).T)

@@ -20,8 +20,11 @@ from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Corpus, FileRef, stored_by_content
 from tests.index.clustered import Map
 
-WORDS = re.findall(r"\w+", """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass quick brown fox jumps over lazy
-dog near river bank then it sleeps Schnee liegt auf dem Dach der alten Mühle am Fluss""")
+WORDS = re.findall(
+    r"\w+",
+    """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass quick brown fox jumps over lazy
+dog near river bank then it sleeps Schnee liegt auf dem Dach der alten Mühle am Fluss""",
+)
 UNIT_ROWS = 50
 
 
@@ -43,7 +46,14 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> p
     numbers = np.arange(len(corpus))[rows]
     made_up = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
     names = made_up if isinstance(ids, str) else pa.array(ids[rows])
-    return pa.table({"address": pa.array(addresses_of_rows(len(corpus))[rows]), "id": names, "text": list(corpus[rows]), "length": [len(text) for text in corpus[rows]]})
+    return pa.table(
+        {
+            "address": pa.array(addresses_of_rows(len(corpus))[rows]),
+            "id": names,
+            "text": list(corpus[rows]),
+            "length": [len(text) for text in corpus[rows]],
+        }
+    )
 
 
 def keep_corpus(store: Store) -> FileRef:
@@ -58,12 +68,24 @@ class Publisher:
         self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
 
     def __call__(
-        self, corpus: Sequence[str], *, transform: Map | None = None, kind: str = "flat", on_disk: str = "auto", ids: str | Sequence[str] = "string",
+        self,
+        corpus: Sequence[str],
+        *,
+        transform: Map | None = None,
+        kind: str = "flat",
+        on_disk: str = "auto",
+        ids: str | Sequence[str] = "string",
         in_units: bool = False,
     ) -> ReleaseManifest:
         """in_units: the texts lie in corpus units, not among the kept columns."""
         files = self._index(self.encoder.encode(corpus), transform, IndexSettings(kind=kind, on_disk=on_disk))
-        return self.commit(corpus, IndexFiles(kind=kind, factory=kind, dim=48, files=files), len(corpus), ids=ids, in_units=in_units)
+        return self.commit(
+            corpus,
+            IndexFiles(kind=kind, factory=kind, dim=48, files=files),
+            len(corpus),
+            ids=ids,
+            in_units=in_units,
+        )
 
     def with_delta(self, corpus: Sequence[str], base: int, dead: Sequence[int]) -> ReleaseManifest:
         """The first `base` rows in one part, the others in a second, and `dead` rows as tombstones."""
@@ -87,10 +109,17 @@ class Publisher:
         remove(index, addresses[list(dead)])
         write_index(index, self.scratch / "index.faiss")
         files = (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
-        return self.commit(corpus, IndexFiles(kind="flat", factory="Flat", dim=48, files=files), len(corpus) - len(dead))
+        return self.commit(
+            corpus, IndexFiles(kind="flat", factory="Flat", dim=48, files=files), len(corpus) - len(dead)
+        )
 
     def commit(
-        self, corpus: Sequence[str], index: IndexFiles, rows: int, tombstones: FileRef | None = None, ids: str | Sequence[str] = "string",
+        self,
+        corpus: Sequence[str],
+        index: IndexFiles,
+        rows: int,
+        tombstones: FileRef | None = None,
+        ids: str | Sequence[str] = "string",
         in_units: bool = False,
     ) -> ReleaseManifest:
         before = Releases(self.store).current()
@@ -98,15 +127,27 @@ class Publisher:
         references = []
         for part in (slice(0, half), slice(half, None)):
             starts = range(part.start, part.stop or len(corpus), UNIT_ROWS)
-            tables = [ids_table(corpus, slice(start, min(start + UNIT_ROWS, part.stop or len(corpus))), ids) for start in starts]
+            tables = [
+                ids_table(corpus, slice(start, min(start + UNIT_ROWS, part.stop or len(corpus))), ids)
+                for start in starts
+            ]
             if tables:
                 tables = [table.drop_columns(["text"]) for table in tables] if in_units else tables
                 write_ids(self.scratch / "ids.arrow", tables)
                 references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
         units = self._keep_units(corpus) if in_units else ()
         candidate = ReleaseManifest(
-            parent=before.release if before else None, space_id=self.encoder.space_id, numerics={}, rows=rows, units=units, next_ordinal=99, index=index,
-            ids=tuple(references), encoder=self._keep_encoder(), corpus=keep_corpus(self.store), tombstones=tombstones,
+            parent=before.release if before else None,
+            space_id=self.encoder.space_id,
+            numerics={},
+            rows=rows,
+            units=units,
+            next_ordinal=99,
+            index=index,
+            ids=tuple(references),
+            encoder=self._keep_encoder(),
+            corpus=keep_corpus(self.store),
+            tombstones=tombstones,
             settings={"encoder": {"path": "elsewhere"}},
         )
         return Releases(self.store).publish(candidate, str)
@@ -115,9 +156,23 @@ class Publisher:
         units = []
         for ordinal, start in enumerate(range(0, len(corpus), UNIT_ROWS)):
             rows = list(corpus[start : start + UNIT_ROWS])
-            pq.write_table(pa.table({"id": [f"row-{start + row}" for row in range(len(rows))], "text": pa.array(rows, pa.large_string())}), self.scratch / "unit")
+            pq.write_table(
+                pa.table(
+                    {
+                        "id": [f"row-{start + row}" for row in range(len(rows))],
+                        "text": pa.array(rows, pa.large_string()),
+                    }
+                ),
+                self.scratch / "unit",
+            )
             texts = self.put(self.scratch / "unit", "units/corpus", ".parquet")
-            vectors = {"path": texts.path, "record": texts.path, "sha256": "", "space_id": "", "numerics_id": ""}        # nobody reads them here
+            vectors = {
+                "path": texts.path,
+                "record": texts.path,
+                "sha256": "",
+                "space_id": "",
+                "numerics_id": "",
+            }  # nobody reads them here
             units.append(ReleaseUnit(ordinal=ordinal, rows=len(rows), corpus=texts, **vectors))
         return tuple(units)
 
@@ -127,7 +182,9 @@ class Publisher:
         self.store.put(file, reference.path)
         return reference
 
-    def _index(self, vectors: np.ndarray, transform: Map | None, settings: IndexSettings) -> tuple[FileRef, ...]:
+    def _index(
+        self, vectors: np.ndarray, transform: Map | None, settings: IndexSettings
+    ) -> tuple[FileRef, ...]:
         dim = 48 if transform is None else len(transform.bias)
         plan = plan_index(len(vectors), dim, settings)
         index = train(plan, transform, vectors)
@@ -135,9 +192,22 @@ class Publisher:
         write_index(index, self.scratch / "index.faiss")
         if not plan.on_disk:
             return (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
-        merged, lists = merge_on_disk([Part(self.scratch / "index.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space")], self.scratch)
+        merged, lists = merge_on_disk(
+            [
+                Part(
+                    self.scratch / "index.faiss",
+                    filled.rows,
+                    filled.probe_addresses,
+                    filled.probe_vectors,
+                    "space",
+                )
+            ],
+            self.scratch,
+        )
         write_index(merged, self.scratch / "mapped.faiss")
-        return self.put(self.scratch / "mapped.faiss", "indexes", ".faiss"), self.put(lists, "indexes", ".ivfdata")
+        return self.put(self.scratch / "mapped.faiss", "indexes", ".faiss"), self.put(
+            lists, "indexes", ".ivfdata"
+        )
 
     def _keep_encoder(self) -> EncoderFiles:
         folder, references = self.encoder.folder, []

@@ -17,15 +17,27 @@ from pipeline.index.truth import ExactTopK
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Map, clustered, cosines, some_map
 
-KINDS = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw", "PCA16,IVF16,SQ4", "IVF16,PQ4x4fs", "SQ8", "IVF16_HNSW8,Flat"]
-APART = ["hnsw", "IVF16,PQ4x4fs"]            # faiss cannot take rows out of these, or not put others in afterwards
+KINDS = [
+    "flat",
+    "ivf_flat",
+    "ivf_sq8",
+    "opq_ivf_pq",
+    "hnsw",
+    "PCA16,IVF16,SQ4",
+    "IVF16,PQ4x4fs",
+    "SQ8",
+    "IVF16_HNSW8,Flat",
+]
+APART = ["hnsw", "IVF16,PQ4x4fs"]  # faiss cannot take rows out of these, or not put others in afterwards
 REMOVABLE = [kind for kind in KINDS if kind not in APART]
 ROWS = 2_000
 
 
 def planned(kind: str, transform: Map | None, rows: int) -> IndexPlan:
     dim = 32 if transform is None else len(transform.bias)
-    return plan_index(rows, dim, IndexSettings(kind=kind, nlist=20 if kind.startswith(("ivf", "opq")) else None))
+    return plan_index(
+        rows, dim, IndexSettings(kind=kind, nlist=20 if kind.startswith(("ivf", "opq")) else None)
+    )
 
 
 @functools.cache
@@ -57,7 +69,9 @@ def test_plain_faiss_serves_the_encoders_raw_output(kind, tmp_path):
     exact = cosines(queries, vectors.raw, transform)
     best = vectors.addresses[np.argsort(-exact, axis=1)[:, :10]]
     hits = np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, best, strict=True)]) / 10
-    assert hits > {"opq_ivf_pq": 0.5, "IVF16,PQ4x4fs": 0.1, "PCA16,IVF16,SQ4": 0.3, "hnsw": 0.95}.get(kind, 0.97)
+    assert hits > {"opq_ivf_pq": 0.5, "IVF16,PQ4x4fs": 0.1, "PCA16,IVF16,SQ4": 0.3, "hnsw": 0.95}.get(
+        kind, 0.97
+    )
     if kind in ("flat", "ivf_flat"):
         np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :10], atol=1e-6)
     assert (tmp_path / "index.faiss").stat().st_size == pytest.approx(plan.file_bytes, rel=0.5)
@@ -96,7 +110,9 @@ def test_kinds_that_cannot_forget_say_so(kind):
         remove(index, vectors.addresses[:1])
 
 
-@pytest.mark.parametrize(("value", "words"), [(np.nan, "unit 1, row 3"), (np.inf, "finite vectors"), (0.0, "none of them zero")])
+@pytest.mark.parametrize(
+    ("value", "words"), [(np.nan, "unit 1, row 3"), (np.inf, "finite vectors"), (0.0, "none of them zero")]
+)
 def test_unusable_vectors_are_refused(value, words):
     index, vectors, _ = built("flat", rows=600)
     vectors.raw[503] = value
@@ -120,7 +136,11 @@ def test_the_fingerprint_knows_training_and_nothing_else(tmp_path):
     write_index(index, tmp_path / "index.faiss")
     assert fingerprint(index) == before == fingerprint(read_index(tmp_path / "index.faiss"))
     assert before == fingerprint(train(plan, some_map(), vectors.raw))
-    others = [train(plan, some_map(), vectors.raw, seed=1), train(plan, some_map(seed=2), vectors.raw), train(plan, some_map(), vectors.raw[1:])]
+    others = [
+        train(plan, some_map(), vectors.raw, seed=1),
+        train(plan, some_map(seed=2), vectors.raw),
+        train(plan, some_map(), vectors.raw[1:]),
+    ]
     assert len({before, *map(fingerprint, others)}) == 4
 
 
@@ -128,7 +148,11 @@ def test_the_fingerprint_knows_training_and_nothing_else(tmp_path):
 def test_the_fingerprint_survives_a_file(kind, tmp_path):
     index, _, _ = built(kind, some_map())
     write_index(index, tmp_path / "index.faiss")
-    assert fingerprint(index) == fingerprint(read_index(tmp_path / "index.faiss")) == fingerprint(read_index(tmp_path / "index.faiss", mapped=False))
+    assert (
+        fingerprint(index)
+        == fingerprint(read_index(tmp_path / "index.faiss"))
+        == fingerprint(read_index(tmp_path / "index.faiss", mapped=False))
+    )
 
 
 def test_filling_finds_the_exact_neighbours_in_the_same_pass():
@@ -193,9 +217,13 @@ def lists_apart(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("how", [{"mapped": True}, {"mapped": False}, {"on_disk": True}], ids=str)
-def test_lists_outside_the_folder_of_an_index_are_never_opened(lists_apart: tuple[Path, Path], how: dict[str, bool]):
+def test_lists_outside_the_folder_of_an_index_are_never_opened(
+    lists_apart: tuple[Path, Path], how: dict[str, bool]
+):
     file, victim = lists_apart
-    assert faiss.downcast_index(faiss.read_index(str(file))).ntotal == ROWS, "faiss itself opens them, to read and to write"
+    assert faiss.downcast_index(faiss.read_index(str(file))).ntotal == ROWS, (
+        "faiss itself opens them, to read and to write"
+    )
     with pytest.raises(DataError, match="a faiss index"):
         read_index(file, **how)
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(victim) in line]

@@ -11,17 +11,24 @@ from pipeline.index.ids import open_ids, write_ids
 
 
 def unit(ordinal: int, rows: np.ndarray, ids: pa.DataType) -> pa.Table:
-    names = pa.array([ordinal * 1_000 + row for row in rows.tolist()]) if pa.types.is_integer(ids) else pa.array([f"{ordinal}/{row}" for row in rows.tolist()])
+    names = (
+        pa.array([ordinal * 1_000 + row for row in rows.tolist()])
+        if pa.types.is_integer(ids)
+        else pa.array([f"{ordinal}/{row}" for row in rows.tolist()])
+    )
     return pa.table({"address": pa.array((ordinal << 32) | rows), "id": names, "twice": pa.array(2 * rows)})
 
 
 @pytest.mark.parametrize("ids", [pa.int64(), pa.string()])
 def test_rows_come_back_in_the_order_asked_for(ids, tmp_path):
     rng = np.random.default_rng(0)
-    units = [unit(ordinal, np.sort(rng.choice(1_000, size=int(rng.integers(1, 300)), replace=False)), ids) for ordinal in (0, 1, 5, 6, 40)]
+    units = [
+        unit(ordinal, np.sort(rng.choice(1_000, size=int(rng.integers(1, 300)), replace=False)), ids)
+        for ordinal in (0, 1, 5, 6, 40)
+    ]
     write_ids(tmp_path / "b.arrow", units[3:])
     assert write_ids(tmp_path / "a.arrow", units[:3]) == sum(map(len, units[:3]))
-    known = open_ids([tmp_path / "b.arrow", tmp_path / "a.arrow"])          # files in any order
+    known = open_ids([tmp_path / "b.arrow", tmp_path / "a.arrow"])  # files in any order
     everything = pa.concat_tables(units)
     assert len(known) == len(everything)
     for asked in (rng.integers(0, len(everything), 500), np.array([], dtype=np.int64), np.array([3, 3])):
@@ -39,15 +46,22 @@ def test_an_unknown_address_is_named(address, tmp_path):
 
 
 def test_a_plain_reader_sees_ascending_addresses(tmp_path):
-    write_ids(tmp_path / "a.arrow", [unit(2, np.array([0, 7]), pa.string()), unit(9, np.array([1]), pa.string())])
+    write_ids(
+        tmp_path / "a.arrow", [unit(2, np.array([0, 7]), pa.string()), unit(9, np.array([1]), pa.string())]
+    )
     table = pa.ipc.open_file(tmp_path / "a.arrow").read_all()
     assert table["address"].to_pylist() == [2 << 32, (2 << 32) + 7, (9 << 32) + 1]
 
 
-@pytest.mark.parametrize("units", [
-    [unit(1, np.array([0]), pa.string()), unit(0, np.array([0]), pa.string())], [unit(0, np.array([3, 3]), pa.string())],
-    [unit(0, np.array([1]), pa.string()), unit(1, np.array([1]), pa.int64())], [],
-])
+@pytest.mark.parametrize(
+    "units",
+    [
+        [unit(1, np.array([0]), pa.string()), unit(0, np.array([0]), pa.string())],
+        [unit(0, np.array([3, 3]), pa.string())],
+        [unit(0, np.array([1]), pa.string()), unit(1, np.array([1]), pa.int64())],
+        [],
+    ],
+)
 def test_what_no_search_could_find_is_not_written(units, tmp_path):
     with pytest.raises(DataError, match=r"a\.arrow"):
         write_ids(tmp_path / "a.arrow", units)

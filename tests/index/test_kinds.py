@@ -11,9 +11,16 @@ from pipeline.index.kinds import plan_index
 from pipeline.settings import IndexSettings
 
 
-@pytest.mark.parametrize(("rows", "memory_gib", "kind"), [
-    (5_000, 8, "flat"), (1_000_000, 8, "ivf_flat"), (1_000_000, 1, "ivf_sq8"), (1_000_000, 0.2, "opq_ivf_pq"), (10_000_000, 8, "ivf_sq8"),
-])
+@pytest.mark.parametrize(
+    ("rows", "memory_gib", "kind"),
+    [
+        (5_000, 8, "flat"),
+        (1_000_000, 8, "ivf_flat"),
+        (1_000_000, 1, "ivf_sq8"),
+        (1_000_000, 0.2, "opq_ivf_pq"),
+        (10_000_000, 8, "ivf_sq8"),
+    ],
+)
 def test_auto_takes_the_most_exact_kind_that_fits(rows, memory_gib, kind):
     plan = plan_index(rows, 384, IndexSettings(memory_gib=memory_gib))
     assert plan.kind == kind
@@ -47,19 +54,22 @@ def test_many_lists_are_found_through_a_graph():
     assert "_HNSW32" in plan_index(10**8, 64, IndexSettings(kind="ivf_flat")).factory
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    (IndexSettings(kind="ivf_flat", nlist=500), "at least 500 rows to train on, found 100"),
-    (IndexSettings(kind="opq_ivf_pq"), "at least 256 rows to train on, found 100"),
-    (IndexSettings(kind="IVF200,Flat"), "at least 200 rows to train on, found 100"),
-    (IndexSettings(kind="PQ8"), "at least 256 rows to train on, found 100"),
-    (IndexSettings(kind="IVF_pancake"), "index.kind: IVF_pancake"),
-    (IndexSettings(kind="IVF8,PQ7"), "index.kind: IVF8,PQ7"),
-    (IndexSettings(kind="IDMap,IVF8,Flat"), "IndexIDMap"),
-    (IndexSettings(kind="IDMap2,Flat"), "leave out IDMap"),
-    (IndexSettings(kind="IVF8,Flat,RFlat"), "IndexRefineFlat"),
-    (IndexSettings(kind="IVF8,FlatDedup"), "IndexIVFFlatDedup"),
-    (IndexSettings(kind="NSG32"), "IndexNSGFlat"),
-])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (IndexSettings(kind="ivf_flat", nlist=500), "at least 500 rows to train on, found 100"),
+        (IndexSettings(kind="opq_ivf_pq"), "at least 256 rows to train on, found 100"),
+        (IndexSettings(kind="IVF200,Flat"), "at least 200 rows to train on, found 100"),
+        (IndexSettings(kind="PQ8"), "at least 256 rows to train on, found 100"),
+        (IndexSettings(kind="IVF_pancake"), "index.kind: IVF_pancake"),
+        (IndexSettings(kind="IVF8,PQ7"), "index.kind: IVF8,PQ7"),
+        (IndexSettings(kind="IDMap,IVF8,Flat"), "IndexIDMap"),
+        (IndexSettings(kind="IDMap2,Flat"), "leave out IDMap"),
+        (IndexSettings(kind="IVF8,Flat,RFlat"), "IndexRefineFlat"),
+        (IndexSettings(kind="IVF8,FlatDedup"), "IndexIVFFlatDedup"),
+        (IndexSettings(kind="NSG32"), "IndexNSGFlat"),
+    ],
+)
 def test_what_cannot_be_built_is_refused_by_name(settings, words):
     with pytest.raises(ConfigError, match=words):
         plan_index(100, 32, settings)
@@ -87,7 +97,10 @@ from pipeline.settings import IndexSettings
 plan_index(10**6, 384, IndexSettings())
 print("faiss" in sys.modules)
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 def test_without_faiss_the_error_names_the_extras():

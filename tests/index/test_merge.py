@@ -43,7 +43,10 @@ def part(folder: Path, name: str, index, vectors: Vectors) -> Part:
 
 
 def three_parts(folder: Path, index) -> list[Part]:
-    return [part(folder, f"part{n}.faiss", index, VECTORS.part(rows)) for n, rows in enumerate((slice(0, 500), slice(500, 2_000), slice(2_000, None)))]
+    return [
+        part(folder, f"part{n}.faiss", index, VECTORS.part(rows))
+        for n, rows in enumerate((slice(0, 500), slice(500, 2_000), slice(2_000, None)))
+    ]
 
 
 def unsharded(index):
@@ -57,7 +60,9 @@ def assert_equal_answers(left, right):
         for index in (left, right):
             if (ivf := ivf_of(index)) is not None:
                 ivf.nprobe = effort
-        (scores, found), (expected_scores, expected) = (index.search(VECTORS.raw[::7], 20) for index in (left, right))
+        (scores, found), (expected_scores, expected) = (
+            index.search(VECTORS.raw[::7], 20) for index in (left, right)
+        )
         np.testing.assert_array_equal(found, expected)
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
 
@@ -107,7 +112,15 @@ def test_parts_of_another_training_are_refused(kind, join, tmp_path):
 
 def test_a_part_under_another_whitening_is_refused(tmp_path):
     plan = plan_index(2_500, 28, IndexSettings(kind="flat"))
-    parts = [part(tmp_path, f"{seed}.faiss", train(plan, some_map(seed=seed), VECTORS.raw), VECTORS.part(slice(500 * seed, 500 * seed + 500))) for seed in (1, 2)]
+    parts = [
+        part(
+            tmp_path,
+            f"{seed}.faiss",
+            train(plan, some_map(seed=seed), VECTORS.raw),
+            VECTORS.part(slice(500 * seed, 500 * seed + 500)),
+        )
+        for seed in (1, 2)
+    ]
     with pytest.raises(DataError, match=r"2\.faiss"):
         merge(parts)
 
@@ -115,7 +128,10 @@ def test_a_part_under_another_whitening_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["flat", "ivf_sq8"])
 def test_rows_that_are_twice_there_are_refused(kind, tmp_path):
     index = trained(kind)
-    parts = [part(tmp_path, "a.faiss", index, VECTORS.part(slice(0, 1_000))), part(tmp_path, "b.faiss", index, VECTORS.part(slice(500, 1_500)))]
+    parts = [
+        part(tmp_path, "a.faiss", index, VECTORS.part(slice(0, 1_000))),
+        part(tmp_path, "b.faiss", index, VECTORS.part(slice(500, 1_500))),
+    ]
     with pytest.raises(DataError, match="500 twice, the first of unit 1, row"):
         merge(parts)
 
@@ -129,7 +145,17 @@ def test_lost_rows_are_noticed(tmp_path):
 def test_a_part_whose_rows_are_not_where_they_should_be_is_noticed(tmp_path):
     one = part(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
     with pytest.raises(DataError, match=r"the rows of a\.faiss to find themselves"):
-        merge([Part(one.path, one.rows, one.probe_addresses, clustered(len(one.probe_addresses), seed=8).raw, "space")])
+        merge(
+            [
+                Part(
+                    one.path,
+                    one.rows,
+                    one.probe_addresses,
+                    clustered(len(one.probe_addresses), seed=8).raw,
+                    "space",
+                )
+            ]
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))

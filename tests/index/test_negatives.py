@@ -13,27 +13,52 @@ def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
     random = np.random.default_rng(0)
     addresses = np.stack([random.permutation(1_000)[:k] for _ in range(pairs)]) + (np.int64(3) << 32)
     addresses[random.random(addresses.shape) < 0.2] = NOBODY
-    return Neighbours(addresses, -np.sort(-random.random((pairs, k)).astype(np.float32), axis=1)), random.random(pairs).astype(np.float32)
+    return Neighbours(
+        addresses, -np.sort(-random.random((pairs, k)).astype(np.float32), axis=1)
+    ), random.random(pairs).astype(np.float32)
 
 
 def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) -> list[list[int]]:
     """What each pair may have, one at a time."""
     left = []
     for addresses, scores, positive in zip(found.addresses.tolist(), found.scores, positives, strict=True):
-        ranked = [(address, score) for address, score in zip(addresses, scores, strict=True) if address != NOBODY][settings.skip : settings.neighbours]
-        below = [pair for pair in ranked if settings.margin is None or pair[1] <= positive - np.float32(settings.margin)]
-        left.append([address for address, score in below if settings.most is None or score <= np.float32(settings.most)])
+        ranked = [
+            (address, score) for address, score in zip(addresses, scores, strict=True) if address != NOBODY
+        ][settings.skip : settings.neighbours]
+        below = [
+            pair
+            for pair in ranked
+            if settings.margin is None or pair[1] <= positive - np.float32(settings.margin)
+        ]
+        left.append(
+            [
+                address
+                for address, score in below
+                if settings.most is None or score <= np.float32(settings.most)
+            ]
+        )
     return left
 
 
-@pytest.mark.parametrize("settings", [
-    MineSettings(), MineSettings(margin=None), MineSettings(skip=2, neighbours=5), MineSettings(most=0.5, margin=None, negatives=3),
-    MineSettings(margin=-0.2, negatives=20),
-])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MineSettings(),
+        MineSettings(margin=None),
+        MineSettings(skip=2, neighbours=5),
+        MineSettings(most=0.5, margin=None, negatives=3),
+        MineSettings(margin=-0.2, negatives=20),
+    ],
+)
 def test_the_nearest_that_every_rule_leaves_are_picked(settings: MineSettings):
     found, positives = made()
-    expected = [(row + [NOBODY] * settings.negatives)[: settings.negatives] for row in allowed(found, positives, settings)]
-    np.testing.assert_array_equal(pick(found, positives, np.arange(len(positives)), settings, seed=0), expected)
+    expected = [
+        (row + [NOBODY] * settings.negatives)[: settings.negatives]
+        for row in allowed(found, positives, settings)
+    ]
+    np.testing.assert_array_equal(
+        pick(found, positives, np.arange(len(positives)), settings, seed=0), expected
+    )
 
 
 def test_drawn_ones_are_of_those_left_each_about_as_often_and_the_same_in_any_company():
@@ -45,18 +70,24 @@ def test_drawn_ones_are_of_those_left_each_about_as_often_and_the_same_in_any_co
     for row, left in zip(picked.tolist(), allowed(found, positives, settings), strict=True):
         assert len(set(row)) == 2
         ranks += [left.index(address) for address in row]
-    np.testing.assert_allclose(np.bincount(ranks) / len(ranks), 0.25, atol=0.02)            # three standard deviations
+    np.testing.assert_allclose(np.bincount(ranks) / len(ranks), 0.25, atol=0.02)  # three standard deviations
     half = slice(1, None, 2)
-    np.testing.assert_array_equal(pick(found[half], positives[half], pairs[half], settings, seed=5), picked[half])
+    np.testing.assert_array_equal(
+        pick(found[half], positives[half], pairs[half], settings, seed=5), picked[half]
+    )
     assert (pick(found, positives, pairs, settings, seed=6) != picked).any(axis=1).mean() > 0.7
 
 
 def test_known_positives_leave_the_ranking():
-    found = Neighbours(np.array([[1, 2, 3, 4], [1, 2, 3, NOBODY]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32))
+    found = Neighbours(
+        np.array([[1, 2, 3, 4], [1, 2, 3, NOBODY]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32)
+    )
     left = without_known(found, [np.array([1, 3]), np.zeros(0, np.int64)])
     np.testing.assert_array_equal(left.addresses, [[NOBODY, 2, NOBODY, 4], [1, 2, 3, NOBODY]])
     settings = MineSettings(skip=1, neighbours=2, margin=None)
-    np.testing.assert_array_equal(pick(left, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]])
+    np.testing.assert_array_equal(
+        pick(left, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]]
+    )
 
 
 def test_skipping_all_that_is_looked_at_is_refused():

@@ -17,16 +17,28 @@ from pipeline.settings import IndexSettings
 from pipeline.store.units import FileRef
 from tests.index.clustered import clustered, cosines, some_map
 
-POOL = clustered(3_000)         # rows that come to life and die, each with its address
+POOL = clustered(3_000)  # rows that come to life and die, each with its address
 FIRST = 1_500
-CHANGED_IN_PLACE = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "IVF16_HNSW8,Flat", "SQ8", "PQ7x4", pytest.param("PQ7x8", marks=pytest.mark.slow)]
+CHANGED_IN_PLACE = [
+    "flat",
+    "ivf_flat",
+    "ivf_sq8",
+    "opq_ivf_pq",
+    "IVF16_HNSW8,Flat",
+    "SQ8",
+    "PQ7x4",
+    pytest.param("PQ7x8", marks=pytest.mark.slow),
+]
 APART = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "hnsw", "IVF16,PQ4x4fs"]
 QUERIES = clustered(40, seed=9).raw
 
 
 @functools.cache
 def trained_bytes(kind: str) -> np.ndarray:
-    settings = IndexSettings(kind="ivf_flat" if kind == "on_disk" else kind, nlist=16 if kind in ("ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk") else None)
+    settings = IndexSettings(
+        kind="ivf_flat" if kind == "on_disk" else kind,
+        nlist=16 if kind in ("ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk") else None,
+    )
     return faiss.serialize_index(train(plan_index(FIRST, 28, settings), some_map(), POOL.raw[:FIRST]))
 
 
@@ -81,8 +93,12 @@ def test_an_index_changed_in_place_answers_as_one_filled_anew(kind, seed):
         gone, new = np.flatnonzero(before & ~after), np.flatnonzero(after & ~before)
         assert remove(index, POOL.addresses[gone]) == len(gone)
         fill(index, [(POOL.addresses[new], POOL.raw[new])])
-        assert_same_answers(index.search(QUERIES, 30), filled(kind, np.flatnonzero(after)).search(QUERIES, 30))
-        assert sorted(np.concatenate(list(addresses_of(index))).tolist()) == sorted(POOL.addresses[after].tolist())
+        assert_same_answers(
+            index.search(QUERIES, 30), filled(kind, np.flatnonzero(after)).search(QUERIES, 30)
+        )
+        assert sorted(np.concatenate(list(addresses_of(index))).tolist()) == sorted(
+            POOL.addresses[after].tolist()
+        )
 
 
 def base_of(kind: str, folder: Path):
@@ -90,7 +106,10 @@ def base_of(kind: str, folder: Path):
     if kind != "on_disk":
         return index
     write_index(index, folder / "part.faiss")
-    merged, lists = merge_on_disk([Part(folder / "part.faiss", FIRST, np.zeros(0, np.int64), np.zeros((0, 32), np.float32), "space")], folder)
+    merged, lists = merge_on_disk(
+        [Part(folder / "part.faiss", FIRST, np.zeros(0, np.int64), np.zeros((0, 32), np.float32), "space")],
+        folder,
+    )
     write_index(merged, folder / "base.faiss")
     references = [FileRef(path="base.faiss", sha256=""), FileRef(path=lists.name, sha256="")]
     return open_parts(references, lambda reference: folder / reference.path).base
@@ -128,7 +147,9 @@ def test_the_dead_are_passed_over_however_near_they_are():
     parts = Parts([filled("ivf_flat", np.arange(FIRST))], POOL.addresses[near[:900]])
     _, addresses = parts.search(QUERIES, 10)
     assert not np.isin(addresses, POOL.addresses[near[:900]]).any()
-    assert (Parts([filled("flat", near[:50])], POOL.addresses[near[:50]]).search(QUERIES, 10)[1] == NOBODY).all()
+    assert (
+        Parts([filled("flat", near[:50])], POOL.addresses[near[:50]]).search(QUERIES, 10)[1] == NOBODY
+    ).all()
 
 
 TOPICS, TOPIC_ROWS = 21, 143
@@ -139,9 +160,15 @@ TOPICS, TOPIC_ROWS = 21, 143
 def test_where_a_whole_topic_was_deleted_the_nearest_rows_that_live_are_found(kind, seed):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(TOPICS, 32))
-    raw = (np.repeat(centres, TOPIC_ROWS, axis=0) + 0.25 * rng.normal(size=(TOPICS * TOPIC_ROWS, 32))).astype(np.float32)
+    raw = (np.repeat(centres, TOPIC_ROWS, axis=0) + 0.25 * rng.normal(size=(TOPICS * TOPIC_ROWS, 32))).astype(
+        np.float32
+    )
     addresses = np.arange(len(raw))
-    index = train(plan_index(len(raw), 32, IndexSettings(kind=kind, nlist=TOPICS if kind.startswith("ivf") else None)), None, raw)
+    index = train(
+        plan_index(len(raw), 32, IndexSettings(kind=kind, nlist=TOPICS if kind.startswith("ivf") else None)),
+        None,
+        raw,
+    )
     fill(index, [(addresses, raw)])
     if (ivf := ivf_of(index)) is not None:
         ivf.nprobe = 8
@@ -161,7 +188,9 @@ def test_an_empty_delta_changes_nothing():
 def test_the_lists_of_all_parts_are_balanced_together():
     parts = Parts([filled("ivf_flat", np.arange(900)), filled("ivf_flat", np.arange(900, FIRST))])
     assert parts.imbalance() == pytest.approx(imbalance(filled("ivf_flat", np.arange(FIRST))))
-    assert Parts([filled("flat", np.arange(9))]).imbalance() == Parts([trained("ivf_flat")]).imbalance() == 1.0
+    assert (
+        Parts([filled("flat", np.arange(9))]).imbalance() == Parts([trained("ivf_flat")]).imbalance() == 1.0
+    )
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "IVF16,PQ4x4fs"])
@@ -172,7 +201,9 @@ def test_a_query_whose_lists_hold_too_few_rows_visits_more_until_it_has_all_it_a
     dead = POOL.addresses[rows[::7]]
     parts = Parts([index, filled(kind, np.arange(FIRST, FIRST + 100))], dead)
     live = FIRST + 100 - len(dead)
-    everything = (live, live + 50) if not kind.endswith("fs") else ()           # of coarse scores fast-scan drops one now and then
+    everything = (
+        (live, live + 50) if not kind.endswith("fs") else ()
+    )  # of coarse scores fast-scan drops one now and then
     for k in (10, 300, *everything):
         scores, addresses = parts.search_further(QUERIES, k)
         found = (addresses != NOBODY).sum(axis=1)
@@ -185,5 +216,7 @@ def test_a_query_whose_lists_hold_too_few_rows_visits_more_until_it_has_all_it_a
 
 def test_queries_that_have_enough_are_answered_as_before():
     index = filled("ivf_flat", np.arange(FIRST))
-    for found, expected in zip(Parts([index]).search_further(QUERIES, 10), Parts([index]).search(QUERIES, 10), strict=True):
+    for found, expected in zip(
+        Parts([index]).search_further(QUERIES, 10), Parts([index]).search(QUERIES, 10), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)

@@ -7,7 +7,17 @@ import pytest
 from pipeline.index.sample import apportion, sample_rows
 
 
-@pytest.mark.parametrize(("rows", "total"), [([100, 100, 100], 30), ([1, 1_000, 0, 17], 50), ([3, 3], 100), ([5], 0), ([7] * 99, 100), ([10**12, 1], 10)])
+@pytest.mark.parametrize(
+    ("rows", "total"),
+    [
+        ([100, 100, 100], 30),
+        ([1, 1_000, 0, 17], 50),
+        ([3, 3], 100),
+        ([5], 0),
+        ([7] * 99, 100),
+        ([10**12, 1], 10),
+    ],
+)
 def test_shares_are_in_proportion_and_add_up(rows, total):
     counts = apportion(rows, total)
     assert counts.sum() == min(total, sum(rows))
@@ -22,11 +32,11 @@ def test_rows_do_not_depend_on_their_place_and_lie_all_over():
     assert chosen == set(shuffled[sample_rows(pa.array(shuffled), 500, "train")])
     places = sample_rows(pa.array(ids), 500, "train")
     assert (np.diff(places) > 0).all()
-    assert np.histogram(places, bins=5, range=(0, 5_000))[0].min() > 70         # 100 expected, standard deviation 9
+    assert np.histogram(places, bins=5, range=(0, 5_000))[0].min() > 70  # 100 expected, standard deviation 9
 
 
 def test_salts_make_independent_samples_and_integers_will_do():
     ids = pa.array(range(5_000))
     both = np.intersect1d(sample_rows(ids, 500, "train"), sample_rows(ids, 500, "queries"))
-    assert 20 < len(both) < 90                                                  # 50 expected, standard deviation 6
+    assert 20 < len(both) < 90  # 50 expected, standard deviation 6
     assert len(sample_rows(ids, 9_999, "train")) == 5_000

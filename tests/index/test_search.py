@@ -20,7 +20,9 @@ from tests.models.folders import save_folder
 
 CORPUS = texts(330)
 QUERIES = ["two dogs run near the river", "a girl reads", "Schnee am Fluss"]
-WHITENING = Map(np.random.default_rng(3).normal(size=(40, 48)).astype(np.float32), np.full(40, 0.1, dtype=np.float32))
+WHITENING = Map(
+    np.random.default_rng(3).normal(size=(40, 48)).astype(np.float32), np.full(40, 0.1, dtype=np.float32)
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,38 +40,54 @@ def publish(store: Store, folder: Path, tmp_path: Path) -> Publisher:
     return Publisher(store, folder, tmp_path)
 
 
-def exact_ids(publisher: Publisher, queries: list[str], corpus: list[str], k: int, transform: Map | None = None) -> list[list[str]]:
+def exact_ids(
+    publisher: Publisher, queries: list[str], corpus: list[str], k: int, transform: Map | None = None
+) -> list[list[str]]:
     scores = cosines(publisher.encoder.encode(queries), publisher.encoder.encode(corpus), transform)
     return [[f"row-{row}" for row in np.argsort(-each, kind="stable")[:k]] for each in scores]
 
 
 def ids_by_query(found: pa.Table) -> list[list[object]]:
     rows = found.to_pylist()
-    return [[row["id"] for row in rows if row["query"] == query] for query in sorted({row["query"] for row in rows})]
+    return [
+        [row["id"] for row in rows if row["query"] == query]
+        for query in sorted({row["query"] for row in rows})
+    ]
 
 
 @pytest.mark.parametrize("transform", [None, WHITENING])
-@pytest.mark.parametrize(("kind", "on_disk"), [("flat", "auto"), ("IVF1,Flat", "auto"), ("ivf_flat", "always"), ("hnsw", "auto")])
+@pytest.mark.parametrize(
+    ("kind", "on_disk"), [("flat", "auto"), ("IVF1,Flat", "auto"), ("ivf_flat", "always"), ("hnsw", "auto")]
+)
 def test_texts_find_what_exact_search_finds(publish, store, kind, on_disk, transform):
     corpus = list(dict.fromkeys(CORPUS))
     publish(corpus, transform=transform, kind=kind, on_disk=on_disk)
     release = open_release(store.uri)
     found = release.search(QUERIES, 5)
-    if kind != "ivf_flat":                      # one list of eight is visited there
+    if kind != "ivf_flat":  # one list of eight is visited there
         assert ids_by_query(found) == exact_ids(publish, QUERIES, corpus, 5, transform)
     assert found.schema.names == ["query", "rank", "id", "score", "text", "length"]
-    assert [found.schema.field(name).type for name in ("query", "rank", "score")] == [pa.int32(), pa.int32(), pa.float32()]
+    assert [found.schema.field(name).type for name in ("query", "rank", "score")] == [
+        pa.int32(),
+        pa.int32(),
+        pa.float32(),
+    ]
     assert found["rank"].to_pylist() == 3 * [1, 2, 3, 4, 5]
     assert all(row["text"] == corpus[int(row["id"].removeprefix("row-"))] for row in found.to_pylist())
     expected = cosines(publish.encoder.encode(QUERIES), publish.encoder.encode(corpus), transform)
     for row in found.to_pylist():
-        assert row["score"] == pytest.approx(expected[row["query"], int(row["id"].removeprefix("row-"))], abs=2e-5)
+        assert row["score"] == pytest.approx(
+            expected[row["query"], int(row["id"].removeprefix("row-"))], abs=2e-5
+        )
 
 
 def test_vectors_and_texts_give_the_same_answers(publish, store):
     publish(CORPUS, ids="int")
     release = open_release(store.uri)
-    by_text, by_vector = release.search(QUERIES, 4), release.search(release.encode(QUERIES), 4, space_id=release.space_id)
+    by_text, by_vector = (
+        release.search(QUERIES, 4),
+        release.search(release.encode(QUERIES), 4, space_id=release.space_id),
+    )
     assert by_text.equals(by_vector)
     assert by_text.schema.field("id").type == pa.int64()
     assert release.search(QUERIES[0], 4)["id"].to_pylist() == by_text["id"].to_pylist()[:4]
@@ -88,7 +106,12 @@ def test_fewer_rows_than_asked_for(publish, store):
     assert release.search(QUERIES, 50).num_rows == 3 * 7
     assert len(release) == 7
     assert release.search([], 5).num_rows == 0
-    assert release.search(np.zeros((0, 48), dtype=np.float32)).schema.names[:4] == ["query", "rank", "id", "score"]
+    assert release.search(np.zeros((0, 48), dtype=np.float32)).schema.names[:4] == [
+        "query",
+        "rank",
+        "id",
+        "score",
+    ]
 
 
 def test_vectors_of_another_space_are_refused_by_both_names(publish, store):
@@ -98,7 +121,15 @@ def test_vectors_of_another_space_are_refused_by_both_names(publish, store):
         release.search(np.ones((1, 48), dtype=np.float32), space_id="abc")
 
 
-@pytest.mark.parametrize("queries", [np.ones((2, 47), np.float32), np.ones(48, np.float32), np.full((1, 48), np.nan, np.float32), np.zeros((1, 48), np.float32)])
+@pytest.mark.parametrize(
+    "queries",
+    [
+        np.ones((2, 47), np.float32),
+        np.ones(48, np.float32),
+        np.full((1, 48), np.nan, np.float32),
+        np.zeros((1, 48), np.float32),
+    ],
+)
 def test_unusable_vectors_are_refused(publish, store, queries):
     publish(CORPUS)
     with pytest.raises(DataError, match="search"):
@@ -164,7 +195,9 @@ def test_names_that_leave_the_folder_are_refused(publish, store, monkeypatch):
     outside = EncoderFiles(path="encoders/e", files=(FileRef(path="../../etc/passwd", sha256="0"),))
     with pytest.raises(DataError, match="a relative path below the root"):
         republished(publish, manifest, encoder=outside)
-    monkeypatch.setattr("pipeline.store.release.Releases._refuse_if_pruned", lambda *_: None)      # as somebody's own program might publish it
+    monkeypatch.setattr(
+        "pipeline.store.release.Releases._refuse_if_pruned", lambda *_: None
+    )  # as somebody's own program might publish it
     republished(publish, manifest, encoder=outside)
     with pytest.raises(DataError, match="a relative path below the root"):
         open_release(store.uri).search("x")
@@ -217,7 +250,9 @@ def test_base_delta_and_tombstones_answer_as_the_whole_without_the_dead(publish,
 
 
 @pytest.mark.parametrize(("kind", "on_disk"), [("flat", "auto"), ("IVF4,Flat", "always")])
-def test_a_release_in_an_object_store_is_searched_through_local_copies(s3, folder, tmp_path, monkeypatch, kind, on_disk):
+def test_a_release_in_an_object_store_is_searched_through_local_copies(
+    s3, folder, tmp_path, monkeypatch, kind, on_disk
+):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     uri = f"{s3}/search-{kind[:3].lower()}"
     publisher = Publisher(open_store(uri), folder, tmp_path)
@@ -230,9 +265,14 @@ def test_a_release_in_an_object_store_is_searched_through_local_copies(s3, folde
 def test_opening_loads_no_torch(publish, store):
     publish(CORPUS)
     code = f"import sys, pipeline; release = pipeline.open_release({store.uri!r}); print(len(release), 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "330 False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "330 False\n"
+    )
 
 
 def test_the_encoder_is_that_of_the_release(publish, store, folder):
     publish(CORPUS)
-    np.testing.assert_allclose(open_release(store.uri).encode(QUERIES), open_encoder(folder).encode(QUERIES), atol=1e-5)
+    np.testing.assert_allclose(
+        open_release(store.uri).encode(QUERIES), open_encoder(folder).encode(QUERIES), atol=1e-5
+    )

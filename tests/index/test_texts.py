@@ -14,7 +14,7 @@ from pipeline.store.store import Store, open_store, sha256_of
 from pipeline.store.units import FileRef
 from tests.faults import FaultyProxy
 
-ROWS = {0: 9_000, 3: 1, 7: 250}         # of each ordinal; the first takes several batches to read
+ROWS = {0: 9_000, 3: 1, 7: 250}  # of each ordinal; the first takes several batches to read
 
 
 def text_of(ordinal: int, row: int) -> str:
@@ -25,8 +25,16 @@ def stored(store: Store, scratch: Path) -> list[ReleaseUnit]:
     units = []
     for ordinal, rows in ROWS.items():
         texts = pa.array([text_of(ordinal, row) for row in range(rows)], pa.large_string())
-        pq.write_table(pa.table({"id": pa.array(range(rows)), "text": texts, "long": ["x" * 50] * rows}), scratch / "unit", row_group_size=4_000)
-        reference = FileRef(path=f"units/corpus/{ordinal}.parquet", sha256=sha256_of(scratch / "unit"), bytes=(scratch / "unit").stat().st_size)
+        pq.write_table(
+            pa.table({"id": pa.array(range(rows)), "text": texts, "long": ["x" * 50] * rows}),
+            scratch / "unit",
+            row_group_size=4_000,
+        )
+        reference = FileRef(
+            path=f"units/corpus/{ordinal}.parquet",
+            sha256=sha256_of(scratch / "unit"),
+            bytes=(scratch / "unit").stat().st_size,
+        )
         store.put(scratch / "unit", reference.path)
         vectors = {"path": "", "record": "", "sha256": "", "space_id": "", "numerics_id": ""}
         units.append(ReleaseUnit(ordinal=ordinal, rows=rows, corpus=reference, **vectors))
@@ -47,7 +55,9 @@ def test_texts_come_in_the_order_of_their_addresses(tmp_path: Path):
     assert texts.take(addresses()).to_pylist() == []
 
 
-def test_a_remote_unit_is_fetched_once_and_no_other(faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_remote_unit_is_fetched_once_and_no_other(
+    faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     store = open_store(f"{s3}/{tmp_path.name}")
     texts = Texts(store, stored(store, tmp_path))
@@ -65,7 +75,10 @@ def test_a_unit_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(MissingTexts, match="expected a row 250, found fewer rows"):
         Texts(store, units).take(addresses((7, 3), (7, 250)))
     (tmp_path / "root" / "units" / "corpus" / "3.parquet").unlink()
-    with pytest.raises(MissingTexts, match=r"3\.parquet: expected a corpus unit of the release, found no such file; search without texts"):
+    with pytest.raises(
+        MissingTexts,
+        match=r"3\.parquet: expected a corpus unit of the release, found no such file; search without texts",
+    ):
         Texts(store, units).take(addresses((3, 0)))
     damaged = tmp_path / "root" / "units" / "corpus" / "7.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")

@@ -12,7 +12,9 @@ from tests.index.clustered import Vectors, clustered, cosines, some_map
 
 def oracle(vectors: Vectors, step: int, transform, keep: int) -> tuple[np.ndarray, np.ndarray]:
     scores = cosines(vectors.raw[::step], vectors.raw, transform)
-    scores[np.arange(len(scores)), np.arange(0, len(vectors.raw), step)] = -np.inf         # a query is not its own answer
+    scores[
+        np.arange(len(scores)), np.arange(0, len(vectors.raw), step)
+    ] = -np.inf  # a query is not its own answer
     order = np.argsort(-scores, axis=1)[:, :keep]
     return vectors.addresses[order], np.take_along_axis(scores, order, axis=1)
 
@@ -23,7 +25,7 @@ def test_neighbours_equal_those_of_numpy(transform):
     found = ExactTopK(vectors.queries(60), transform, keep=40).of(vectors.batches())
     addresses, scores = oracle(vectors, 60, transform, 40)
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
-    assert (found.addresses == addresses).mean() > 0.999            # float32 may swap two of nearly equal score
+    assert (found.addresses == addresses).mean() > 0.999  # float32 may swap two of nearly equal score
 
 
 @pytest.mark.parametrize("cuts", [[1], [1_500], [10, 11, 2_900]])
@@ -64,7 +66,12 @@ def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
         after[800 + 100 * night : 800 + 100 * (night + 1)] = rng.random(100) > 0.3
         new = after & ~live
         added = Known(fold.of([(vectors.addresses[new], vectors.raw[new])]), new.sum() - new[::40])
-        truth = carry(fold, Known(truth, live.sum() - live[::40]), np.isin(truth.addresses, vectors.addresses[after]), added)
+        truth = carry(
+            fold,
+            Known(truth, live.sum() - live[::40]),
+            np.isin(truth.addresses, vectors.addresses[after]),
+            added,
+        )
         whole = fold.of([(vectors.addresses[after], vectors.raw[after])])
         told = truth.addresses != NOBODY
         np.testing.assert_array_equal(truth.addresses[told], whole.addresses[told])
@@ -84,14 +91,20 @@ def test_rankings_of_few_rows_are_known_to_their_end():
     before, after = fold.of(first.batches()), fold.of([(vectors.addresses[5:], vectors.raw[5:])])
     new = vectors.part(slice(20, 60))
     added = Known(fold.of(new.batches()), 40 - (own >= 20))
-    carried = carry(fold, Known(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added)
+    carried = carry(
+        fold, Known(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added
+    )
     np.testing.assert_array_equal(carried.addresses, after.addresses)
     assert Known(carried, 55 - (own >= 5)).reaches(100).all()
 
 
 def test_a_ranking_ends_where_the_shorter_knowledge_ends():
     fold = ExactTopK(clustered(1).queries(1), keep=3)
-    before = Known(Neighbours(np.array([[10, 11, 12]]), np.array([[0.9, 0.8, 0.7]], np.float32)), np.array([50]))
-    added = Known(Neighbours(np.array([[20, 21, NOBODY]]), np.array([[0.85, 0.1, -np.inf]], np.float32)), np.array([2]))
+    before = Known(
+        Neighbours(np.array([[10, 11, 12]]), np.array([[0.9, 0.8, 0.7]], np.float32)), np.array([50])
+    )
+    added = Known(
+        Neighbours(np.array([[20, 21, NOBODY]]), np.array([[0.85, 0.1, -np.inf]], np.float32)), np.array([2])
+    )
     carried = carry(fold, before, np.array([[True, False, False]]), added)
-    assert carried.addresses.tolist() == [[10, 20, NOBODY]]         # 21 may stand behind rows that were never listed
+    assert carried.addresses.tolist() == [[10, 20, NOBODY]]  # 21 may stand behind rows that were never listed

@@ -14,13 +14,27 @@ from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part
 from pipeline.index.parts import Parts
 from pipeline.index.truth import ExactTopK
-from pipeline.index.validate import Counted, Measured, Share, choose_nprobe, effort_name, get_effort, judge, latency, lowest_cosine, recall, set_effort
+from pipeline.index.validate import (
+    Counted,
+    Measured,
+    Share,
+    choose_nprobe,
+    effort_name,
+    get_effort,
+    judge,
+    latency,
+    lowest_cosine,
+    recall,
+    set_effort,
+)
 from pipeline.settings import GateSettings, IndexSettings
 from tests.index.clustered import Vectors, clustered, cosines, some_map
 
 
 def built(kind: str, vectors: Vectors, step: int = 20):
-    plan = plan_index(len(vectors.raw), 28, IndexSettings(kind=kind, nlist=40 if kind.startswith("ivf") else None))
+    plan = plan_index(
+        len(vectors.raw), 28, IndexSettings(kind=kind, nlist=40 if kind.startswith("ivf") else None)
+    )
     index = train(plan, some_map(), vectors.raw)
     queries = vectors.queries(step)
     truth = fill(index, vectors.batches(), ExactTopK(queries, some_map())).neighbours
@@ -28,7 +42,10 @@ def built(kind: str, vectors: Vectors, step: int = 20):
     return index, queries, truth
 
 
-@pytest.mark.parametrize(("kind", "effort"), [("ivf_flat", 1), ("ivf_flat", 2), ("ivf_flat", 40), ("PCA8,Flat", 0), ("IVF20,SQ4", 5), ("HNSW4", 16)])
+@pytest.mark.parametrize(
+    ("kind", "effort"),
+    [("ivf_flat", 1), ("ivf_flat", 2), ("ivf_flat", 40), ("PCA8,Flat", 0), ("IVF20,SQ4", 5), ("HNSW4", 16)],
+)
 def test_recall_equals_numpy_where_no_scores_are_equal(kind, effort):
     vectors = clustered(3_000)
     index, queries, truth = built(kind, vectors)
@@ -41,12 +58,12 @@ def test_recall_equals_numpy_where_no_scores_are_equal(kind, effort):
         others = [row[row != own][:k] for row, own in zip(found, queries.addresses, strict=True)]
         hits = sum(len(np.intersect1d(a, b)) for a, b in zip(others, best, strict=True))
         assert share.trials == k * len(queries)
-        assert share.hits == pytest.approx(hits, abs=2)             # neighbours within 1e-6 of the k-th may be in either
+        assert share.hits == pytest.approx(hits, abs=2)  # neighbours within 1e-6 of the k-th may be in either
 
 
 def test_exhaustive_search_has_recall_one_among_many_equal_texts():
     vectors = clustered(2_000)
-    vectors.raw[:1_000] = vectors.raw[0]                            # far more than the margin
+    vectors.raw[:1_000] = vectors.raw[0]  # far more than the margin
     vectors.raw[1_000:1_060] = vectors.raw[1_000]
     for kind in ("flat", "ivf_flat"):
         index, queries, truth = built(kind, vectors)
@@ -57,7 +74,11 @@ def test_exhaustive_search_has_recall_one_among_many_equal_texts():
 def test_fewer_rows_than_asked_for_are_all_found():
     index, queries, truth = built("flat", clustered(6), step=1)
     shares = recall(index, queries, truth)
-    assert {k: (share.hits, share.trials) for k, share in shares.items()} == {1: (6, 6), 10: (30, 30), 100: (30, 30)}
+    assert {k: (share.hits, share.trials) for k, share in shares.items()} == {
+        1: (6, 6),
+        10: (30, 30),
+        100: (30, 30),
+    }
     lone, queries, truth = built("flat", clustered(1), step=1)
     assert recall(lone, queries, truth)[10].value == 1.0
 
@@ -116,31 +137,58 @@ def measured(**changes: object) -> Measured:
     return measure(index, queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
 
 
-@pytest.mark.parametrize(("changes", "counted", "settings", "refused"), [
-    ({}, Counted(1_010, 1_000, 10), GateSettings(), set()),
-    ({}, Counted(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
-    ({}, Counted(1_010, 1_000, 4, skipped=6), GateSettings(), set()),
-    ({"rows": 999}, Counted(1_000, 1_000, 0), GateSettings(), {"indexed_rows"}),
-    ({}, Counted(1_000, 1_000, 0, bad_vectors=1), GateSettings(), {"finite_vectors"}),
-    ({}, Counted(1_000, 1_000, 0, duplicate_ids=1), GateSettings(), {"unique_ids"}),
-    ({"duplicate_addresses": 1}, Counted(1_000, 1_000, 0), GateSettings(), {"unique_ids"}),
-    ({"recall": {"10": Share.of(940, 1_000)}}, Counted(1_000, 1_000, 0), GateSettings(), set()),           # 0.953 is the upper end
-    ({"recall": {"10": Share.of(920, 1_000)}}, Counted(1_000, 1_000, 0), GateSettings(), {"recall_at_10"}),
-    ({"recall": {"10": Share.of(920, 1_000)}}, Counted(1_000, 1_000, 0), GateSettings(recall_at_10=None), set()),
-    ({"file_bytes": 2**30 + 1}, Counted(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
-    ({}, Counted(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
-])
+@pytest.mark.parametrize(
+    ("changes", "counted", "settings", "refused"),
+    [
+        ({}, Counted(1_010, 1_000, 10), GateSettings(), set()),
+        ({}, Counted(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
+        ({}, Counted(1_010, 1_000, 4, skipped=6), GateSettings(), set()),
+        ({"rows": 999}, Counted(1_000, 1_000, 0), GateSettings(), {"indexed_rows"}),
+        ({}, Counted(1_000, 1_000, 0, bad_vectors=1), GateSettings(), {"finite_vectors"}),
+        ({}, Counted(1_000, 1_000, 0, duplicate_ids=1), GateSettings(), {"unique_ids"}),
+        ({"duplicate_addresses": 1}, Counted(1_000, 1_000, 0), GateSettings(), {"unique_ids"}),
+        (
+            {"recall": {"10": Share.of(940, 1_000)}},
+            Counted(1_000, 1_000, 0),
+            GateSettings(),
+            set(),
+        ),  # 0.953 is the upper end
+        (
+            {"recall": {"10": Share.of(920, 1_000)}},
+            Counted(1_000, 1_000, 0),
+            GateSettings(),
+            {"recall_at_10"},
+        ),
+        (
+            {"recall": {"10": Share.of(920, 1_000)}},
+            Counted(1_000, 1_000, 0),
+            GateSettings(recall_at_10=None),
+            set(),
+        ),
+        ({"file_bytes": 2**30 + 1}, Counted(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
+        ({}, Counted(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
+    ],
+)
 def test_gates_refuse_what_they_are_there_for(changes, counted, settings, refused):
     gates = judge(measured(**changes), counted, settings)
     assert {name for name, gate in gates.items() if not gate.passed} == refused
     assert all(gate.sentence for gate in gates.values())
 
 
-@pytest.mark.parametrize(("cosine", "dtype", "own", "passed"), [
-    (0.99995, "float32", None, True), (0.9995, "float32", None, False), (0.9995, "bfloat16", None, True), (0.9995, "float32", 0.99, True), (0.98, "float16", 0.99, False),
-])
+@pytest.mark.parametrize(
+    ("cosine", "dtype", "own", "passed"),
+    [
+        (0.99995, "float32", None, True),
+        (0.9995, "float32", None, False),
+        (0.9995, "bfloat16", None, True),
+        (0.9995, "float32", 0.99, True),
+        (0.98, "float16", 0.99, False),
+    ],
+)
 def test_canaries_are_bound_by_the_arithmetic(cosine, dtype, own, passed):
-    gates = judge(measured(), Counted(1_000, 1_000, 0), GateSettings(canary_cosine=own), canary=cosine, dtype=dtype)
+    gates = judge(
+        measured(), Counted(1_000, 1_000, 0), GateSettings(canary_cosine=own), canary=cosine, dtype=dtype
+    )
     assert gates["canary_cosine"].passed is passed
 
 
@@ -153,26 +201,54 @@ def test_a_build_ends_with_files_that_hold_what_was_measured(on_disk, tmp_path):
         index = train(plan, some_map(), vectors.raw)
         filled = fill(index, vectors.part(rows).batches(), ExactTopK(queries, some_map()))
         write_index(index, tmp_path / f"part{number}.faiss")
-        parts.append(Part(tmp_path / f"part{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space"))
+        parts.append(
+            Part(
+                tmp_path / f"part{number}.faiss",
+                filled.rows,
+                filled.probe_addresses,
+                filled.probe_vectors,
+                "space",
+            )
+        )
         truths.append(filled.neighbours)
     (tmp_path / "out").mkdir()
-    files, found = finish(plan, settings, GateSettings(), queries, parts, functools.reduce(ExactTopK(queries).merge, truths), tmp_path / "out")
+    files, found = finish(
+        plan,
+        settings,
+        GateSettings(),
+        queries,
+        parts,
+        functools.reduce(ExactTopK(queries).merge, truths),
+        tmp_path / "out",
+    )
     result = Measured.model_validate(found)
     assert [file.suffix for file in files] == ([".faiss", ".ivfdata"] if on_disk == "always" else [".faiss"])
     assert (result.rows, result.queries, result.duplicate_addresses) == (3_000, 100, 0)
     assert result.file_bytes == sum(file.stat().st_size for file in files)
     assert result.recall["10"].value > 0.9
-    assert result.effort == get_effort(faiss.read_index(str(files[0]), faiss.IO_FLAG_ONDISK_SAME_DIR if on_disk == "always" else 0))
+    assert result.effort == get_effort(
+        faiss.read_index(str(files[0]), faiss.IO_FLAG_ONDISK_SAME_DIR if on_disk == "always" else 0)
+    )
 
 
-@pytest.mark.parametrize(("kind", "effort", "efforts"), [("ivf_flat", 8, [2, 4, 8, 16]), ("ivf_flat", 1, [1, 2]), ("ivf_flat", 30, [7, 15, 30, 40]), ("flat", 1, [])])
+@pytest.mark.parametrize(
+    ("kind", "effort", "efforts"),
+    [
+        ("ivf_flat", 8, [2, 4, 8, 16]),
+        ("ivf_flat", 1, [1, 2]),
+        ("ivf_flat", 30, [7, 15, 30, 40]),
+        ("flat", 1, []),
+    ],
+)
 def test_parts_are_measured_at_the_effort_that_they_have(kind, effort, efforts):
     vectors = clustered(1_000)
     index, queries, truth = built(kind, vectors)
     set_effort(index, effort)
     found = measure_parts(Parts([index]), queries, truth)
     assert [point.effort for point in found.curve] == efforts
-    assert [point.recall_at_10 for point in found.curve] == sorted(point.recall_at_10 for point in found.curve)
+    assert [point.recall_at_10 for point in found.curve] == sorted(
+        point.recall_at_10 for point in found.curve
+    )
     assert found.effort == get_effort(index) == (effort if efforts else None)
     assert found.recall["10"].value == recall(index, queries[1::2], truth[1::2])[10].value
 
@@ -190,6 +266,11 @@ def test_answers_that_come_together_count_as_few_trials():
     set_effort(index, 2)
     found = recall(index, queries, truth)[10]
     rng = np.random.default_rng(0)
-    rates = [recall(index, queries[place : place + 1], truth[place : place + 1])[10].value for place in range(len(queries))]
-    drawn = [rng.choice(rates, len(rates)).mean() for _ in range(2_000)]                     # queries drawn anew: the spread that other queries would show
+    rates = [
+        recall(index, queries[place : place + 1], truth[place : place + 1])[10].value
+        for place in range(len(queries))
+    ]
+    drawn = [
+        rng.choice(rates, len(rates)).mean() for _ in range(2_000)
+    ]  # queries drawn anew: the spread that other queries would show
     np.testing.assert_allclose([found.low, found.high], np.quantile(drawn, [0.025, 0.975]), atol=0.01)

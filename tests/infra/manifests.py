@@ -10,16 +10,25 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 INFRA = ROOT / "infra"
 KUBERAY = INFRA / "kuberay"
-NOT_MANIFESTS = ("nightly.yaml", "kustomization.yaml")          # settings of a job; kustomize's own file
+NOT_MANIFESTS = ("nightly.yaml", "kustomization.yaml")  # settings of a job; kustomize's own file
 FIELDS: dict[str, Any] = json.loads((Path(__file__).parent / "fields.json").read_text())
-_PLAIN: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "boolean": (bool,), "number": (int, float)}
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+    "number": (int, float),
+}
 
 
 @cache
 def manifests() -> dict[str, dict[str, Any]]:
     """Every manifest, by its file and its name."""
     files = [file for file in sorted(KUBERAY.glob("*.yaml")) if file.name not in NOT_MANIFESTS]
-    return {f"{file.name} {found['metadata']['name']} {found['kind']}": found for file in files for found in yaml.safe_load_all(file.read_text())}
+    return {
+        f"{file.name} {found['metadata']['name']} {found['kind']}": found
+        for file in files
+        for found in yaml.safe_load_all(file.read_text())
+    }
 
 
 def of_kind(kind: str) -> dict[str, dict[str, Any]]:
@@ -28,7 +37,9 @@ def of_kind(kind: str) -> dict[str, dict[str, Any]]:
 
 def jobs() -> dict[str, dict[str, Any]]:
     """The spec of every RayJob, those that a schedule makes included."""
-    return {name: found["spec"] for name, found in of_kind("RayJob").items()} | {name: found["spec"]["jobTemplate"] for name, found in of_kind("RayCronJob").items()}
+    return {name: found["spec"] for name, found in of_kind("RayJob").items()} | {
+        name: found["spec"]["jobTemplate"] for name, found in of_kind("RayCronJob").items()
+    }
 
 
 def clusters() -> dict[str, dict[str, Any]]:
@@ -42,14 +53,24 @@ def pods() -> dict[str, dict[str, Any]]:
     found = {}
     for name, spec in clusters().items():
         found[f"{name} head"] = spec["headGroupSpec"]["template"]["spec"]
-        found |= {f"{name} {group['groupName']}": group["template"]["spec"] for group in spec["workerGroupSpecs"]}
+        found |= {
+            f"{name} {group['groupName']}": group["template"]["spec"] for group in spec["workerGroupSpecs"]
+        }
     found |= {f"{name} submitter": spec["submitterPodTemplate"]["spec"] for name, spec in jobs().items()}
-    return found | {name: cron["spec"]["jobTemplate"]["spec"]["template"]["spec"] for name, cron in of_kind("CronJob").items()}
+    return found | {
+        name: cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for name, cron in of_kind("CronJob").items()
+    }
 
 
 def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """(spec of its pod, its own spec) of every container that a manifest makes, with the autoscaler that the operator puts beside each head."""
-    found = {f"{name} {each['name']}": (pod, each) for name, pod in pods().items() for kind in ("initContainers", "containers") for each in pod.get(kind, [])}
+    found = {
+        f"{name} {each['name']}": (pod, each)
+        for name, pod in pods().items()
+        for kind in ("initContainers", "containers")
+        for each in pod.get(kind, [])
+    }
     for name, spec in clusters().items():
         found[f"{name} autoscaler"] = (spec["headGroupSpec"]["template"]["spec"], spec["autoscalerOptions"])
     return found
@@ -59,23 +80,37 @@ def labels() -> dict[str, dict[str, str]]:
     """Labels of every pod: those of the manifest, and of Ray's nodes those that the operator adds."""
     found = {}
     for name, spec in clusters().items():
-        groups = {"head": spec["headGroupSpec"]} | {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+        groups = {"head": spec["headGroupSpec"]} | {
+            group["groupName"]: group for group in spec["workerGroupSpecs"]
+        }
         for group, template in ((group, made["template"]) for group, made in groups.items()):
             kind = {"ray.io/cluster": name, "ray.io/node-type": "head" if group == "head" else "worker"}
             found[f"{name} {group}"] = template["metadata"]["labels"] | kind
-    found |= {f"{name} submitter": spec["submitterPodTemplate"]["metadata"]["labels"] for name, spec in jobs().items()}
-    return found | {name: cron["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"] for name, cron in of_kind("CronJob").items()}
+    found |= {
+        f"{name} submitter": spec["submitterPodTemplate"]["metadata"]["labels"]
+        for name, spec in jobs().items()
+    }
+    return found | {
+        name: cron["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+        for name, cron in of_kind("CronJob").items()
+    }
 
 
 def wrong(value: Any, kind: Any, path: str) -> list[str]:
     """Where the value is not of that type: an unknown field, or a value of another type."""
     if isinstance(kind, list):
         each = enumerate(value) if isinstance(value, list) else None
-        return [f"{path}: no list"] if each is None else [text for number, item in each for text in wrong(item, kind[0], f"{path}[{number}]")]
+        return (
+            [f"{path}: no list"]
+            if each is None
+            else [text for number, item in each for text in wrong(item, kind[0], f"{path}[{number}]")]
+        )
     if kind == "any":
         return []
     if kind == "map":
-        fine = isinstance(value, dict) and all(isinstance(key, str) and isinstance(item, str) for key, item in value.items())
+        fine = isinstance(value, dict) and all(
+            isinstance(key, str) and isinstance(item, str) for key, item in value.items()
+        )
         return [] if fine else [f"{path}: not a map of strings to strings"]
     if kind in _PLAIN:
         fine = isinstance(value, _PLAIN[kind]) and (kind == "boolean" or not isinstance(value, bool))
@@ -83,4 +118,9 @@ def wrong(value: Any, kind: Any, path: str) -> list[str]:
     if not isinstance(value, dict):
         return [f"{path}: no {kind}"]
     unknown = [f"{path}.{name}: no field of {kind}" for name in value if name not in FIELDS[kind]]
-    return unknown + [text for name, item in value.items() if name in FIELDS[kind] for text in wrong(item, FIELDS[kind][name], f"{path}.{name}")]
+    return unknown + [
+        text
+        for name, item in value.items()
+        if name in FIELDS[kind]
+        for text in wrong(item, FIELDS[kind][name], f"{path}.{name}")
+    ]

@@ -20,7 +20,9 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def queries() -> list[str]:
-    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]] + [rule["expr"] for rule in alerts()]
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]] + [
+        rule["expr"] for rule in alerts()
+    ]
 
 
 def names(query: str) -> set[str]:
@@ -28,7 +30,16 @@ def names(query: str) -> set[str]:
     bare = re.sub(r'"[^"]*"', "", query)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
-    return set(re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", bare)) - {"by", "and", "or", "unless", "group_left", "group_right", "bool", "offset"}
+    return set(re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", bare)) - {
+        "by",
+        "and",
+        "or",
+        "unless",
+        "group_left",
+        "group_right",
+        "bool",
+        "offset",
+    }
 
 
 def names_used() -> set[str]:

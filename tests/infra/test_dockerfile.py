@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from tests.infra.manifests import INFRA, ROOT
 
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
-HOME = "/opt/manta"             # where the image has the project
+HOME = "/opt/manta"  # where the image has the project
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -32,7 +32,9 @@ def arguments(instruction: str) -> list[str]:
 
 def stages() -> dict[str, str]:
     """What each named stage is built from."""
-    return {words[2]: words[0] for words in (rest.split() for rest in arguments("FROM")) if words[1:2] == ["AS"]}
+    return {
+        words[2]: words[0] for words in (rest.split() for rest in arguments("FROM")) if words[1:2] == ["AS"]
+    }
 
 
 def test_every_instruction_is_known_and_every_argument_is_used():
@@ -51,13 +53,23 @@ def test_the_device_is_a_build_argument_and_names_a_stage():
 
 
 def test_what_is_copied_exists_and_reaches_the_build():
-    kept = [line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    kept = [
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
     sources = [source for rest in arguments("COPY") for source in rest.split()[:-1]]
     for source in sources:
         assert (ROOT / source).exists(), source
         assert any(fnmatch.fnmatch(source, pattern) for pattern in kept), f".dockerignore leaves {source} out"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "pipeline", "jobs"} <= set(sources)
+    assert {
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+        "pyproject.toml",
+        "pipeline",
+        "jobs",
+    } <= set(sources)
 
 
 def test_it_runs_as_a_user_and_passes_signals_on():
@@ -66,7 +78,9 @@ def test_it_runs_as_a_user_and_passes_signals_on():
     assert arguments("CMD") == ['["manta", "--help"]']
     assert any("--uid 1000" in rest for rest in arguments("RUN"))
     last = [name for name, _ in instructions()].index("USER")
-    assert not [rest for name, rest in instructions()[last:] if name == "RUN"], "nothing is installed as that user"
+    assert not [rest for name, rest in instructions()[last:] if name == "RUN"], (
+        "nothing is installed as that user"
+    )
 
 
 DEVICES = ("cpu", "gpu")
@@ -74,7 +88,11 @@ DEVICES = ("cpu", "gpu")
 
 def locked(name: str) -> dict[str, tuple[str, set[str]]]:
     """Packages of infra/locked/NAME.txt with version and hashes. Every line belongs to one of them."""
-    lines = [line for line in (INFRA / "locked" / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (INFRA / "locked" / f"{name}.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     found: dict[str, tuple[str, set[str]]] = {}
     for line in lines:
         if pin := re.fullmatch(r"([a-z0-9-]+)(?:\[[a-z0-9,-]+\])?==(\S+) \\", line):
@@ -100,23 +118,33 @@ def test_pip_installs_locked_files_alone_and_asks_for_their_hashes():
     assert environment.items() >= {"PIP_REQUIRE_HASHES": "1", "PIP_NO_DEPS": "1"}.items()
     lines = re.findall(r"(PIP_\S+ )?pip install ([^;&]+)", " ; ".join(arguments("RUN")))
     own = [(before, words.strip()) for before, words in lines if "-r" not in words.split()]
-    assert own == [("PIP_REQUIRE_HASHES=0 ", f"--no-build-isolation {HOME}")], "the project itself, built with what is installed"
+    assert own == [("PIP_REQUIRE_HASHES=0 ", f"--no-build-isolation {HOME}")], (
+        "the project itself, built with what is installed"
+    )
     files = [words.split()[-1] for _, words in lines if "-r" in words.split()]
     assert files == [f"{HOME}/locked/{name}.txt" for name in ("torch-there", "torch", "cpu", "torch", "gpu")]
 
 
 def test_no_second_index_is_asked_beside_the_first():
-    texts = {file: file.read_text() for file in INFRA.rglob("*") if file.is_file() and file.suffix != ".png"} | {ROOT / "README.md": (ROOT / "README.md").read_text()}
-    assert not [file for file, text in texts.items() if "extra-index" in text.lower()], "a name that is missing in one index could be anybody's in the other"
+    texts = {
+        file: file.read_text() for file in INFRA.rglob("*") if file.is_file() and file.suffix != ".png"
+    } | {ROOT / "README.md": (ROOT / "README.md").read_text()}
+    assert not [file for file, text in texts.items() if "extra-index" in text.lower()], (
+        "a name that is missing in one index could be anybody's in the other"
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_locked_versions_are_those_that_were_tested_together(device: str):
     known = pins()
     found = image(device)
-    assert {name: version for name, (version, _) in found.items() if name in known and known[name] != version} == {}
+    assert {
+        name: version for name, (version, _) in found.items() if name in known and known[name] != version
+    } == {}
     floating = {name for name in found if name not in known}
-    assert {name for name in floating if not name.startswith(("nvidia-", "cuda-", "triton"))} <= {"setuptools"}
+    assert {name for name in floating if not name.startswith(("nvidia-", "cuda-", "triton"))} <= {
+        "setuptools"
+    }
     assert not locked(device).keys() & {"torch", "triton"}, "torch may come from elsewhere"
 
 
@@ -124,7 +152,9 @@ def test_locked_versions_are_those_that_were_tested_together(device: str):
 def test_nothing_is_missing_that_the_project_and_its_packages_ask_for(device: str):
     """Requirements of the project and of installed packages are followed; `pip check` in the image does the same."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    chosen = [project["optional-dependencies"][extra] for extra in (device, "cluster", "augment", "lora", "watch")]
+    chosen = [
+        project["optional-dependencies"][extra] for extra in (device, "cluster", "augment", "lora", "watch")
+    ]
     wanted = [Requirement(line) for lines in (project["dependencies"], *chosen) for line in lines]
     seen: set[str] = set()
     while wanted:
@@ -134,7 +164,9 @@ def test_nothing_is_missing_that_the_project_and_its_packages_ask_for(device: st
             wanted += asked_by(each)
     assert len(seen) > 80
     names = {canonicalize_name(Requirement(line).name) for line in seen}
-    assert {name for name in names - image(device).keys() if not name.startswith(("nvidia-", "cuda-"))} == set()
+    assert {
+        name for name in names - image(device).keys() if not name.startswith(("nvidia-", "cuda-"))
+    } == set()
 
 
 def asked_by(requirement: Requirement) -> list[Requirement]:
@@ -144,7 +176,12 @@ def asked_by(requirement: Requirement) -> list[Requirement]:
     except PackageNotFoundError:
         return []
     python = {"python_version": "3.11", "python_full_version": "3.11.9"}
-    return [each for each in found if each.marker is None or any(each.marker.evaluate({"extra": extra, **python}) for extra in {"", *requirement.extras})]
+    return [
+        each
+        for each in found
+        if each.marker is None
+        or any(each.marker.evaluate({"extra": extra, **python}) for extra in {"", *requirement.extras})
+    ]
 
 
 @pytest.mark.alone
@@ -152,15 +189,30 @@ def asked_by(requirement: Requirement) -> list[Requirement]:
 def test_pip_would_take_the_files_that_are_locked(device: str, tmp_path: Path):
     report = tmp_path / "report.json"
     extras = f"{ROOT}[{device},cluster,augment,lora,watch]"
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(INFRA / "constraints.txt"), extras]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        str(report),
+        "-c",
+        str(INFRA / "constraints.txt"),
+        extras,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = {canonicalize_name(item["metadata"]["name"]): item for item in json.loads(report.read_text())["install"]}
+    found = {
+        canonicalize_name(item["metadata"]["name"]): item
+        for item in json.loads(report.read_text())["install"]
+    }
     wanted = image(device)
     assert found.keys() - {"manta-embeddings"} <= wanted.keys()
     for name, item in found.items():
         version, hashes = wanted.get(name, (None, set()))
-        if version == item["metadata"]["version"]:          # those without a pin may have been released anew since
+        if version == item["metadata"]["version"]:  # those without a pin may have been released anew since
             assert item["download_info"]["archive_info"]["hashes"]["sha256"] in hashes, name
         else:
             assert name not in pins()

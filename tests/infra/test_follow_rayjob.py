@@ -53,7 +53,13 @@ class Answer(BaseHTTPRequestHandler):
         self._say(200, self.server.jobs[self.path.removeprefix(f"{JOBS}/")] | {"status": status})
 
     def _refused(self) -> bool:
-        code = 401 if self.headers["Authorization"] != "Bearer sesame" else self.server.failures.pop(0) if self.server.failures else 0
+        code = (
+            401
+            if self.headers["Authorization"] != "Bearer sesame"
+            else self.server.failures.pop(0)
+            if self.server.failures
+            else 0
+        )
         if code:
             self._say(code, {"message": "no"})
         return bool(code)
@@ -98,7 +104,9 @@ def api(program: ModuleType, kubernetes: Kubernetes, account: Path) -> Any:
 MANIFEST = yaml.safe_load((KUBERAY / "rayjob-nightly.yaml").read_text())
 
 
-def test_a_pod_that_starts_again_follows_the_night_that_it_made(program: ModuleType, api: Any, kubernetes: Kubernetes):
+def test_a_pod_that_starts_again_follows_the_night_that_it_made(
+    program: ModuleType, api: Any, kubernetes: Kubernetes
+):
     running = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
     kubernetes.statuses = [{}, {"jobDeploymentStatus": "Initializing"}, running, SUCCEEDED]
     assert program.follow(api, MANIFEST, "manta-nightly-29384160") == 0
@@ -109,21 +117,32 @@ def test_a_pod_that_starts_again_follows_the_night_that_it_made(program: ModuleT
     assert len(kubernetes.jobs) == 2
 
 
-@pytest.mark.parametrize("status", [
-    {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"}, {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, {"jobDeploymentStatus": "ValidationFailed"},
-    {"jobDeploymentStatus": "Failed"},
-])
-def test_a_night_that_failed_ends_with_1(program: ModuleType, api: Any, kubernetes: Kubernetes, status: dict[str, str]):
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"},
+        {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"},
+        {"jobDeploymentStatus": "ValidationFailed"},
+        {"jobDeploymentStatus": "Failed"},
+    ],
+)
+def test_a_night_that_failed_ends_with_1(
+    program: ModuleType, api: Any, kubernetes: Kubernetes, status: dict[str, str]
+):
     kubernetes.statuses = [{"jobDeploymentStatus": "Retrying"}, status]
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 1
 
 
-def test_an_api_server_that_is_away_for_a_while_is_asked_again(program: ModuleType, api: Any, kubernetes: Kubernetes):
+def test_an_api_server_that_is_away_for_a_while_is_asked_again(
+    program: ModuleType, api: Any, kubernetes: Kubernetes
+):
     kubernetes.failures = [503, 429, 500]
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 0
 
 
-def test_a_refusal_is_not_asked_again_and_shows_the_answer(program: ModuleType, api: Any, kubernetes: Kubernetes):
+def test_a_refusal_is_not_asked_again_and_shows_the_answer(
+    program: ModuleType, api: Any, kubernetes: Kubernetes
+):
     kubernetes.failures = [403]
     with pytest.raises(program.Refused, match=r"403.*no"):
         program.follow(api, MANIFEST, "manta-nightly-1")
@@ -131,4 +150,8 @@ def test_a_refusal_is_not_asked_again_and_shows_the_answer(program: ModuleType, 
 
 def test_a_server_that_stays_away_ends_the_following(program: ModuleType, account: Path):
     with pytest.raises(OSError):
-        program.follow(program.Api("http://127.0.0.1:9", account, look_s=0.01, patience_s=0.1), MANIFEST, "manta-nightly-1")
+        program.follow(
+            program.Api("http://127.0.0.1:9", account, look_s=0.01, patience_s=0.1),
+            MANIFEST,
+            "manta-nightly-1",
+        )

@@ -12,13 +12,31 @@ import yaml
 
 from pipeline.config import load_settings
 from pipeline.settings import Job
-from tests.infra.manifests import INFRA, KUBERAY, NOT_MANIFESTS, ROOT, clusters, jobs, manifests, of_kind, pods, wrong
+from tests.infra.manifests import (
+    INFRA,
+    KUBERAY,
+    NOT_MANIFESTS,
+    ROOT,
+    clusters,
+    jobs,
+    manifests,
+    of_kind,
+    pods,
+    wrong,
+)
 
 SETTINGS = "/etc/manta/"
 NIGHT = "rayjob-nightly.yaml manta-nightly RayJob"
 API = {
-    "RayCluster": "ray.io/v1", "RayJob": "ray.io/v1", "RayCronJob": "ray.io/v1", "CronJob": "batch/v1", "ServiceAccount": "v1", "Role": "rbac.authorization.k8s.io/v1",
-    "RoleBinding": "rbac.authorization.k8s.io/v1", "PriorityClass": "scheduling.k8s.io/v1", "PodMonitor": "monitoring.coreos.com/v1",
+    "RayCluster": "ray.io/v1",
+    "RayJob": "ray.io/v1",
+    "RayCronJob": "ray.io/v1",
+    "CronJob": "batch/v1",
+    "ServiceAccount": "v1",
+    "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "PriorityClass": "scheduling.k8s.io/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
     "NetworkPolicy": "networking.k8s.io/v1",
 }
 IMAGE = re.compile(r"manta:(\d+\.\d+\.\d+)-ray(\d+\.\d+\.\d+)-(cpu|gpu)")
@@ -33,7 +51,9 @@ def pinned(name: str) -> str:
 def named(value: Any, key: str) -> list[Any]:
     """Everything that stands under that key, at any depth."""
     if isinstance(value, dict):
-        return ([value[key]] if key in value else []) + [found for item in value.values() for found in named(item, key)]
+        return ([value[key]] if key in value else []) + [
+            found for item in value.values() for found in named(item, key)
+        ]
     return [found for item in value for found in named(item, key)] if isinstance(value, list) else []
 
 
@@ -42,13 +62,19 @@ def test_fields_are_those_of_the_definitions(name: str):
     manifest = manifests()[name]
     assert manifest["apiVersion"] == API[manifest["kind"]]
     assert wrong(manifest, manifest["kind"], name) == []
-    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", manifest["metadata"]["name"]), "KubeRay takes at most 47 characters"
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", manifest["metadata"]["name"]), (
+        "KubeRay takes at most 47 characters"
+    )
 
 
 def test_a_misspelt_field_and_a_wrong_type_would_be_found():
     job = of_kind("RayJob")[NIGHT]
-    assert wrong({**job, "spec": {**job["spec"], "backofLimit": 2}}, "RayJob", "job") == ["job.spec.backofLimit: no field of RayJobSpec"]
-    assert wrong({**job, "spec": {**job["spec"], "backoffLimit": "2"}}, "RayJob", "job") == ["job.spec.backoffLimit: '2' is no integer"]
+    assert wrong({**job, "spec": {**job["spec"], "backofLimit": 2}}, "RayJob", "job") == [
+        "job.spec.backofLimit: no field of RayJobSpec"
+    ]
+    assert wrong({**job, "spec": {**job["spec"], "backoffLimit": "2"}}, "RayJob", "job") == [
+        "job.spec.backoffLimit: '2' is no integer"
+    ]
     assert wrong({"num-cpus": 0}, "map", "params") == ["params: not a map of strings to strings"]
 
 
@@ -56,7 +82,9 @@ def test_a_misspelt_field_and_a_wrong_type_would_be_found():
 def test_jobs_keep_the_rules_that_the_operator_checks(name: str):
     spec = jobs()[name]
     rules = spec["deletionStrategy"]["deletionRules"]
-    assert not {"suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), "deletion rules exclude them"
+    assert not {"suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), (
+        "deletion rules exclude them"
+    )
     assert ("clusterSelector" in spec) != ("rayClusterSpec" in spec)
     shared = "clusterSelector" in spec
     assert not (shared and spec.get("backoffLimit")), "a retry is a new cluster"
@@ -66,7 +94,9 @@ def test_jobs_keep_the_rules_that_the_operator_checks(name: str):
         seconds = condition.pop("ttlSeconds")
         [(status, value)] = condition.items()
         assert value in {"jobStatus": ("SUCCEEDED", "FAILED"), "jobDeploymentStatus": ("Failed",)}[status]
-        assert rule["policy"] == "DeleteSelf" or not shared, "a cluster that was selected is not the job's to delete"
+        assert rule["policy"] == "DeleteSelf" or not shared, (
+            "a cluster that was selected is not the job's to delete"
+        )
         assert rule["policy"] != "DeleteWorkers" or not spec["rayClusterSpec"]["enableInTreeAutoscaling"]
         place, before = ORDER.index(rule["policy"]), last.get(value, (-1, 0))
         assert place > before[0], "each once, workers before the cluster, the cluster before the job"
@@ -90,29 +120,47 @@ def test_what_a_job_starts_exists_and_its_settings_decode(name: str):
         assert file in generated()["manta-settings"], "the mounted ConfigMap holds it"
         job = load_settings(Job, KUBERAY / file)
         assert job.cluster.address is None, "the cluster is that of the RayJob"
-        assert all(uri.startswith("s3://") for uri in (job.release.root, job.corpus.uri, job.encoder.path)), "pods share no disk"
+        assert all(uri.startswith("s3://") for uri in (job.release.root, job.corpus.uri, job.encoder.path)), (
+            "pods share no disk"
+        )
 
 
 def generated() -> dict[str, list[str]]:
     """ConfigMaps that kustomize makes, with their files."""
-    return {made["name"]: made["files"] for made in yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())["configMapGenerator"]}
+    return {
+        made["name"]: made["files"]
+        for made in yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())["configMapGenerator"]
+    }
 
 
 def test_every_file_is_used_and_every_reference_is_there():
     kustomization = yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())
     for file in (*kustomization["resources"], *(file for files in generated().values() for file in files)):
         assert (KUBERAY / file).is_file(), file
-    assert {name for spec in pods().values() for name in named(spec.get("volumes", []), "configMap") for name in name.values()} <= generated().keys()
+    assert {
+        name
+        for spec in pods().values()
+        for name in named(spec.get("volumes", []), "configMap")
+        for name in name.values()
+    } <= generated().keys()
     classes = {found["metadata"]["name"] for found in of_kind("PriorityClass").values()}
     assert {spec["priorityClassName"] for spec in pods().values() if "priorityClassName" in spec} == classes
     [cluster] = of_kind("RayCluster").values()
-    assert {spec["clusterSelector"]["ray.io/cluster"] for spec in jobs().values() if "clusterSelector" in spec} == {cluster["metadata"]["name"]}
-    assert {file.name for file in KUBERAY.glob("*.yaml")} - set(NOT_MANIFESTS) == {name.split()[0] for name in manifests()}
+    assert {
+        spec["clusterSelector"]["ray.io/cluster"] for spec in jobs().values() if "clusterSelector" in spec
+    } == {cluster["metadata"]["name"]}
+    assert {file.name for file in KUBERAY.glob("*.yaml")} - set(NOT_MANIFESTS) == {
+        name.split()[0] for name in manifests()
+    }
 
 
 def test_every_job_of_the_command_line_that_works_on_a_cluster_has_a_manifest():
-    started = {module for spec in jobs().values() for module in re.findall(r"-m (jobs\.\w+)", spec["entrypoint"])}
-    assert started == {f"jobs.{name}" for name in ("preflight", "nightly", "encode", "whiten", "index", "evaluate")}
+    started = {
+        module for spec in jobs().values() for module in re.findall(r"-m (jobs\.\w+)", spec["entrypoint"])
+    }
+    assert started == {
+        f"jobs.{name}" for name in ("preflight", "nightly", "encode", "whiten", "index", "evaluate")
+    }
 
 
 def test_one_cluster_and_one_night_are_written_alike_everywhere():
@@ -135,13 +183,23 @@ def test_clusters_scale_by_the_new_autoscaler_and_keep_the_head_free_of_work(nam
     assert set(groups) == {"cpu", "gpu"}
     assert all(group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] for group in groups.values())
     [container] = groups["gpu"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == groups["gpu"]["rayStartParams"]["num-gpus"] == "1"
+    assert (
+        container["resources"]["limits"]["nvidia.com/gpu"]
+        == groups["gpu"]["rayStartParams"]["num-gpus"]
+        == "1"
+    )
     night = load_settings(Job, KUBERAY / "nightly.yaml")
     assert night.cluster.gpus_per_worker == 1, "the group gpu has one in each pod"
-    assert night.cluster.workers.max == groups["gpu"]["maxReplicas"], "a pool asks for no more than the group may have"
+    assert night.cluster.workers.max == groups["gpu"]["maxReplicas"], (
+        "a pool asks for no more than the group may have"
+    )
     for group in groups.values():
         [container] = group["template"]["spec"]["containers"]
-        assert float(container["resources"]["requests"]["cpu"]) == float(group["rayStartParams"]["num-cpus"]) >= night.cluster.cpus_per_worker
+        assert (
+            float(container["resources"]["requests"]["cpu"])
+            == float(group["rayStartParams"]["num-cpus"])
+            >= night.cluster.cpus_per_worker
+        )
 
 
 @each("name", pods())
@@ -150,12 +208,16 @@ def test_pods_are_bounded_and_have_what_they_mount(name: str):
     assert spec["restartPolicy"] == "Never", "autoscaler v2 and the schedule's failure policy want it"
     for container in spec["containers"]:
         asked, limit = container["resources"]["requests"], container["resources"]["limits"]
-        assert asked == limit | {"cpu": asked["cpu"]}, "what was promised is not taken back, and idle cores are for whoever wants them"
+        assert asked == limit | {"cpu": asked["cpu"]}, (
+            "what was promised is not taken back, and idle cores are for whoever wants them"
+        )
         mounts = {mount["name"]: mount for mount in container.get("volumeMounts", [])}
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         assert mounts.keys() == volumes.keys()
         environment = {variable["name"]: variable for variable in container.get("env", [])}
-        secret = [variable for name, variable in environment.items() if re.search("KEY|SECRET|TOKEN|PASSWORD", name)]
+        secret = [
+            variable for name, variable in environment.items() if re.search("KEY|SECRET|TOKEN|PASSWORD", name)
+        ]
         assert all("secretKeyRef" in variable["valueFrom"] for variable in secret)
         if "MANTA_CACHE" in environment:
             assert mounts["cache"]["mountPath"] == environment["MANTA_CACHE"]["value"]
@@ -163,12 +225,19 @@ def test_pods_are_bounded_and_have_what_they_mount(name: str):
 
 
 def test_images_are_of_this_version_and_of_the_pinned_ray():
-    texts = [file.read_text() for file in (*KUBERAY.glob("*.yaml"), INFRA / "ray-cluster.yaml", INFRA / "Dockerfile")]
+    texts = [
+        file.read_text()
+        for file in (*KUBERAY.glob("*.yaml"), INFRA / "ray-cluster.yaml", INFRA / "Dockerfile")
+    ]
     found = [image for text in texts for image in re.findall(r"manta:\d[\w.-]+", text)]
     assert len(found) >= 20
-    assert {IMAGE.fullmatch(image).groups()[:2] for image in found} == {(version("manta-embeddings"), pinned("ray"))}
+    assert {IMAGE.fullmatch(image).groups()[:2] for image in found} == {
+        (version("manta-embeddings"), pinned("ray"))
+    }
     for name, spec in pods().items():
-        assert {container["image"].rpartition("-")[2] for container in spec["containers"]} == {"gpu" if name.endswith(" gpu") else "cpu"}
+        assert {container["image"].rpartition("-")[2] for container in spec["containers"]} == {
+            "gpu" if name.endswith(" gpu") else "cpu"
+        }
 
 
 def test_the_schedule_forbids_two_nights_at_once_and_may_do_no_more_than_it_has_to():
@@ -189,7 +258,9 @@ def test_the_schedule_forbids_two_nights_at_once_and_may_do_no_more_than_it_has_
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
     [container] = job["template"]["spec"]["containers"]
     mounted = Path(container["volumeMounts"][0]["mountPath"])
-    assert [Path(word).relative_to(mounted).as_posix() for word in container["command"][1:]] == list(reversed(generated()["manta-schedule"]))
+    assert [Path(word).relative_to(mounted).as_posix() for word in container["command"][1:]] == list(
+        reversed(generated()["manta-schedule"])
+    )
     assert ROOT.joinpath("infra/kuberay/follow_rayjob.py").is_file()
 
 
@@ -197,8 +268,15 @@ def test_machines_of_the_launcher_have_the_token_and_ask_for_it():
     cluster = yaml.safe_load((INFRA / "ray-cluster.yaml").read_text())
     assert "--env RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]
     home = re.search(r"^WORKDIR (\S+)$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)[1]
-    assert cluster["file_mounts"] == {f"{home}/.ray/auth_token": "~/.ray/auth_token"}, "the one place in which Ray looks without being told"
-    starts = [line for key in ("head_start_ray_commands", "worker_start_ray_commands") for line in cluster[key] if "ray start" in line]
+    assert cluster["file_mounts"] == {f"{home}/.ray/auth_token": "~/.ray/auth_token"}, (
+        "the one place in which Ray looks without being told"
+    )
+    starts = [
+        line
+        for key in ("head_start_ray_commands", "worker_start_ray_commands")
+        for line in cluster[key]
+        if "ray start" in line
+    ]
     assert len(starts) == 2
     assert "--dashboard-host=127.0.0.1" in starts[0]
 
@@ -206,5 +284,7 @@ def test_machines_of_the_launcher_have_the_token_and_ask_for_it():
 @each("file", ["infra/README.md", "infra/ray-cluster.yaml", "README.md"])
 def test_whoever_is_told_to_start_a_cluster_or_submit_a_job_is_told_of_the_token(file: str):
     text = (ROOT / file).read_text()
-    first = min(text.index(command) for command in ("ray start --head", "ray job submit --address") if command in text)
+    first = min(
+        text.index(command) for command in ("ray start --head", "ray job submit --address") if command in text
+    )
     assert "RAY_AUTH_MODE=token" in text[:first]

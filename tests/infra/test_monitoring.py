@@ -36,8 +36,16 @@ def test_every_series_that_nights_export_is_shown_or_watched():
 def test_queries_are_balanced_and_use_labels_that_the_series_have(query: str):
     assert all(query.count(left) == query.count(right) for left, right in ("()", "[]", "{}"))
     assert query.count('"') % 2 == 0
-    known = {label for name in names(query) for label in (SERIES[name].labels if name in SERIES else ("NodeAddress",))}
-    grouped = {label for group in re.findall(r"\b(?:by|ignoring)\s*\(([^)]*)\)", query) for label in re.split(r",\s*", group)}
+    known = {
+        label
+        for name in names(query)
+        for label in (SERIES[name].labels if name in SERIES else ("NodeAddress",))
+    }
+    grouped = {
+        label
+        for group in re.findall(r"\b(?:by|ignoring)\s*\(([^)]*)\)", query)
+        for label in re.split(r",\s*", group)
+    }
     assert grouped | set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', query)) <= known
 
 
@@ -53,15 +61,24 @@ def test_panels_have_types_ids_queries_and_places_of_their_own():
     panels = dashboard()["panels"]
     assert {panel["type"] for panel in panels} <= PANELS
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
-    assert all(panel["targets"] and all(target["expr"] and target["refId"] for target in panel["targets"]) for panel in panels)
+    assert all(
+        panel["targets"] and all(target["expr"] and target["refId"] for target in panel["targets"])
+        for panel in panels
+    )
     assert {panel["fieldConfig"]["defaults"]["unit"] for panel in panels} <= UNITS
     places = [panel["gridPos"] for panel in panels]
-    assert all(place["x"] >= 0 and place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24 for place in places)
+    assert all(
+        place["x"] >= 0 and place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24
+        for place in places
+    )
     assert not [pair for pair in combinations(places, 2) if overlap(*pair)]
 
 
 def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
-    return all(one[start] < other[start] + other[size] and other[start] < one[start] + one[size] for start, size in (("x", "w"), ("y", "h")))
+    return all(
+        one[start] < other[start] + other[size] and other[start] < one[start] + one[size]
+        for start, size in (("x", "w"), ("y", "h"))
+    )
 
 
 def test_the_dashboard_asks_for_its_data_source():
@@ -69,7 +86,9 @@ def test_the_dashboard_asks_for_its_data_source():
     [variable] = found["templating"]["list"]
     assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
     reference = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
-    sources = [panel["datasource"] for panel in found["panels"]] + [target["datasource"] for panel in found["panels"] for target in panel["targets"]]
+    sources = [panel["datasource"] for panel in found["panels"]] + [
+        target["datasource"] for panel in found["panels"] for target in panel["targets"]
+    ]
     assert all(source == reference for source in sources)
     assert found["uid"]
     assert found["title"]
@@ -84,7 +103,9 @@ def test_alerts_have_a_severity_words_and_a_place_in_the_runbook():
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["runbook"] == f"infra/README.md#{rule['alert'].lower()}"
-        assert re.search(rf"^#+ {rule['alert']}$", text, re.MULTILINE), "the runbook has a section of that name"
+        assert re.search(rf"^#+ {rule['alert']}$", text, re.MULTILINE), (
+            "the runbook has a section of that name"
+        )
         labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert labels <= set(re.findall(r"\w+", " ".join(re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"]))))
 
@@ -97,7 +118,9 @@ def test_scrapes_come_often_enough_for_a_gauge_that_its_process_leaves_behind():
     [monitor] = of_kind("PodMonitor").values()
     endpoints: list[dict[str, Any]] = monitor["spec"]["podMetricsEndpoints"]
     scrape = yaml.safe_load((INFRA / "prometheus" / "scrape.yaml").read_text())
-    intervals = [endpoint["interval"] for endpoint in endpoints] + [config["scrape_interval"] for config in scrape["scrape_configs"]]
+    intervals = [endpoint["interval"] for endpoint in endpoints] + [
+        config["scrape_interval"] for config in scrape["scrape_configs"]
+    ]
     assert all(0 < seconds(interval) <= 15 for interval in intervals)
     assert all((INFRA / "prometheus" / file).is_file() for file in scrape["rule_files"])
 

@@ -12,12 +12,20 @@ from pipeline.settings import Job
 from tests.infra.manifests import INFRA, ROOT, of_kind
 
 TEXT = (INFRA / "README.md").read_text()
-CODE = [*re.findall(r"`([^`\n]+)`", TEXT), *(line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines())]
+CODE = [
+    *re.findall(r"`([^`\n]+)`", TEXT),
+    *(line for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()),
+]
 
 
 def test_every_command_of_manta_exists():
     command = get_command(app)
-    used = {tuple(found.split()) for code in CODE for found in re.findall(r"\bmanta ((?:releases )?[a-z]+)", code) if not code.startswith(("kubectl", "docker"))}
+    used = {
+        tuple(found.split())
+        for code in CODE
+        for found in re.findall(r"\bmanta ((?:releases )?[a-z]+)", code)
+        if not code.startswith(("kubectl", "docker"))
+    }
     assert {("preflight",), ("releases", "list"), ("releases", "show"), ("releases", "rollback")} <= used
     for words in used:
         reduce(lambda group, word: group.commands[word], words, command)
@@ -26,13 +34,26 @@ def test_every_command_of_manta_exists():
 def test_every_module_that_is_run_and_every_file_exists():
     for module in {found for code in CODE for found in re.findall(r"python -m (jobs\.\w+)", code)}:
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), module
-    named = {found for code in CODE for found in re.findall(r"[\w./-]*\w\.(?:yaml|json|txt)\b|[\w./-]*Dockerfile", code)}
+    named = {
+        found
+        for code in CODE
+        for found in re.findall(r"[\w./-]*\w\.(?:yaml|json|txt)\b|[\w./-]*Dockerfile", code)
+    }
     assert len(named) > 8
     for file in named:
         assert (ROOT / file).is_file() or (INFRA / file).is_file(), file
 
 
-@pytest.mark.parametrize("key", sorted({code for code in CODE if re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+", code) and code.split(".")[0] in Job.model_fields}))
+@pytest.mark.parametrize(
+    "key",
+    sorted(
+        {
+            code
+            for code in CODE
+            if re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+", code) and code.split(".")[0] in Job.model_fields
+        }
+    ),
+)
 def test_every_setting_exists(key: str):
     reduce(lambda section, name: getattr(section, name), key.split("."), Job())
 
@@ -43,10 +64,10 @@ def test_exit_codes_are_those_of_the_command_line():
 
 
 def test_gates_and_reasons_are_those_of_the_code():
-    section = TEXT[TEXT.index("### MantaGateRefused"):TEXT.index("### MantaUnitsFailing")]
+    section = TEXT[TEXT.index("### MantaGateRefused") : TEXT.index("### MantaUnitsFailing")]
     gates = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^- (.*?):", section, re.MULTILINE))))
     judged = (ROOT / "pipeline" / "index" / "validate.py").read_text()
-    judged = judged[judged.index("def judge"):]
+    judged = judged[judged.index("def judge") :]
     assert gates == set(re.findall(r'(?:gates\[|^        )"(\w+)"', judged, re.MULTILINE))
     source = "".join(file.read_text() for file in (ROOT / "pipeline").rglob("*.py"))
     for reason in ("duplicate_id", "unusable_vector"):
@@ -55,9 +76,14 @@ def test_gates_and_reasons_are_those_of_the_code():
 
 
 def test_names_in_the_cluster_are_those_of_the_manifests():
-    assert set(re.findall(r"cronjob[/ ](manta-\w+)", TEXT)) == {cron["metadata"]["name"] for cron in of_kind("CronJob").values()}
+    assert set(re.findall(r"cronjob[/ ](manta-\w+)", TEXT)) == {
+        cron["metadata"]["name"] for cron in of_kind("CronJob").values()
+    }
     secrets = set(re.findall(r"secret generic (\S+)", TEXT))
     keys = set(re.findall(r"--from-literal=([\w-]+)=", TEXT)) | {"endpoint-url"}
-    asked = re.findall(r"secretKeyRef: \{name: (\S+), key: ([\w-]+)", "".join(file.read_text() for file in (INFRA / "kuberay").glob("*.yaml")))
+    asked = re.findall(
+        r"secretKeyRef: \{name: (\S+), key: ([\w-]+)",
+        "".join(file.read_text() for file in (INFRA / "kuberay").glob("*.yaml")),
+    )
     assert {name for name, _ in asked} == secrets
     assert {key for _, key in asked} == keys

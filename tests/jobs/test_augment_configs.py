@@ -11,14 +11,20 @@ from pipeline.settings import Job
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGS = ROOT / "jobs" / "configs"
-BOTH = [file for file in sorted((CONFIGS / "train").glob("*.yaml")) if load_settings(Job, file).augment.variants]
+BOTH = [
+    file for file in sorted((CONFIGS / "train").glob("*.yaml")) if load_settings(Job, file).augment.variants
+]
 FILES = [*sorted((CONFIGS / "augment").glob("*.yaml")), *BOTH]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_its_methods_take_their_options_and_it_names_the_command_that_runs_it(file: Path):
     pytest.importorskip("py3langid")
-    comment = [line.removeprefix("#").strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    comment = [
+        line.removeprefix("#").strip()
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    ]
     called = f"manta augment --config {file.relative_to(ROOT)}"
     command = next(line for line in comment if line.startswith(called))
     job = load_settings(Job, file, tuple(command.removeprefix(called).split()))

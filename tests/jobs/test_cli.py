@@ -15,7 +15,18 @@ import pytest
 from tests.conftest import ROOT, Ended
 
 Manta = Callable[..., Ended]
-COMMANDS = ("init", "plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly", "search", "releases")
+COMMANDS = (
+    "init",
+    "plan",
+    "preflight",
+    "encode",
+    "whiten",
+    "index",
+    "evaluate",
+    "nightly",
+    "search",
+    "releases",
+)
 
 
 @pytest.fixture
@@ -36,13 +47,23 @@ def python_m(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["one text", "another text"]}), tmp_path / "corpus.parquet")
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "text": ["one text", "another text"]}), tmp_path / "corpus.parquet"
+    )
     return tmp_path / "corpus.parquet"
 
 
 def test_the_command_is_a_program_of_its_own(tmp_path: Path):
     command = [sys.executable, "-m", "jobs.cli", "search", str(tmp_path), "words"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "120"}, timeout=120)
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "120"},
+        timeout=120,
+    )
     assert (ended.returncode, ended.stdout) == (3, "")
     assert "expected a published release, found none" in ended.stderr
 
@@ -60,10 +81,14 @@ def test_every_command_explains_itself_both_ways(command: str, manta: Manta, pyt
     assert len(ours.out.splitlines()) > 10
     assert "--json" in ours.out
     module = python_m(f"jobs.{command}", "--help")
-    assert ours.out.split("Options:")[1].split() == module.split("Options:")[1].split(), "the same words, however wide the terminal"
+    assert ours.out.split("Options:")[1].split() == module.split("Options:")[1].split(), (
+        "the same words, however wide the terminal"
+    )
 
 
-@pytest.mark.parametrize("command", ["list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune"])
+@pytest.mark.parametrize(
+    "command", ["list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune"]
+)
 def test_releases_explains_its_verbs(command: str, manta: Manta, python_m: Callable[..., str]):
     assert "ROOT" in manta("releases", command, "--help").out
     assert "ROOT" in python_m("jobs.releases", command, "--help")
@@ -73,25 +98,47 @@ def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path, manta: Ma
     printed = manta("nightly", "--print-config", "encode.unit_rows=7", "whiten.mode=off").out
     (tmp_path / "job.yaml").write_text(printed)
     assert manta("encode", "--config", str(tmp_path / "job.yaml"), "--print-config").out == printed
-    assert json.loads(manta("nightly", "--print-config", "--json", "encode.unit_rows=7").out)["encode"]["unit_rows"] == 7
+    assert (
+        json.loads(manta("nightly", "--print-config", "--json", "encode.unit_rows=7").out)["encode"][
+            "unit_rows"
+        ]
+        == 7
+    )
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), [
-    (("nightly", "encode.unt_rows=3"), 2, "did you mean 'unit_rows'"),
-    (("nightly", "--config", "none.yaml"), 2, "no such file"),
-    (("encode", "corpus.uri=/nowhere/at/all"), 3, "/nowhere/at/all"),
-    (("encode", "corpus.uri={corpus}", "corpus.id=key", "release.root={root}"), 3, "a column 'key' (corpus.id), found the columns id, text"),
-    (("encode", "corpus.uri={corpus}", "corpus.text=body", "release.root={root}"), 3, "a column 'body' (corpus.text)"),
-    (("encode", "corpus.uri={corpus}", "encoder.path=/nowhere/model", "release.root={root}"), 4, "/nowhere/model"),
-    (("search", "{root}", "words"), 3, "expected a published release, found none"),
-    (("releases", "rollback", "4", "{root}"), 3, "release 4"),
-    (("releases", "rollback", "{root}", "4"), 3, "release 4"),
-    (("releases", "rollback", "{root}", "four"), 2, "the number of a release"),
-    (("releases", "hold", "{root}"), 3, "expected a published release"),
-    (("releases", "verify", "{root}"), 3, "expected a published release"),
-    (("evaluate", "release.root={root}"), 3, "expected a published release"),
-])
-def test_what_goes_wrong_has_its_exit_code_and_a_sentence(tmp_path: Path, corpus: Path, manta: Manta, arguments: tuple[str, ...], code: int, words: str):
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nightly", "encode.unt_rows=3"), 2, "did you mean 'unit_rows'"),
+        (("nightly", "--config", "none.yaml"), 2, "no such file"),
+        (("encode", "corpus.uri=/nowhere/at/all"), 3, "/nowhere/at/all"),
+        (
+            ("encode", "corpus.uri={corpus}", "corpus.id=key", "release.root={root}"),
+            3,
+            "a column 'key' (corpus.id), found the columns id, text",
+        ),
+        (
+            ("encode", "corpus.uri={corpus}", "corpus.text=body", "release.root={root}"),
+            3,
+            "a column 'body' (corpus.text)",
+        ),
+        (
+            ("encode", "corpus.uri={corpus}", "encoder.path=/nowhere/model", "release.root={root}"),
+            4,
+            "/nowhere/model",
+        ),
+        (("search", "{root}", "words"), 3, "expected a published release, found none"),
+        (("releases", "rollback", "4", "{root}"), 3, "release 4"),
+        (("releases", "rollback", "{root}", "4"), 3, "release 4"),
+        (("releases", "rollback", "{root}", "four"), 2, "the number of a release"),
+        (("releases", "hold", "{root}"), 3, "expected a published release"),
+        (("releases", "verify", "{root}"), 3, "expected a published release"),
+        (("evaluate", "release.root={root}"), 3, "expected a published release"),
+    ],
+)
+def test_what_goes_wrong_has_its_exit_code_and_a_sentence(
+    tmp_path: Path, corpus: Path, manta: Manta, arguments: tuple[str, ...], code: int, words: str
+):
     filled = [argument.format(corpus=corpus, root=tmp_path / "root") for argument in arguments]
     ended = manta(*filled)
     assert ended.code == code, ended.err
@@ -104,5 +151,10 @@ def test_what_goes_wrong_has_its_exit_code_and_a_sentence(tmp_path: Path, corpus
 
 
 def test_an_empty_root_lists_no_release(tmp_path: Path, manta: Manta):
-    assert json.loads(manta("releases", "list", str(tmp_path), "--json").out) == {"root": str(tmp_path), "current": None, "held": None, "commits": []}
+    assert json.loads(manta("releases", "list", str(tmp_path), "--json").out) == {
+        "root": str(tmp_path),
+        "current": None,
+        "held": None,
+        "commits": [],
+    }
     assert "no release yet" in manta("releases", "list", str(tmp_path)).out

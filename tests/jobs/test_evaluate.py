@@ -27,7 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_folder(folder / "encoder", "bert")
     write_pairs(folder / "tasks/sts/STS13.parquet", 40)
     rng, table = np.random.default_rng(0), pq.read_table(folder / "tasks/sts/STS13.parquet")
-    own = {"query": table["sentence1"], "title": table["sentence2"], "clicked": pa.array(rng.integers(0, 2, 40))}
+    own = {
+        "query": table["sentence1"],
+        "title": table["sentence2"],
+        "clicked": pa.array(rng.integers(0, 2, 40)),
+    }
     pq.write_table(pa.table(own), folder / "clicks.parquet")
     return folder
 
@@ -49,24 +53,40 @@ def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Mant
     (line,) = shown.splitlines()
     answer = json.loads(line)
     assert (code, answer["status"], answer["sentences_encoded"]) == (0, "done", 0)
-    assert [(each["task"], each["candidate"]) for each in answer["results"]] == [("STS13", "now"), ("STS13", "new"), ("clicks", "now"), ("clicks", "new")]
+    assert [(each["task"], each["candidate"]) for each in answer["results"]] == [
+        ("STS13", "now"),
+        ("STS13", "new"),
+        ("clicks", "now"),
+        ("clicks", "new"),
+    ]
     assert all(each["low"] <= each["value"] <= each["high"] for each in answer["results"])
     assert [each["task"] for each in answer["differences"]] == ["STS13", "clicks"]
     assert {"report", "json", "seconds", "missing", "averages"} <= set(answer)
 
 
-@pytest.mark.parametrize(("given", "code", "words"), [
-    (["evaluate.names=[STS99]"], 2, "did you mean"),
-    (["evaluate.candidates=[{release: 1, transform: t}]"], 2, "a release or an encoder, not both"),
-    (["evaluate.tasks=", "evaluate.candidates=[release:current]"], 2, "tasks to measure the candidates on"),
-    (["evaluate.tasks=/nowhere"], 3, "check the path"),
-    (["evaluate.names=[STS14]"], 3, "STS14"),
-    (["evaluate.own=[{kind: pairs, uri: /nowhere/p.parquet}]"], 3, "/nowhere/p.parquet"),
-    (["evaluate.candidates=[release:3]"], 3, "release 3"),
-    (["evaluate.candidates=[/nowhere/model]"], 4, "/nowhere/model"),
-])
-def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(folder: Path, manta: Manta, tmp_path: Path, given: list[str], code: int, words: str):
-    ended, shown, errors = manta("evaluate", *arguments(folder, folder / "encoder"), f"release.root={tmp_path / 'root'}", *given)
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["evaluate.names=[STS99]"], 2, "did you mean"),
+        (["evaluate.candidates=[{release: 1, transform: t}]"], 2, "a release or an encoder, not both"),
+        (
+            ["evaluate.tasks=", "evaluate.candidates=[release:current]"],
+            2,
+            "tasks to measure the candidates on",
+        ),
+        (["evaluate.tasks=/nowhere"], 3, "check the path"),
+        (["evaluate.names=[STS14]"], 3, "STS14"),
+        (["evaluate.own=[{kind: pairs, uri: /nowhere/p.parquet}]"], 3, "/nowhere/p.parquet"),
+        (["evaluate.candidates=[release:3]"], 3, "release 3"),
+        (["evaluate.candidates=[/nowhere/model]"], 4, "/nowhere/model"),
+    ],
+)
+def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(
+    folder: Path, manta: Manta, tmp_path: Path, given: list[str], code: int, words: str
+):
+    ended, shown, errors = manta(
+        "evaluate", *arguments(folder, folder / "encoder"), f"release.root={tmp_path / 'root'}", *given
+    )
     assert (ended, shown) == (code, "")
     assert words in errors
     assert not list(tmp_path.rglob("*.html"))

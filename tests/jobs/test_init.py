@@ -17,7 +17,11 @@ from tests.conftest import Ended
 from tests.flows.conftest import sentences
 
 Manta = Callable[..., Ended]
-GERMAN = ["Der Hund läuft schnell durch den großen Garten.", "Die Katze schläft heute auf dem warmen Dach.", "Wir fahren morgen mit dem Zug nach Hause."]
+GERMAN = [
+    "Der Hund läuft schnell durch den großen Garten.",
+    "Die Katze schläft heute auf dem warmen Dach.",
+    "Wir fahren morgen mit dem Zug nach Hause.",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +37,23 @@ def written(table: dict[str, list[Any]], file: str = "corpus.parquet") -> str:
 
 def test_what_it_writes_is_a_night_that_publishes(encoder: Path, cluster: Cluster, manta: Manta):
     texts = sentences(40)
-    uri = written({"number": list(range(40)), "title": [text[:9] for text in texts], "body": texts, "score": [0.5] * 40}, "docs/part-0.parquet")
+    uri = written(
+        {
+            "number": list(range(40)),
+            "title": [text[:9] for text in texts],
+            "body": texts,
+            "score": [0.5] * 40,
+        },
+        "docs/part-0.parquet",
+    )
     assert manta("init", str(Path(uri).parent)).code == 0
     job = load_settings(Job, "night.yaml")
-    assert (job.corpus.id, job.corpus.text, job.corpus.keep, job.release.root) == ("number", "body", ("body", "title"), "out/docs")
+    assert (job.corpus.id, job.corpus.text, job.corpus.keep, job.release.root) == (
+        "number",
+        "body",
+        ("body", "title"),
+        "out/docs",
+    )
     night = manta("nightly", "--config", "night.yaml", f"encoder.path={encoder}", "--json")
     assert (night.code, json.loads(night.out)["rows"]) == (0, 40), night.err
     found = json.loads(manta("search", "out/docs", texts[7], "-k", "1", "--json").out)
@@ -63,15 +80,37 @@ def test_a_file_that_exists_is_left_alone(manta: Manta):
     assert manta("init", uri, "--output", "other.yaml").code == 0
 
 
-@pytest.mark.parametrize(("table", "expected"), [
-    ({"text": ["a b", "c d"], "id": [1, 2]}, ("id", "text", ("text",))),
-    ({"url": ["x/1", "x/2"], "title": ["A", "B"], "content": ["some words", "more words"]}, ("url", "content", ("content", "title"))),
-    ({"title": ["one", "two"], "doc_id": ["p", "q"], "body": ["words and words", "again words"], "vector": [[0.5], [1.0]]}, ("doc_id", "body", ("body", "title"))),
-    ({"slug": ["p", "q"], "lang": ["en", "en"], "summary": ["words and words", "again words"]}, ("slug", "summary", ("summary", "lang"))),
-    ({"uuid": ["0b5c-0001-77aa", "0b5c-0002-77aa"], "title": ["One", "Two"]}, ("uuid", "title", ("title",))),
-    ({"id": ["same", "same"], "key": [1, 2], "text": ["a", "b"]}, ("key", "text", ("text",))),
-])
-def test_columns_are_guessed_by_what_is_in_them(table: dict[str, list[Any]], expected: tuple[Any, ...], manta: Manta):
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"text": ["a b", "c d"], "id": [1, 2]}, ("id", "text", ("text",))),
+        (
+            {"url": ["x/1", "x/2"], "title": ["A", "B"], "content": ["some words", "more words"]},
+            ("url", "content", ("content", "title")),
+        ),
+        (
+            {
+                "title": ["one", "two"],
+                "doc_id": ["p", "q"],
+                "body": ["words and words", "again words"],
+                "vector": [[0.5], [1.0]],
+            },
+            ("doc_id", "body", ("body", "title")),
+        ),
+        (
+            {"slug": ["p", "q"], "lang": ["en", "en"], "summary": ["words and words", "again words"]},
+            ("slug", "summary", ("summary", "lang")),
+        ),
+        (
+            {"uuid": ["0b5c-0001-77aa", "0b5c-0002-77aa"], "title": ["One", "Two"]},
+            ("uuid", "title", ("title",)),
+        ),
+        ({"id": ["same", "same"], "key": [1, 2], "text": ["a", "b"]}, ("key", "text", ("text",))),
+    ],
+)
+def test_columns_are_guessed_by_what_is_in_them(
+    table: dict[str, list[Any]], expected: tuple[Any, ...], manta: Manta
+):
     manta("init", written(table))
     corpus = load_settings(Job, "night.yaml").corpus
     assert (corpus.id, corpus.text, corpus.keep) == expected
@@ -80,26 +119,43 @@ def test_columns_are_guessed_by_what_is_in_them(table: dict[str, list[Any]], exp
 def test_the_language_is_named_where_the_default_encoder_does_not_know_it(manta: Manta):
     pytest.importorskip("py3langid")
     with gzip.open("corpus.jsonl.gz", "wt", encoding="utf-8") as lines:
-        lines.writelines(json.dumps({"id": number, "text": GERMAN[number % 3]}) + "\n" for number in range(30))
+        lines.writelines(
+            json.dumps({"id": number, "text": GERMAN[number % 3]}) + "\n" for number in range(30)
+        )
         lines.write("no JSON\n")
     answer = json.loads(manta("init", "corpus.jsonl.gz", "--json").out)
     assert (answer["language"], answer["rows"]) == ("de", 30)
     assert "# The texts seem to be in de; all-MiniLM-L6-v2 knows English" in Path("night.yaml").read_text()
 
 
-@pytest.mark.parametrize(("table", "options", "words"), [
-    ({"text": ["a", "b"]}, [], "expected a column of distinct integers or short strings for the id, found the columns text; name one with --id"),
-    ({"id": [1, 2]}, [], "expected a column of strings for the text, found the columns id"),
-    ({"id": [1, 2], "text": ["a", "b"]}, ["--text", "body"], "expected a column 'body' for the text, found the columns id, text"),
-])
-def test_a_corpus_without_an_id_or_a_text_is_data_that_cannot_be_used(table: dict[str, list[Any]], options: list[str], words: str, manta: Manta):
+@pytest.mark.parametrize(
+    ("table", "options", "words"),
+    [
+        (
+            {"text": ["a", "b"]},
+            [],
+            "expected a column of distinct integers or short strings for the id, found the columns text; name one with --id",
+        ),
+        ({"id": [1, 2]}, [], "expected a column of strings for the text, found the columns id"),
+        (
+            {"id": [1, 2], "text": ["a", "b"]},
+            ["--text", "body"],
+            "expected a column 'body' for the text, found the columns id, text",
+        ),
+    ],
+)
+def test_a_corpus_without_an_id_or_a_text_is_data_that_cannot_be_used(
+    table: dict[str, list[Any]], options: list[str], words: str, manta: Manta
+):
     ended = manta("init", written(table), *options)
     assert (ended.code, Path("night.yaml").exists()) == (3, False)
     assert words in ended.err
 
 
 def test_a_column_s_name_cannot_write_settings_and_no_secret_is_written(manta: Manta):
-    uri = written({"id": ["a", "b"], "text": ["one text", "another"], "x\nrelease: {root: elsewhere}\n#": ["p", "q"]})
+    uri = written(
+        {"id": ["a", "b"], "text": ["one text", "another"], "x\nrelease: {root: elsewhere}\n#": ["p", "q"]}
+    )
     assert manta("init", uri).code == 0
     assert load_settings(Job, "night.yaml").release.root == "out/corpus"
     for arguments in (("s3://KEY:SECRET@bucket/x",), (uri, "--root", "s3://KEY:SECRET@bucket/x")):

@@ -35,7 +35,9 @@ def published(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "root"), str(tmp_path / "apart")
 
 
-def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_prints(published: tuple[str, str], manta: Manta):
+def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_prints(
+    published: tuple[str, str], manta: Manta
+):
     root, commits = published
     assert manta("search", root, "a girl reads").code == 3
     job = load_settings(Job, None, (f"release.root={root}", f"release.commits_root={commits}"))
@@ -46,15 +48,27 @@ def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_p
 
 def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, str], manta: Manta):
     root, commits = published
-    shown = manta("search", root, "two dogs run", "a girl reads", "two dogs run", "--commits-root", commits, "-k", "2").out
+    shown = manta(
+        "search", root, "two dogs run", "a girl reads", "two dogs run", "--commits-root", commits, "-k", "2"
+    ).out
     parts = shown.strip().split("\n\n")
     assert [part.splitlines()[0] for part in parts] == ["two dogs run", "a girl reads", "two dogs run"]
     assert [len(part.splitlines()) for part in parts] == [4, 4, 4]
-    lines = [json.loads(line) for line in manta("search", root, "two dogs run", "two dogs run", "--commits-root", commits, "-k", "2", "--json").out.splitlines()]
+    lines = [
+        json.loads(line)
+        for line in manta(
+            "search", root, "two dogs run", "two dogs run", "--commits-root", commits, "-k", "2", "--json"
+        ).out.splitlines()
+    ]
     assert [(line["query"], line["rank"]) for line in lines] == [("two dogs run", 1), ("two dogs run", 2)] * 2
 
 
-CORPUS = ["two dogs run", "a girl reads a book on the grass near the old river bank", "Schnee am Fluss", "雪が川の上に積もっている"]
+CORPUS = [
+    "two dogs run",
+    "a girl reads a book on the grass near the old river bank",
+    "Schnee am Fluss",
+    "雪が川の上に積もっている",
+]
 
 
 @pytest.fixture
@@ -67,11 +81,18 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_texts_of_answers_are_shown_though_no_column_was_kept(root: str, manta: Manta):
-    lines = [json.loads(line) for line in manta("search", root, "a girl reads", "-k", "4", "--json").out.splitlines()]
-    assert {line["id"]: line["text"] for line in lines} == {f"row-{row}": text for row, text in enumerate(CORPUS)}
+    lines = [
+        json.loads(line)
+        for line in manta("search", root, "a girl reads", "-k", "4", "--json").out.splitlines()
+    ]
+    assert {line["id"]: line["text"] for line in lines} == {
+        f"row-{row}": text for row, text in enumerate(CORPUS)
+    }
     shown = manta("search", root, "a girl reads", "-k", "4").out
     assert all(text in shown for text in CORPUS)
-    assert "text" not in json.loads(manta("search", root, "a girl reads", "-k", "1", "--json", "--no-texts").out)
+    assert "text" not in json.loads(
+        manta("search", root, "a girl reads", "-k", "1", "--json", "--no-texts").out
+    )
 
 
 def test_a_release_without_its_corpus_units_answers_and_says_so(root: str, manta: Manta):
@@ -83,26 +104,36 @@ def test_a_release_without_its_corpus_units_answers_and_says_so(root: str, manta
 
 
 @pytest.mark.parametrize("width", [30, 60, 80, 200])
-def test_no_line_is_wider_than_the_terminal_and_no_id_is_cut(width: int, root: str, manta: Manta, monkeypatch: pytest.MonkeyPatch):
+def test_no_line_is_wider_than_the_terminal_and_no_id_is_cut(
+    width: int, root: str, manta: Manta, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("COLUMNS", str(width))
     lines = manta("search", root, "a girl reads", "-k", "4").out.splitlines()
     assert all(cell_len(line) <= width for line in lines)
     assert all(any(f"row-{row}" in line.split() for line in lines) for row in range(4))
     assert any("a girl reads" in line for line in lines)
-    assert len(lines) == (5 if width > 50 else 13), "columns that have too little room beside the id have lines below it"
+    assert len(lines) == (5 if width > 50 else 13), (
+        "columns that have too little room beside the id have lines below it"
+    )
 
 
-def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(root: str, manta: Manta, tmp_path: Path):
+def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(
+    root: str, manta: Manta, tmp_path: Path
+):
     texts = [f"{text} {number}" for number in range(100) for text in CORPUS]
     (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(texts).encode() + b"\n")
     pq.write_table(pa.table({"n": range(400), "query": texts}), tmp_path / "queries.parquet")
     asked = manta("search", root, "-k", "2", "--json", *texts).out
-    assert [line["query"] for line in map(json.loads, asked.splitlines())] == [text for text in texts for _ in range(2)]
+    assert [line["query"] for line in map(json.loads, asked.splitlines())] == [
+        text for text in texts for _ in range(2)
+    ]
     for name in ("queries.txt", "queries.parquet", f"file://{tmp_path}/queries.parquet"):
         place = name if "://" in name else str(tmp_path / name)
         assert manta("search", root, "-k", "2", "--json", "--texts", "--queries", place).out == asked
     program = [sys.executable, "-m", "jobs.cli", "search", root, "-", "-k", "2", "--json", "--texts"]
-    ended = subprocess.run(program, input="\n".join(texts), text=True, capture_output=True, cwd=ROOT, check=True, timeout=120)
+    ended = subprocess.run(
+        program, input="\n".join(texts), text=True, capture_output=True, cwd=ROOT, check=True, timeout=120
+    )
     assert ended.stdout == asked
 
 
@@ -110,23 +141,31 @@ def test_blank_lines_are_left_out_counted_and_keep_their_numbers(root: str, mant
     (tmp_path / "q.txt").write_text("\ntwo dogs run\n   \na girl reads\n")
     ended = manta("search", root, "--queries", str(tmp_path / "q.txt"), "-k", "1", "--json")
     assert "text" not in json.loads(ended.out.splitlines()[0])
-    assert [(line["number"], line["query"]) for line in map(json.loads, ended.out.splitlines())] == [(2, "two dogs run"), (4, "a girl reads")]
+    assert [(line["number"], line["query"]) for line in map(json.loads, ended.out.splitlines())] == [
+        (2, "two dogs run"),
+        (4, "a girl reads"),
+    ]
     assert "blank queries left out: 2" in ended.err
 
 
-@pytest.mark.parametrize(("arguments", "code", "sentence"), [
-    ([], 2, "expected texts, or --queries FILE, found neither"),
-    (["text", "--queries", "q.txt"], 2, "found both"),
-    (["-", "text"], 2, "found - among other queries"),
-    (["text", "--column", "q"], 2, "a Parquet file in --queries"),
-    (["--queries", "missing.txt"], 2, "queries: missing.txt: expected a file, found no such file"),
-    (["--queries", "empty.txt"], 3, "empty.txt: expected a query, found none"),
-    (["--queries", "latin.txt"], 3, "latin.txt, line 2: expected UTF-8, found byte 0xe9"),
-    (["--queries", "two.parquet"], 3, "name the column with --column"),
-    (["--queries", "two.parquet", "--column", "n"], 3, "expected a column n of strings"),
-    (["--queries", "broken.parquet"], 3, "one query on each line, or Parquet"),
-])
-def test_queries_that_cannot_be_read_are_explained(arguments: list[str], code: int, sentence: str, root: str, manta: Manta, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ([], 2, "expected texts, or --queries FILE, found neither"),
+        (["text", "--queries", "q.txt"], 2, "found both"),
+        (["-", "text"], 2, "found - among other queries"),
+        (["text", "--column", "q"], 2, "a Parquet file in --queries"),
+        (["--queries", "missing.txt"], 2, "queries: missing.txt: expected a file, found no such file"),
+        (["--queries", "empty.txt"], 3, "empty.txt: expected a query, found none"),
+        (["--queries", "latin.txt"], 3, "latin.txt, line 2: expected UTF-8, found byte 0xe9"),
+        (["--queries", "two.parquet"], 3, "name the column with --column"),
+        (["--queries", "two.parquet", "--column", "n"], 3, "expected a column n of strings"),
+        (["--queries", "broken.parquet"], 3, "one query on each line, or Parquet"),
+    ],
+)
+def test_queries_that_cannot_be_read_are_explained(
+    arguments: list[str], code: int, sentence: str, root: str, manta: Manta, tmp_path: Path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("\n")
     Path("latin.txt").write_bytes(b"two dogs\ncaf\xe9\n")
@@ -139,7 +178,10 @@ def test_queries_that_cannot_be_read_are_explained(arguments: list[str], code: i
 
 def test_words_without_quotes_are_said_to_be_several_queries(root: str, manta: Manta):
     said = manta("search", root, "two", "dogs", "-k", "1").err
-    assert f'2 queries of one word each: "two", "dogs". For one query of several words, put it in quotes: manta search {root} "two dogs"' in said
+    assert (
+        f'2 queries of one word each: "two", "dogs". For one query of several words, put it in quotes: manta search {root} "two dogs"'
+        in said
+    )
     assert manta("search", root, "two dogs", "girl", "-k", "1").err == ""
 
 
@@ -153,7 +195,13 @@ def test_a_reader_who_stops_reading_ends_the_command_quietly(root: str):
     command = f"{shlex.quote(sys.executable)} -m jobs.cli search {shlex.quote(root)} - -k 1 --json | head -1"
     many = b"two dogs run\n" * 20_000
     ended = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], input=many, capture_output=True, cwd=ROOT, check=False, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        ["bash", "-o", "pipefail", "-c", command],
+        input=many,
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert (ended.returncode, ended.stderr.decode()) == (0, "")
     assert json.loads(ended.stdout)["rank"] == 1
@@ -168,11 +216,17 @@ def test_an_id_cannot_move_the_cursor_or_forge_a_row(tmp_path: Path, manta: Mant
     assert not set("\x1b\x07\x9b\u202e") & set(shown)
     lines = manta("search", str(tmp_path / "root"), "a girl reads", "-k", "4", "--json").out
     assert not set("\x1b\x07\x9b\u202e") & set(lines)
-    assert sorted(json.loads(line)["id"] for line in lines.splitlines()) == sorted(forged), "a program gets what was stored"
+    assert sorted(json.loads(line)["id"] for line in lines.splitlines()) == sorted(forged), (
+        "a program gets what was stored"
+    )
 
 
 def test_an_error_is_one_line_whatever_it_quotes(tmp_path: Path, manta: Manta):
-    ended = manta("nightly", f"corpus.uri={tmp_path}/no\nerror: all is well \x1b[2J", f"release.root={tmp_path / 'root'}")
+    ended = manta(
+        "nightly",
+        f"corpus.uri={tmp_path}/no\nerror: all is well \x1b[2J",
+        f"release.root={tmp_path / 'root'}",
+    )
     assert ended.code == 3
     assert "\x1b" not in ended.err
     assert not [line for line in ended.err.splitlines() if line.startswith("error: all is well")]

@@ -35,7 +35,7 @@ pytest.importorskip("opencensus", reason="job submission needs ray[default]")
 
 pytestmark = pytest.mark.slow
 _PATIENCE_S = 180.0
-_MOST_UPLOADED = 4 << 20        # bytes; the code is well below one MiB
+_MOST_UPLOADED = 4 << 20  # bytes; the code is well below one MiB
 QUERIES = ["a man reads", "the lazy dog sleeps near the river"]
 
 
@@ -60,17 +60,32 @@ class Head:
 
     def ray(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [_script("ray"), *words], cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=_PATIENCE_S
+            [_script("ray"), *words],
+            cwd=ROOT,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
         )
 
     def submit(self, name: str, entrypoint: list[str], *, wait: bool = True) -> int:
         """The exit code of `ray job submit`."""
-        options = ["--address", self.address, "--submission-id", name, "--working-dir", ".", *([] if wait else ["--no-wait"])]
+        options = [
+            "--address",
+            self.address,
+            "--submission-id",
+            name,
+            "--working-dir",
+            ".",
+            *([] if wait else ["--no-wait"]),
+        ]
         return self.ray("job", "submit", *options, "--", *entrypoint).returncode
 
     def get(self, path: str) -> Any:
         """Answer of the dashboard to somebody who has the token."""
-        request = Request(f"{self.address}{path}", headers={"Authorization": f"Bearer {self.token.read_text()}"})
+        request = Request(
+            f"{self.address}{path}", headers={"Authorization": f"Bearer {self.token.read_text()}"}
+        )
         with urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
@@ -89,8 +104,16 @@ class Head:
 
     def uploaded(self) -> list[Path]:
         """Files that --working-dir brought to the node, relative to the directory."""
-        [package] = [path for path in self.folder.glob("session_latest/runtime_resources/working_dir_files/*") if path.is_dir()]
-        return [path.relative_to(package) for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        [package] = [
+            path
+            for path in self.folder.glob("session_latest/runtime_resources/working_dir_files/*")
+            if path.is_dir()
+        ]
+        return [
+            path.relative_to(package)
+            for path in package.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
 
 
 def _script(name: str) -> str:
@@ -105,29 +128,53 @@ def _environment(home: Path) -> dict[str, str]:
     """A user of this machine: the environment's programs first, no token and address of some other Ray, no notices."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     ours = {"PATH": path, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A") and name != "PYTHONPATH"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_A") and name != "PYTHONPATH"
+    }
     return kept | ours
 
 
 def documented() -> str:
     """The commands of infra/README.md up to the one that starts a head, which comes last."""
-    [block] = [each for each in re.findall(r"```\n(.*?)```", (ROOT / "infra/README.md").read_text(), re.DOTALL) if "ray start --head" in each]
+    [block] = [
+        each
+        for each in re.findall(r"```\n(.*?)```", (ROOT / "infra/README.md").read_text(), re.DOTALL)
+        if "ray start --head" in each
+    ]
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
-    return "\n".join(lines[: next(number for number, line in enumerate(lines) if line.startswith("ray start --head")) + 1])
+    return "\n".join(
+        lines[: next(number for number, line in enumerate(lines) if line.startswith("ray start --head")) + 1]
+    )
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     """A head as documented, with ports of its own and CPUs, which elsewhere the other nodes have."""
-    folder = Path(tempfile.mkdtemp(prefix="manta-"))                    # short: Ray puts sockets below it
-    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port", "metrics-export-port")
+    folder = Path(tempfile.mkdtemp(prefix="manta-"))  # short: Ray puts sockets below it
+    names = (
+        "port",
+        "dashboard-port",
+        "dashboard-agent-listen-port",
+        "ray-client-server-port",
+        "metrics-export-port",
+    )
     started = Head({name: free_port() for name in names}, folder)
     _home(folder).mkdir()
     options = [f"--temp-dir={folder}", "--num-cpus=2", "--object-store-memory=150000000", "--block"]
-    options += [f"--{name}={port}" for name, port in started.ports.items()]         # of an option given twice the last counts
+    options += [
+        f"--{name}={port}" for name, port in started.ports.items()
+    ]  # of an option given twice the last counts
     script = f"set -e\n{documented()} {' '.join(options)}"
     with open(folder / "head.log", "w") as log:
-        process = subprocess.Popen(["bash", "-c", script], env=_environment(_home(folder)), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            env=_environment(_home(folder)),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         _wait(started.answers, process)
         yield started
@@ -146,7 +193,11 @@ def _wait(done: Callable[[], object], process: subprocess.Popen[bytes] | None = 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     """The head and all that runs in its directory; `ray stop` would end every Ray of the machine."""
     ours = psutil.Process(process.pid).children(recursive=True)
-    ours += [each for each in psutil.process_iter(["cmdline"]) if any(str(folder) in word for word in each.info["cmdline"] or ())]
+    ours += [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in each.info["cmdline"] or ())
+    ]
     for pid in {process.pid, *(each.pid for each in ours)}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -166,8 +217,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def night(work: Path, root: str, **sections: dict[str, Any]) -> list[str]:
     """The entrypoint of a night that publishes below `root`, with its settings in a file."""
     job = {
-        "corpus": {"uri": str(work / "corpus"), "keep": ["text"]}, "encoder": {"path": str(work / "encoder")}, "encode": {"unit_rows": 25}, "whiten": {"mode": "off"},
-        "index": {"queries": 60, "shards": 2}, "release": {"root": str(work / root)},
+        "corpus": {"uri": str(work / "corpus"), "keep": ["text"]},
+        "encoder": {"path": str(work / "encoder")},
+        "encode": {"unit_rows": 25},
+        "whiten": {"mode": "off"},
+        "index": {"queries": 60, "shards": 2},
+        "release": {"root": str(work / root)},
     }
     file = work / f"{root}.yaml"
     file.write_text(yaml.safe_dump(job | sections))
@@ -180,12 +235,20 @@ def records(root: Path) -> dict[str, int]:
 
 
 def units(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in (root / "units").rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in (root / "units").rglob("*")
+        if path.is_file()
+    }
 
 
 def driver(config: str) -> int:
     """Process id of the driver that works with that file of settings."""
-    found = [each.pid for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [""])[-1].endswith(config) and "python" in each.info["cmdline"][0]]
+    found = [
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if (each.info["cmdline"] or [""])[-1].endswith(config) and "python" in each.info["cmdline"][0]
+    ]
     assert len(found) == 1, found
     return found[0]
 
@@ -200,7 +263,9 @@ def undisturbed(head: Head, work: Path) -> Path:
 def test_a_submitted_night_publishes_a_release(head: Head, undisturbed: Path):
     job = head.job("undisturbed")
     assert (job["status"], job["driver_exit_code"]) == ("SUCCEEDED", 0)
-    [answer] = [json.loads(line) for line in head.logs("undisturbed").splitlines() if line.startswith('{"status"')]
+    [answer] = [
+        json.loads(line) for line in head.logs("undisturbed").splitlines() if line.startswith('{"status"')
+    ]
     assert (answer["status"], answer["release"], answer["rows"]) == ("published", 1, 600)
     release = open_release(str(undisturbed))
     assert (release.manifest.release, release.manifest.rows) == (1, 600)
@@ -208,14 +273,27 @@ def test_a_submitted_night_publishes_a_release(head: Head, undisturbed: Path):
 
 def test_only_what_jobs_need_is_uploaded(head: Head, undisturbed: Path):
     files = head.uploaded()
-    assert {"jobs/nightly.py", "pipeline/flows/night/nightly.py", "jobs/configs/nightly.yaml", "infra/kuberay/nightly.yaml"} <= {file.as_posix() for file in files}
-    assert not {".git", "tests", "out", ".ci", ".mypy_cache", ".hypothesis"} & {file.parts[0] for file in files}
-    [package] = [path for path in head.folder.glob("session_latest/runtime_resources/working_dir_files/*") if path.is_dir()]
+    assert {
+        "jobs/nightly.py",
+        "pipeline/flows/night/nightly.py",
+        "jobs/configs/nightly.yaml",
+        "infra/kuberay/nightly.yaml",
+    } <= {file.as_posix() for file in files}
+    assert not {".git", "tests", "out", ".ci", ".mypy_cache", ".hypothesis"} & {
+        file.parts[0] for file in files
+    }
+    [package] = [
+        path
+        for path in head.folder.glob("session_latest/runtime_resources/working_dir_files/*")
+        if path.is_dir()
+    ]
     assert sum((package / file).stat().st_size for file in files) < _MOST_UPLOADED
 
 
 def test_wrong_settings_end_with_2_in_the_job_api(head: Head, work: Path):
-    assert head.submit("wrong", night(work, "wrong", index={"kind": "pyramid"})) == 1, "the command line of Ray knows success and failure only"
+    assert head.submit("wrong", night(work, "wrong", index={"kind": "pyramid"})) == 1, (
+        "the command line of Ray knows success and failure only"
+    )
     job = head.job("wrong")
     assert (job["status"], job["driver_exit_code"]) == ("FAILED", 2)
     assert "pyramid" in head.logs("wrong")
@@ -230,7 +308,9 @@ def test_a_refused_candidate_ends_with_5_in_the_job_api_and_publishes_nothing(he
     assert Releases(open_store(work / "refused")).current() is None
 
 
-def test_a_killed_driver_is_submitted_again_and_the_release_is_the_same(head: Head, work: Path, undisturbed: Path):
+def test_a_killed_driver_is_submitted_again_and_the_release_is_the_same(
+    head: Head, work: Path, undisturbed: Path
+):
     root, entrypoint = work / "killed", night(work, "killed")
     assert head.submit("killed", entrypoint, wait=False) == 0
     _wait(lambda: len(records(root)) >= 3)
@@ -270,14 +350,29 @@ def test_whoever_has_the_token_may_run_code_and_nobody_else(head: Head, tmp_path
         "a driver without a token": (without, [sys.executable, "-c", _TOUCH, address]),
         "a driver with another token": (wrong, [sys.executable, "-c", _TOUCH, address]),
         "a client without a token": (without, [sys.executable, "-c", _TOUCH, client]),
-        "a job without a token": (without, [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"]),
-        "a job with another token": (wrong, [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"]),
-        "a node without a token": (without, [_script("ray"), "start", "--block", "--address", address, "--temp-dir"]),
+        "a job without a token": (
+            without,
+            [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"],
+        ),
+        "a job with another token": (
+            wrong,
+            [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"],
+        ),
+        "a node without a token": (
+            without,
+            [_script("ray"), "start", "--block", "--address", address, "--temp-dir"],
+        ),
         "a driver with the token": (head.environment(), [sys.executable, "-c", _TOUCH, address]),
     }
     witnesses = {name: tmp_path / name.replace(" ", "-") for name in tries}
     running = {
-        name: subprocess.Popen([*command, str(witnesses[name])], env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        name: subprocess.Popen(
+            [*command, str(witnesses[name])],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for name, (environment, command) in tries.items()
     }
     codes = {name: process.wait(_PATIENCE_S) for name, process in running.items()}
@@ -291,19 +386,38 @@ def test_whoever_has_the_token_may_run_code_and_nobody_else(head: Head, tmp_path
 @pytest.mark.parametrize("headers", [{}, {"Authorization": f"Bearer {'0' * 64}"}])
 def test_the_job_api_takes_no_job_without_the_token(head: Head, port: str, headers: dict[str, str]):
     path = "/api/jobs/" if port == "dashboard-port" else "/api/job_agent/jobs/"
-    job = Request(f"http://127.0.0.1:{head.ports[port]}{path}", data=b'{"entrypoint": "id"}', headers=headers | {"Content-Type": "application/json"})
+    job = Request(
+        f"http://127.0.0.1:{head.ports[port]}{path}",
+        data=b'{"entrypoint": "id"}',
+        headers=headers | {"Content-Type": "application/json"},
+    )
     with pytest.raises(HTTPError) as error:
         urlopen(job, timeout=10)
     assert error.value.code in (401, 403)
 
 
-@pytest.mark.parametrize(("environment", "words"), [
-    ({"RAY_AUTH_MODE": "token"}, "a token"), ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE=token"),
-])
-def test_a_command_of_ours_without_the_token_says_what_it_lacks(head: Head, work: Path, environment: dict[str, str], words: str):
-    config = night(work, "lacking", cluster={"address": f"127.0.0.1:{head.ports['port']}", "small_rows": 0})[-1]
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RAY_AUTH_MODE": "token"}, "a token"),
+        ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE=token"),
+    ],
+)
+def test_a_command_of_ours_without_the_token_says_what_it_lacks(
+    head: Head, work: Path, environment: dict[str, str], words: str
+):
+    config = night(work, "lacking", cluster={"address": f"127.0.0.1:{head.ports['port']}", "small_rows": 0})[
+        -1
+    ]
     command = [sys.executable, "-m", "jobs.nightly", "--config", config]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(work) | environment, capture_output=True, text=True, timeout=_PATIENCE_S)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=_environment(work) | environment,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+    )
     assert done.returncode == (2 if environment["RAY_AUTH_MODE"] == "token" else 75)
     last = done.stderr.splitlines()[-1]
     assert "cluster.address" in last

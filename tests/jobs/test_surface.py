@@ -24,22 +24,35 @@ Manta = Callable[..., Ended]
 def test_alone_it_says_what_to_do_next_and_is_no_success(manta: Manta):
     ended = manta()
     assert ended.code == 2
-    assert [line.split("  ")[1].split()[1] for line in ended.out.splitlines() if line.startswith("  manta")] == ["nightly", "init", "nightly", "search"]
+    assert [
+        line.split("  ")[1].split()[1] for line in ended.out.splitlines() if line.startswith("  manta")
+    ] == ["nightly", "init", "nightly", "search"]
 
 
 def test_the_version_comes_first(manta: Manta):
     ended = manta("--version")
     assert ended.code == 0
-    assert ended.out.startswith(f"manta {version('manta-embeddings')} (Python {sys.version.split()[0]}, ray {version('ray')}, ")
+    assert ended.out.startswith(
+        f"manta {version('manta-embeddings')} (Python {sys.version.split()[0]}, ray {version('ray')}, "
+    )
 
 
 @pytest.mark.parametrize("name", ["quickstart", "train/cert", "cert"])
-def test_settings_that_come_with_manta_are_found_by_name(name: str, manta: Manta, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_settings_that_come_with_manta_are_found_by_name(
+    name: str, manta: Manta, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.chdir(tmp_path)
-    file = next(file for file in (ROOT / "jobs" / "configs").rglob("*.yaml") if file.stem == name.split("/")[-1])
+    file = next(
+        file for file in (ROOT / "jobs" / "configs").rglob("*.yaml") if file.stem == name.split("/")[-1]
+    )
     assert manta("train", "--config", name, "--print-config").out == to_yaml(load_settings(Job, file))
     (tmp_path / "quickstart").write_text("corpus: {uri: mine}")
-    assert json.loads(manta("nightly", "--config", "quickstart", "--print-config", "--json").out)["corpus"]["uri"] == "mine", "a file of that name goes before"
+    assert (
+        json.loads(manta("nightly", "--config", "quickstart", "--print-config", "--json").out)["corpus"][
+            "uri"
+        ]
+        == "mine"
+    ), "a file of that name goes before"
 
 
 def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
@@ -49,24 +62,35 @@ def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
     assert "known names: augment/back-translation, evaluate, nightly, quickstart" in missing.err
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ("index.kind=hnws", "did you mean 'hnsw'?"),
-    ("index.kind=ivf-flat", "did you mean 'ivf_flat'?"),
-    ("index.kind=HNWS32", "could not parse index string HNWS32); mend the string"),
-    ("whiten.mode=of", "did you mean 'off'?"),
-    ("encode.dtype=float23", "did you mean 'float32'?"),
-    ("encoder.exclude=[frequnt]", "did you mean 'frequent'?"),
-    ("encoder.pooling=meen", "did you mean 'mean'?"),
-    ("whiten.transform=whitning", "did you mean 'whitening'?"),
-    ("release.root=''", "release.root: expected"),
-    ("release.root=s3://", "expected s3://bucket or s3://bucket/prefix, found no bucket"),
-    ("release.root={corpus}", "expected a directory, found a file"),
-    ("release.root=/proc/nothing", "expected a folder that may be written to"),
-    ('release.root="a\\0b"', "release.root: expected"),
-])
-def test_a_wrong_value_is_refused_before_any_work_with_what_was_meant(given: str, words: str, encoder: Path, tmp_path: Path, manta: Manta):
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["one text", "another text"]}), tmp_path / "corpus.parquet")
-    arguments = [f"corpus.uri={tmp_path / 'corpus.parquet'}", f"encoder.path={encoder}", f"release.root={tmp_path / 'root'}"]
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("index.kind=hnws", "did you mean 'hnsw'?"),
+        ("index.kind=ivf-flat", "did you mean 'ivf_flat'?"),
+        ("index.kind=HNWS32", "could not parse index string HNWS32); mend the string"),
+        ("whiten.mode=of", "did you mean 'off'?"),
+        ("encode.dtype=float23", "did you mean 'float32'?"),
+        ("encoder.exclude=[frequnt]", "did you mean 'frequent'?"),
+        ("encoder.pooling=meen", "did you mean 'mean'?"),
+        ("whiten.transform=whitning", "did you mean 'whitening'?"),
+        ("release.root=''", "release.root: expected"),
+        ("release.root=s3://", "expected s3://bucket or s3://bucket/prefix, found no bucket"),
+        ("release.root={corpus}", "expected a directory, found a file"),
+        ("release.root=/proc/nothing", "expected a folder that may be written to"),
+        ('release.root="a\\0b"', "release.root: expected"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_any_work_with_what_was_meant(
+    given: str, words: str, encoder: Path, tmp_path: Path, manta: Manta
+):
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "text": ["one text", "another text"]}), tmp_path / "corpus.parquet"
+    )
+    arguments = [
+        f"corpus.uri={tmp_path / 'corpus.parquet'}",
+        f"encoder.path={encoder}",
+        f"release.root={tmp_path / 'root'}",
+    ]
     ended = manta("nightly", *arguments, given.replace("{corpus}", str(tmp_path / "corpus.parquet")))
     assert ended.code == (4 if "pooling" in given else 2), ended.err
     assert words in ended.err
@@ -94,7 +118,9 @@ from manta.__main__ import run
 builtins.__import__ = interrupted
 run()
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
@@ -103,37 +129,57 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """What bash completes the last of these words to."""
     script = tmp_path_factory.mktemp("completion") / "manta.bash"
     with script.open("w") as out:
-        subprocess.run([sys.executable, "-m", "manta", "completion", "bash"], stdout=out, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "manta", "completion", "bash"], stdout=out, check=True, timeout=60
+        )
 
     def complete(*words: str) -> list[str]:
         program = f'. {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _manta; printf "%s\\n" "${{COMPREPLY[@]}}"'
-        return subprocess.run(["bash", "-c", program, "bash", *words], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT).stdout.split()
+        return subprocess.run(
+            ["bash", "-c", program, "bash", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            cwd=ROOT,
+        ).stdout.split()
 
     return complete
 
 
-@pytest.mark.parametrize(("words", "expected"), [
-    (("ni",), ["nightly"]),
-    (("releases", "ro"), ["rollback"]),
-    (("releases", "rollback", "--com"), ["--commits-root"]),
-    (("nightly", "--conf"), ["--config"]),
-    (("nightly", "--config", "quickst"), ["quickstart"]),
-    (("nightly", "corpus.k"), ["corpus.keep="]),
-    (("nightly", "--json", "train.order.batch"), ["train.order.batch_rows="]),
-    (("nightly", "whiten.mode", "=", "o"), ["on", "off"]),
-    (("nightly", "whiten.mode", "="), ["auto", "on", "off"]),
-    (("nightly", "index.kind", "=", "hn"), ["hnsw"]),
-    (("nightly", "encode.compile=t"), ["encode.compile=true"]),
-    (("nightly", "corpus.uri", "=", "pyproj"), ["pyproject.toml"]),
-    (("search", "pyproj"), ["pyproject.toml"]),
-])
-def test_bash_completes_commands_options_settings_values_and_files(bash: Callable[..., list[str]], words: tuple[str, ...], expected: list[str]):
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("ni",), ["nightly"]),
+        (("releases", "ro"), ["rollback"]),
+        (("releases", "rollback", "--com"), ["--commits-root"]),
+        (("nightly", "--conf"), ["--config"]),
+        (("nightly", "--config", "quickst"), ["quickstart"]),
+        (("nightly", "corpus.k"), ["corpus.keep="]),
+        (("nightly", "--json", "train.order.batch"), ["train.order.batch_rows="]),
+        (("nightly", "whiten.mode", "=", "o"), ["on", "off"]),
+        (("nightly", "whiten.mode", "="), ["auto", "on", "off"]),
+        (("nightly", "index.kind", "=", "hn"), ["hnsw"]),
+        (("nightly", "encode.compile=t"), ["encode.compile=true"]),
+        (("nightly", "corpus.uri", "=", "pyproj"), ["pyproject.toml"]),
+        (("search", "pyproj"), ["pyproject.toml"]),
+    ],
+)
+def test_bash_completes_commands_options_settings_values_and_files(
+    bash: Callable[..., list[str]], words: tuple[str, ...], expected: list[str]
+):
     assert bash("manta", *words) == expected
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
 def test_zsh_takes_the_same_script(tmp_path: Path, manta: Manta):
-    script = subprocess.run([sys.executable, "-m", "manta", "completion", "zsh"], capture_output=True, text=True, check=True, timeout=60).stdout
+    script = subprocess.run(
+        [sys.executable, "-m", "manta", "completion", "zsh"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
     (tmp_path / "manta.zsh").write_text(script)
     program = f"""
 autoload -U compinit && compinit -u -d {tmp_path}/dump && . {tmp_path}/manta.zsh && print $_comps[manta]
@@ -145,15 +191,34 @@ COMP_WORDS=(manta releases ro) COMP_CWORD=2; emulate ksh -c _manta; print -r -- 
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
-@pytest.mark.parametrize(("line", "expected"), [
-    ("manta ni", ["nightly"]), ("manta releases ro", ["rollback"]), ("manta nightly whiten.mode=o", ["whiten.mode=off", "whiten.mode=on"]),
-    ("manta nightly corpus.k", ["corpus.keep="]), ("manta nightly --config quickst", ["quickstart"]),
-])
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("manta ni", ["nightly"]),
+        ("manta releases ro", ["rollback"]),
+        ("manta nightly whiten.mode=o", ["whiten.mode=off", "whiten.mode=on"]),
+        ("manta nightly corpus.k", ["corpus.keep="]),
+        ("manta nightly --config quickst", ["quickstart"]),
+    ],
+)
 def test_fish_completes(line: str, expected: list[str], tmp_path: Path):
-    script = subprocess.run([sys.executable, "-m", "manta", "completion", "fish"], capture_output=True, text=True, check=True, timeout=60).stdout
+    script = subprocess.run(
+        [sys.executable, "-m", "manta", "completion", "fish"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
     (tmp_path / "manta.fish").write_text(script)
     environment = {**os.environ, "HOME": str(tmp_path)}
-    ended = subprocess.run(["fish", "-c", f"source {tmp_path}/manta.fish; complete -C '{line}'"], capture_output=True, text=True, check=True, timeout=60, env=environment)
+    ended = subprocess.run(
+        ["fish", "-c", f"source {tmp_path}/manta.fish; complete -C '{line}'"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment,
+    )
     assert sorted(found.split("\t")[0] for found in ended.stdout.splitlines()) == expected
 
 

@@ -42,18 +42,25 @@ def labelled(folder: Path) -> Path:
     return folder / "pairs.parquet"
 
 
-@pytest.mark.parametrize(("given", "code", "words"), [
-    (["train.objective=simsce"], 2, "did you mean 'simcse'"),
-    (["train.objective={name: simcse, options: {temperature: -1}}"], 2, "train.objective[0].options of simcse: temperature"),
-    (["train.order.batch_rows=1"], 2, "train.order.batch_rows: expected 2 rows or more"),
-    (["train.workers=3"], 2, "that 3 workers can share equally"),
-    (["train.watch.trackers=[nothing]"], 2, "train.watch.trackers"),
-    (["train.dev.patience=3"], 2, "train.dev.patience: expected a file to measure on (train.dev.uri)"),
-    (["train.data=nowhere.parquet"], 3, "nowhere.parquet"),
-    (["train.objective=supervised"], 3, "a column 'anchor' for the role anchor, found the columns text"),
-    (["train.dev.uri=nowhere.parquet"], 3, "nowhere.parquet"),
-    (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
-])
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["train.objective=simsce"], 2, "did you mean 'simcse'"),
+        (
+            ["train.objective={name: simcse, options: {temperature: -1}}"],
+            2,
+            "train.objective[0].options of simcse: temperature",
+        ),
+        (["train.order.batch_rows=1"], 2, "train.order.batch_rows: expected 2 rows or more"),
+        (["train.workers=3"], 2, "that 3 workers can share equally"),
+        (["train.watch.trackers=[nothing]"], 2, "train.watch.trackers"),
+        (["train.dev.patience=3"], 2, "train.dev.patience: expected a file to measure on (train.dev.uri)"),
+        (["train.data=nowhere.parquet"], 3, "nowhere.parquet"),
+        (["train.objective=supervised"], 3, "a column 'anchor' for the role anchor, found the columns text"),
+        (["train.dev.uri=nowhere.parquet"], 3, "nowhere.parquet"),
+        (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
+    ],
+)
 def test_what_is_wrong_is_told_before_a_worker_starts(train: Train, given: list[str], code: int, words: str):
     found, answer, said = train(*given)
     assert (found, answer["status"]) == (code, "error")
@@ -65,7 +72,10 @@ def test_a_label_that_is_none_is_told_before_a_worker_starts(train: Train, folde
     classification = "train.objective=" + next(name for name in _names() if "label" in _columns(name))
     code, answer, said = train(f"train.data={labelled(folder)}", classification)
     assert code == 3
-    assert "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction (2), found 'maybe'" in str(answer["message"])
+    assert (
+        "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction (2), found 'maybe'"
+        in str(answer["message"])
+    )
     assert "cluster: starts" not in said
 
 

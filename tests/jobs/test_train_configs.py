@@ -23,7 +23,11 @@ def test_it_loads_and_its_objectives_take_their_options(file: Path):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_names_the_command_that_runs_it(file: Path):
-    comment = [line.removeprefix("#").strip() for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    comment = [
+        line.removeprefix("#").strip()
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    ]
     called = f"manta train --config {file.relative_to(ROOT)}"
     command = next(line for line in comment if line.startswith(called))
     check_settings(load_settings(Job, file, tuple(command.removeprefix(called).split())).train)

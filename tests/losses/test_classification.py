@@ -41,8 +41,12 @@ def test_unknown_doubled_or_no_features_are_refused(features):
 
 def test_classification_is_mean_negative_log_likelihood():
     expected = -log_softmax(LOGITS, axis=1)[np.arange(7), LABELS].mean()
-    assert classification(torch.from_numpy(LOGITS), torch.from_numpy(LABELS)).item() == pytest.approx(expected, abs=1e-12)
-    assert classification(torch.full((2, 5), 1e4), torch.tensor([0, 4])).item() == pytest.approx(math.log(5), abs=1e-6)
+    assert classification(torch.from_numpy(LOGITS), torch.from_numpy(LABELS)).item() == pytest.approx(
+        expected, abs=1e-12
+    )
+    assert classification(torch.full((2, 5), 1e4), torch.tensor([0, 4])).item() == pytest.approx(
+        math.log(5), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("label", [-1, 3])
@@ -74,7 +78,9 @@ def test_a_batch_without_masked_words_costs_nothing():
 
 def test_chunks_of_masked_words_add_up_to_the_batch():
     logits, words = torch.from_numpy(LOGITS), torch.from_numpy(LABELS)
-    parts = [masked_lm(logits[part], words[part], total=7) for part in (slice(0, 2), slice(2, 2), slice(2, 7))]
+    parts = [
+        masked_lm(logits[part], words[part], total=7) for part in (slice(0, 2), slice(2, 2), slice(2, 7))
+    ]
     assert sum(parts).item() == pytest.approx(masked_lm(logits, words).item(), abs=1e-12)
     assert masked_lm(logits, words).item() == pytest.approx(classification(logits, words).item(), abs=1e-12)
 
@@ -86,7 +92,7 @@ def test_masking_keeps_its_rates_and_spares_special_tokens():
     assert corrupted.dtype == ids.dtype
     assert not chosen[~maskable].any()
     np.testing.assert_array_equal(corrupted[~chosen], ids[~chosen])
-    assert chosen.sum() / maskable.sum() == pytest.approx(0.15, abs=0.004)                      # about four standard errors
+    assert chosen.sum() / maskable.sum() == pytest.approx(0.15, abs=0.004)  # about four standard errors
     assert (corrupted[chosen] == 4).mean() == pytest.approx(0.8, abs=0.01)
     assert (corrupted[chosen] == ids[chosen]).mean() == pytest.approx(0.1, abs=0.008)
     random = corrupted[chosen & (corrupted != 4) & (corrupted != ids)]
@@ -96,7 +102,9 @@ def test_masking_keeps_its_rates_and_spares_special_tokens():
 
 def test_masking_repeats_by_its_seed_and_leaves_its_input():
     ids, maskable = np.arange(60).reshape(6, 10), np.ones((6, 10), dtype=bool)
-    one, two = (mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5)) for _ in range(2))
+    one, two = (
+        mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5)) for _ in range(2)
+    )
     np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(ids, np.arange(60).reshape(6, 10))
     assert not mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5), rate=0)[1].any()

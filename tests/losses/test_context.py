@@ -23,7 +23,11 @@ def oracle(documents, context, zero=False):
     for i, row in enumerate(scores):
         near = [j for j in range(9) if 0 < abs(i - j) <= context and documents[i] == documents[j]]
         others = [j for j in range(9) if j != i]
-        logs = log_softmax(np.where(np.arange(9) == i, 0, row)) if zero else np.insert(log_softmax(row[others]), i, 0)
+        logs = (
+            log_softmax(np.where(np.arange(9) == i, 0, row))
+            if zero
+            else np.insert(log_softmax(row[others]), i, 0)
+        )
         losses += [-np.mean(logs[near])] if near else []
     return np.mean(losses)
 
@@ -37,8 +41,12 @@ def test_three_sentences_worked_by_hand():
 @pytest.mark.parametrize("documents", [[0] * 9, [3, 3, 3, 1, 1, 2, 2, 2, 2], [0, 1, 1, 1, 2, 3, 3, 4, 5]])
 def test_the_loss_is_its_definition(documents, context):
     given = torch.tensor(documents)
-    assert quick_thoughts(F9, G9, documents=given, context=context).item() == pytest.approx(oracle(documents, context), abs=1e-12)
-    assert quick_thoughts(F9, G9, documents=given, context=context, diag="zero").item() == pytest.approx(oracle(documents, context, zero=True), abs=1e-12)
+    assert quick_thoughts(F9, G9, documents=given, context=context).item() == pytest.approx(
+        oracle(documents, context), abs=1e-12
+    )
+    assert quick_thoughts(F9, G9, documents=given, context=context, diag="zero").item() == pytest.approx(
+        oracle(documents, context, zero=True), abs=1e-12
+    )
 
 
 def test_neighbours_end_with_the_document():
@@ -55,12 +63,16 @@ def test_alike_scores_cost_the_logarithm_of_the_candidates():
 
 def test_the_order_of_sentences_matters():
     order = torch.tensor([4, 0, 7, 2, 8, 1, 6, 3, 5])
-    assert quick_thoughts(F9[order], G9[order]).item() != pytest.approx(quick_thoughts(F9, G9).item(), abs=1e-3)
+    assert quick_thoughts(F9[order], G9[order]).item() != pytest.approx(
+        quick_thoughts(F9, G9).item(), abs=1e-3
+    )
 
 
 def test_excluded_candidates_are_no_negatives_and_neighbours_stay():
     everything = torch.ones(9, 9, dtype=torch.bool)
-    expected = np.mean([np.log(1) if i in (0, 8) else _of_two(i) for i in range(9)])            # only the neighbours are left
+    expected = np.mean(
+        [np.log(1) if i in (0, 8) else _of_two(i) for i in range(9)]
+    )  # only the neighbours are left
     assert quick_thoughts(F9, G9, excluded=everything).item() == pytest.approx(expected, abs=1e-12)
 
 
@@ -71,7 +83,7 @@ def _of_two(i: int) -> float:
 
 def test_a_sentence_masked_out_gets_no_gradient_of_its_own_score():
     g = G3.clone().requires_grad_()
-    quick_thoughts(F3[:2], g[:2]).backward()                    # two sentences: the only candidate of each is its neighbour
+    quick_thoughts(F3[:2], g[:2]).backward()  # two sentences: the only candidate of each is its neighbour
     assert not g.grad.any()
 
 

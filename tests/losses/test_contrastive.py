@@ -25,9 +25,14 @@ def numpy_cosines(left: torch.Tensor, right: torch.Tensor) -> np.ndarray:
     return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
 
 
-@pytest.mark.parametrize(("temperature", "rows", "columns", "both"), [
-    (1.0, 0.479110, 0.503204, 0.491157), (0.5, 0.330085, 0.410038, 0.370061), (0.05, 0.001427, 0.346574, 0.174000),
-])
+@pytest.mark.parametrize(
+    ("temperature", "rows", "columns", "both"),
+    [
+        (1.0, 0.479110, 0.503204, 0.491157),
+        (0.5, 0.330085, 0.410038, 0.370061),
+        (0.05, 0.001427, 0.346574, 0.174000),
+    ],
+)
 def test_info_nce_of_two_pairs_worked_by_hand(temperature, rows, columns, both):
     assert info_nce(Z, ZP, temperature=temperature).item() == pytest.approx(rows, abs=1e-6)
     assert info_nce(ZP, Z, temperature=temperature).item() == pytest.approx(columns, abs=1e-6)
@@ -38,7 +43,10 @@ def test_info_nce_of_two_pairs_worked_by_hand(temperature, rows, columns, both):
 def test_the_weight_of_hard_negatives_is_that_of_the_own_one_alone(weight, rows):
     loss = info_nce(Z, ZP, temperature=0.5, negatives=ZN, hard_negative_weight=weight)
     assert loss.item() == pytest.approx(sum(rows) / 2, abs=1e-6)
-    single = [info_nce(Z[i : i + 1], ZP, temperature=0.5, negatives=ZN, hard_negative_weight=weight, first=i).item() for i in range(2)]
+    single = [
+        info_nce(Z[i : i + 1], ZP, temperature=0.5, negatives=ZN, hard_negative_weight=weight, first=i).item()
+        for i in range(2)
+    ]
     assert single == pytest.approx(rows, abs=1e-6)
 
 
@@ -49,23 +57,35 @@ def test_info_nce_is_its_formula_with_weighted_negatives_and_excluded_ones():
     logits[np.arange(6), 9 + np.arange(6)] += np.log(0.25)
     kept = ~excluded.numpy()
     kept[np.arange(6), np.arange(6)] = True
-    expected = np.mean([logsumexp(row[keep]) - row[i] for i, (row, keep) in enumerate(zip(logits, kept, strict=True))])
-    assert info_nce(q, k, temperature=0.1, negatives=n, hard_negative_weight=0.25, excluded=excluded).item() == pytest.approx(expected, abs=1e-12)
+    expected = np.mean(
+        [logsumexp(row[keep]) - row[i] for i, (row, keep) in enumerate(zip(logits, kept, strict=True))]
+    )
+    assert info_nce(
+        q, k, temperature=0.1, negatives=n, hard_negative_weight=0.25, excluded=excluded
+    ).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_rows_behind_the_own_keys_are_extra_negatives():
     q, k, extra = random(4), random(4, seed=1), random(4, seed=2)
-    assert info_nce(q, torch.cat([k, extra]), temperature=0.1).item() == pytest.approx(info_nce(q, k, temperature=0.1, negatives=extra).item(), abs=1e-12)
+    assert info_nce(q, torch.cat([k, extra]), temperature=0.1).item() == pytest.approx(
+        info_nce(q, k, temperature=0.1, negatives=extra).item(), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("rows", [2, 7, 64])
 def test_orthogonal_pairs_and_equal_rows_have_closed_forms(rows, temperature):
     eye, same = torch.eye(rows, dtype=torch.float64), torch.ones(rows, 3, dtype=torch.float64)
-    assert info_nce(eye, eye, temperature=temperature).item() == pytest.approx(math.log1p((rows - 1) * math.exp(-1 / temperature)), abs=1e-12)
+    assert info_nce(eye, eye, temperature=temperature).item() == pytest.approx(
+        math.log1p((rows - 1) * math.exp(-1 / temperature)), abs=1e-12
+    )
     assert info_nce(same, same, temperature=temperature).item() == pytest.approx(math.log(rows), abs=1e-12)
-    assert nt_xent(eye, eye, temperature=temperature).item() == pytest.approx(2 * math.log1p(2 * (rows - 1) * math.exp(-1 / temperature)), abs=1e-12)
-    assert nt_xent(same, same, temperature=temperature).item() == pytest.approx(2 * math.log(2 * rows - 1), abs=1e-12)
+    assert nt_xent(eye, eye, temperature=temperature).item() == pytest.approx(
+        2 * math.log1p(2 * (rows - 1) * math.exp(-1 / temperature)), abs=1e-12
+    )
+    assert nt_xent(same, same, temperature=temperature).item() == pytest.approx(
+        2 * math.log(2 * rows - 1), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
@@ -105,7 +125,9 @@ def test_hard_negatives_and_exclusions_split_over_ranks_too():
     excluded = torch.from_numpy(np.random.default_rng(3).random((6, 12)) < 0.3)
     options = {"temperature": 0.1, "negatives": n, "hard_negative_weight": 2.0}
     parts = [info_nce(q[i : i + 2], k, excluded=excluded[i : i + 2], first=i, **options) for i in (0, 2, 4)]
-    assert sum(parts).item() / 3 == pytest.approx(info_nce(q, k, excluded=excluded, **options).item(), abs=1e-12)
+    assert sum(parts).item() / 3 == pytest.approx(
+        info_nce(q, k, excluded=excluded, **options).item(), abs=1e-12
+    )
 
 
 def test_a_text_that_stands_twice_is_no_negative_of_itself():
@@ -115,9 +137,13 @@ def test_a_text_that_stands_twice_is_no_negative_of_itself():
     loss = info_nce(q, k, temperature=0.1, excluded=equal)
     logits = numpy_cosines(q, k) / 0.1
     candidates = [[0, 1, 3], [0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
-    assert loss.item() == pytest.approx(np.mean([logsumexp(logits[i, c]) - logits[i, i] for i, c in enumerate(candidates)]), abs=1e-12)
+    assert loss.item() == pytest.approx(
+        np.mean([logsumexp(logits[i, c]) - logits[i, i] for i, c in enumerate(candidates)]), abs=1e-12
+    )
     both = info_nce(q, k, temperature=0.1, excluded=equal, symmetric=True)
-    assert both.item() == pytest.approx((loss + info_nce(k, q, temperature=0.1, excluded=equal)).item() / 2, abs=1e-12)
+    assert both.item() == pytest.approx(
+        (loss + info_nce(k, q, temperature=0.1, excluded=equal)).item() / 2, abs=1e-12
+    )
 
 
 def test_an_exclusion_of_one_direction_is_turned_for_the_other():
@@ -125,7 +151,7 @@ def test_an_exclusion_of_one_direction_is_turned_for_the_other():
     excluded = torch.tensor([[0, 1, 0, 0, 1], [0, 0, 0, 1, 0], [1, 0, 0, 0, 0]], dtype=torch.bool)
     both = info_nce(q, torch.cat([k, extra]), temperature=0.1, excluded=excluded, symmetric=True)
     logits = numpy_cosines(k, q) / 0.1
-    candidates = [[0, 1], [1, 2], [0, 1, 2]]                    # key 0 is none of query 2, key 1 none of query 0
+    candidates = [[0, 1], [1, 2], [0, 1, 2]]  # key 0 is none of query 2, key 1 none of query 0
     keys = np.mean([logsumexp(logits[i, c]) - logits[i, i] for i, c in enumerate(candidates)])
     queries = info_nce(q, torch.cat([k, extra]), temperature=0.1, excluded=excluded).item()
     assert both.item() == pytest.approx((queries + keys) / 2, abs=1e-12)
@@ -163,7 +189,7 @@ def test_nt_xent_is_its_formula():
         expected += (logsumexp(logits[i, candidates]) - logits[i, own]) / 5
     equal = torch.from_numpy(ids[:, None] == ids)
     assert nt_xent(a, b, temperature=0.1, excluded=equal).item() == pytest.approx(expected, abs=1e-12)
-    assert nt_xent(a, b, temperature=0.1).item() > expected                         # more candidates, a harder choice
+    assert nt_xent(a, b, temperature=0.1).item() > expected  # more candidates, a harder choice
 
 
 def test_a_cosine_with_a_zero_vector_is_zero():
@@ -194,16 +220,19 @@ def test_one_row_without_further_candidates_is_refused():
     for loss in (info_nce, nt_xent):
         with pytest.raises(ConfigError, match="at least two rows"):
             loss(Z[:1], ZP[:1], temperature=0.05)
-    assert info_nce(Z[:1], ZP[:1], temperature=0.05, negatives=ZN[:1]).item() > 0   # one negative is a choice
+    assert info_nce(Z[:1], ZP[:1], temperature=0.05, negatives=ZN[:1]).item() > 0  # one negative is a choice
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ((random(3), random(2)), "expected keys from row 0 on for 3 queries, found 2 keys"),
-    ((random(3), random(3, 4)), "expected right of shape"),
-    ((random(3), random(3)[0]), "expected right of shape"),
-    ((random(3), random(3), random(2)), "found 2 negatives"),
-    ((random(3)[:0], random(3)), "at least one row"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((random(3), random(2)), "expected keys from row 0 on for 3 queries, found 2 keys"),
+        ((random(3), random(3, 4)), "expected right of shape"),
+        ((random(3), random(3)[0]), "expected right of shape"),
+        ((random(3), random(3), random(2)), "found 2 negatives"),
+        ((random(3)[:0], random(3)), "at least one row"),
+    ],
+)
 def test_rows_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(Defect, match=message):
         info_nce(*arguments[:2], temperature=1, negatives=arguments[2] if len(arguments) > 2 else None)

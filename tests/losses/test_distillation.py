@@ -11,16 +11,27 @@ from pipeline.losses import cosines, embedding_distillation, margin_distillation
 
 RNG = np.random.default_rng(0)
 S, T = (torch.from_numpy(RNG.normal(size=(6, 4))) for _ in range(2))
-LOSSES = {"embedding": embedding_distillation, "margin": margin_distillation, "similarity": lambda s, t: similarity_distillation(s, t, temperature=0.5)}
+LOSSES = {
+    "embedding": embedding_distillation,
+    "margin": margin_distillation,
+    "similarity": lambda s, t: similarity_distillation(s, t, temperature=0.5),
+}
 
 
 def test_each_is_its_formula():
     s, t = S.numpy(), T.numpy()
     assert embedding_distillation(S, T).item() == pytest.approx(np.mean((s - t) ** 2), abs=1e-12)
     margins = [each[:, :1] - each[:, 1:] for each in (s, t)]
-    assert margin_distillation(S, T).item() == pytest.approx(np.mean((margins[0] - margins[1]) ** 2), abs=1e-12)
-    divergences = [entropy(teacher, student) for student, teacher in zip(softmax(s / 0.5, axis=1), softmax(t / 0.5, axis=1), strict=True)]
-    assert similarity_distillation(S, T, temperature=0.5).item() == pytest.approx(np.mean(divergences), abs=1e-12)
+    assert margin_distillation(S, T).item() == pytest.approx(
+        np.mean((margins[0] - margins[1]) ** 2), abs=1e-12
+    )
+    divergences = [
+        entropy(teacher, student)
+        for student, teacher in zip(softmax(s / 0.5, axis=1), softmax(t / 0.5, axis=1), strict=True)
+    ]
+    assert similarity_distillation(S, T, temperature=0.5).item() == pytest.approx(
+        np.mean(divergences), abs=1e-12
+    )
 
 
 def test_a_batch_compared_with_itself_leaves_its_diagonal_out():
@@ -29,7 +40,9 @@ def test_a_batch_compared_with_itself_leaves_its_diagonal_out():
     off = [each.numpy()[~itself.numpy()].reshape(6, 5) for each in (student, teacher)]
     p, q = softmax(off[1] / 0.1, axis=1), softmax(off[0] / 0.1, axis=1)
     expected = np.mean([entropy(x, y) for x, y in zip(p, q, strict=True)])
-    assert similarity_distillation(student, teacher, temperature=0.1, excluded=itself).item() == pytest.approx(expected, abs=1e-10)
+    assert similarity_distillation(
+        student, teacher, temperature=0.1, excluded=itself
+    ).item() == pytest.approx(expected, abs=1e-10)
 
 
 def test_teachers_of_another_width_teach_by_their_similarities():
@@ -48,7 +61,9 @@ def test_equal_scores_cost_nothing_and_the_teacher_gets_no_gradient(name):
 
 @pytest.mark.parametrize("name", ["margin", "similarity"])
 def test_an_offset_of_a_row_costs_nothing(name):
-    assert LOSSES[name](S + torch.arange(6.0)[:, None], T).item() == pytest.approx(LOSSES[name](S, T).item(), abs=1e-12)
+    assert LOSSES[name](S + torch.arange(6.0)[:, None], T).item() == pytest.approx(
+        LOSSES[name](S, T).item(), abs=1e-12
+    )
 
 
 def test_what_does_not_fit_is_refused():

@@ -26,7 +26,10 @@ def test_two_distributions_worked_by_hand():
 
 
 def test_two_readings_of_pser_worked_by_hand():
-    first, second = torch.tensor([[0.2, -0.4, 1]], dtype=torch.float64), torch.tensor([[0, 0.1, 0.8]], dtype=torch.float64)
+    first, second = (
+        torch.tensor([[0.2, -0.4, 1]], dtype=torch.float64),
+        torch.tensor([[0, 0.1, 0.8]], dtype=torch.float64),
+    )
     assert pser(first, second, temperature=0.05).item() == pytest.approx(0.038426, abs=1e-6)
     z, other = torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 1], [0, 2]], dtype=torch.float64)
     assert pser(z, other, temperature=0.5, kl_on="similarity").item() == pytest.approx(0.191919, abs=1e-6)
@@ -37,17 +40,22 @@ def test_divergences_are_those_of_scipy():
     assert pser(A, B, temperature=0.1).item() == pytest.approx(expected(A.numpy(), B.numpy()), abs=1e-12)
     unit = [(each / each.norm(dim=1, keepdim=True)).numpy() for each in (A, B)]
     logits = unit[0] @ unit[1].T / 0.1
-    assert pser(A, B, temperature=0.1, kl_on="similarity").item() == pytest.approx(expected(logits, logits.T), abs=1e-12)
+    assert pser(A, B, temperature=0.1, kl_on="similarity").item() == pytest.approx(
+        expected(logits, logits.T), abs=1e-12
+    )
 
 
 def test_a_divergence_is_symmetric_and_zero_for_equal_distributions():
     assert symmetric_divergence(A, B).item() == pytest.approx(symmetric_divergence(B, A).item(), abs=1e-15)
-    assert symmetric_divergence(A, A + 3).item() == pytest.approx(0, abs=1e-15)                 # logits know no offset
+    assert symmetric_divergence(A, A + 3).item() == pytest.approx(0, abs=1e-15)  # logits know no offset
     assert symmetric_divergence(A, B).item() > 0
 
 
 def test_gradients_flow_through_both_arguments():
-    for term in (lambda a, b: symmetric_divergence(a, b), lambda a, b: pser(a, b, temperature=0.1, kl_on="similarity")):
+    for term in (
+        lambda a, b: symmetric_divergence(a, b),
+        lambda a, b: pser(a, b, temperature=0.1, kl_on="similarity"),
+    ):
         a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
         term(a, b).backward()
         assert a.grad.any()

@@ -26,16 +26,22 @@ RNG = np.random.default_rng(0)
 QUEUE = torch.from_numpy(RNG.normal(size=(9, DIM)))
 LABELS = torch.tensor([1, 0, 0, 1, 0, 0])
 SCORES = torch.linspace(-0.5, 1, ROWS, dtype=torch.float64)
-COSINE = {                                      # every one a function of (rows of x, rows of y), with labels that go with the rows
+COSINE = {  # every one a function of (rows of x, rows of y), with labels that go with the rows
     "info_nce": lambda x, y, order: info_nce(x, y, temperature=0.1),
     "symmetric": lambda x, y, order: info_nce(x, y, temperature=0.1, symmetric=True),
-    "hard_negatives": lambda x, y, order: info_nce(x, y, temperature=0.1, negatives=QUEUE[:ROWS][order].to(x.dtype), hard_negative_weight=2.0),
+    "hard_negatives": lambda x, y, order: info_nce(
+        x, y, temperature=0.1, negatives=QUEUE[:ROWS][order].to(x.dtype), hard_negative_weight=2.0
+    ),
     "nt_xent": lambda x, y, order: nt_xent(x, y, temperature=0.1),
     "moco": lambda x, y, order: moco(x, y.detach(), QUEUE.to(x.dtype), temperature=0.1),
     "regression": lambda x, y, order: cosine_regression(x, y, SCORES[order]),
     "pser_similarity": lambda x, y, order: pser(x, y, temperature=0.1, kl_on="similarity"),
-    "matryoshka": lambda x, y, order: matryoshka(lambda q, k: info_nce(q, k, temperature=0.1), (x, y), dims=(5, 2)),
-    "similarity_distillation": lambda x, y, order: similarity_distillation(cosines(x, y), cosines(x.detach() ** 3, y.detach() ** 3), temperature=0.1),
+    "matryoshka": lambda x, y, order: matryoshka(
+        lambda q, k: info_nce(q, k, temperature=0.1), (x, y), dims=(5, 2)
+    ),
+    "similarity_distillation": lambda x, y, order: similarity_distillation(
+        cosines(x, y), cosines(x.detach() ** 3, y.detach() ** 3), temperature=0.1
+    ),
 }
 OTHER = {
     "triplet": lambda x, y, order: triplet(x, y, QUEUE[:ROWS][order].to(x.dtype), margin=20.0),
@@ -72,7 +78,9 @@ def test_the_length_of_a_vector_does_not_matter_to_cosines(name):
     assert COSINE[name](x, y * factors.flip(0), STRAIGHT).item() == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"moco", "similarity_distillation", "embedding_distillation"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(LOSSES) - {"moco", "similarity_distillation", "embedding_distillation"})
+)
 def test_gradients_are_those_of_finite_differences(name):
     x, y = (each.requires_grad_() for each in pair())
     assert torch.autograd.gradcheck(lambda a, b: LOSSES[name](a, b, STRAIGHT), (x, y), atol=1e-6)
@@ -87,17 +95,28 @@ def test_gradients_towards_fixed_targets_are_those_of_finite_differences(name):
 def test_gradients_of_similarities_towards_a_teacher_are_those_of_finite_differences():
     x, y = pair()
     teacher = cosines(y, y)
-    assert torch.autograd.gradcheck(lambda a: similarity_distillation(cosines(a, a), teacher, temperature=0.1), (x.requires_grad_(),), atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda a: similarity_distillation(cosines(a, a), teacher, temperature=0.1),
+        (x.requires_grad_(),),
+        atol=1e-6,
+    )
 
 
 def test_masked_candidates_keep_gradients_exact():
     x, y = (each.requires_grad_() for each in pair())
     excluded = torch.from_numpy(np.random.default_rng(2).random((ROWS, ROWS)) < 0.4)
-    assert torch.autograd.gradcheck(lambda a, b: info_nce(a, b, temperature=0.1, excluded=excluded, symmetric=True), (x, y))
-    assert torch.autograd.gradcheck(lambda a, b: nt_xent(a, b, temperature=0.1, excluded=excluded | excluded.T), (x, y))
+    assert torch.autograd.gradcheck(
+        lambda a, b: info_nce(a, b, temperature=0.1, excluded=excluded, symmetric=True), (x, y)
+    )
+    assert torch.autograd.gradcheck(
+        lambda a, b: nt_xent(a, b, temperature=0.1, excluded=excluded | excluded.T), (x, y)
+    )
     documents = torch.tensor([0, 0, 0, 1, 1, 2])
     for diag in ("mask", "zero"):
-        assert torch.autograd.gradcheck(lambda a, b, diag=diag: quick_thoughts(a, b, documents=documents, diag=diag, excluded=excluded), (x, y))
+        assert torch.autograd.gradcheck(
+            lambda a, b, diag=diag: quick_thoughts(a, b, documents=documents, diag=diag, excluded=excluded),
+            (x, y),
+        )
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -117,7 +136,9 @@ def test_half_precision_vectors_are_compared_in_float32(name, dtype):
     x, y = pair(dtype)
     found = LOSSES[name](x, y, STRAIGHT)
     assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(LOSSES[name](x.float(), y.float(), STRAIGHT).item(), rel=1e-2)      # the fixed third tensors are rounded too
+    assert found.item() == pytest.approx(
+        LOSSES[name](x.float(), y.float(), STRAIGHT).item(), rel=1e-2
+    )  # the fixed third tensors are rounded too
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

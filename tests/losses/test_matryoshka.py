@@ -14,12 +14,20 @@ REPS = [torch.from_numpy(RNG.normal(size=(5, 8))) for _ in range(3)]
 NCE = partial(info_nce, temperature=0.1)
 
 
-@pytest.mark.parametrize(("loss", "count"), [
-    (NCE, 2), (partial(nt_xent, temperature=0.1), 2), (triplet, 3), (lambda q, k, n: info_nce(q, k, negatives=n, temperature=0.1), 3),
-])
+@pytest.mark.parametrize(
+    ("loss", "count"),
+    [
+        (NCE, 2),
+        (partial(nt_xent, temperature=0.1), 2),
+        (triplet, 3),
+        (lambda q, k, n: info_nce(q, k, negatives=n, temperature=0.1), 3),
+    ],
+)
 def test_it_is_the_sum_over_lengths(loss, count):
     cut = {dim: loss(*(each[:, :dim] for each in REPS[:count])).item() for dim in (8, 4, 2)}
-    assert matryoshka(loss, REPS[:count], dims=(8, 4, 2)).item() == pytest.approx(sum(cut.values()), abs=1e-12)
+    assert matryoshka(loss, REPS[:count], dims=(8, 4, 2)).item() == pytest.approx(
+        sum(cut.values()), abs=1e-12
+    )
     weighted = matryoshka(loss, REPS[:count], dims=(8, 2), weights=(1, 0.25)).item()
     assert weighted == pytest.approx(cut[8] + 0.25 * cut[2], abs=1e-12)
 

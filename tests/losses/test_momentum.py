@@ -16,7 +16,10 @@ QUEUE = torch.tensor([[0.0, 1], [1, -1], [-1, 0], [2, 1], [1, 3]], dtype=torch.f
 
 
 def test_two_queries_against_five_earlier_keys_worked_by_hand():
-    logits = [[1.414214, 1.414214, 0, -1.414214, 1.897367, 1.788854], [1.788854, 2, -1.414214, 0, 0.894427, 1.897367]]
+    logits = [
+        [1.414214, 1.414214, 0, -1.414214, 1.897367, 1.788854],
+        [1.788854, 2, -1.414214, 0, 0.894427, 1.897367],
+    ]
     np.testing.assert_allclose(moco_logits(Q, K, QUEUE, temperature=0.5), logits, atol=1e-6)
     rows = [moco(Q[i : i + 1], K[i : i + 1], QUEUE, temperature=0.5).item() for i in range(2)]
     assert rows == pytest.approx([1.682292, 1.377844], abs=1e-6)
@@ -26,7 +29,9 @@ def test_two_queries_against_five_earlier_keys_worked_by_hand():
 
 def test_alike_candidates_cost_the_logarithm_of_their_number():
     same = torch.ones(1, 2)
-    assert moco(same, same, same.expand(96606, 2), temperature=0.07).item() == pytest.approx(11.478406, abs=1e-5)
+    assert moco(same, same, same.expand(96606, 2), temperature=0.07).item() == pytest.approx(
+        11.478406, abs=1e-5
+    )
 
 
 def test_each_query_sees_its_own_key_and_the_queue_as_info_nce_does_with_the_other_keys_excluded():
@@ -35,7 +40,9 @@ def test_each_query_sees_its_own_key_and_the_queue_as_info_nce_does_with_the_oth
     excluded = torch.from_numpy(rng.random((4, 9)) < 0.3)
     others = torch.cat([~torch.eye(4, dtype=torch.bool), excluded], dim=1)
     expected = info_nce(q, torch.cat([k, queue]), temperature=0.07, excluded=others)
-    assert moco(q, k, queue, temperature=0.07, excluded=excluded).item() == pytest.approx(expected.item(), abs=1e-12)
+    assert moco(q, k, queue, temperature=0.07, excluded=excluded).item() == pytest.approx(
+        expected.item(), abs=1e-12
+    )
 
 
 def test_a_gradient_reaches_the_queries_alone():
@@ -59,7 +66,7 @@ def test_the_pointer_of_a_long_queue_after_many_batches():
     for _ in range(38):
         queue, pointer = enqueue(queue, keys, pointer)
     assert pointer == 608
-    assert enqueue(queue, keys, 16 * 6037)[1] == 2              # the write that wraps: 16 x 6038 = 96606 + 2
+    assert enqueue(queue, keys, 16 * 6037)[1] == 2  # the write that wraps: 16 x 6038 = 96606 + 2
 
 
 @pytest.mark.parametrize("pointer", [0, 3, 6])
@@ -87,7 +94,10 @@ def test_a_first_queue_is_unit_vectors_of_its_seed():
 
 
 def test_the_average_moves_by_a_thousandth():
-    slow, fast = torch.tensor([1.0], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    slow, fast = (
+        torch.tensor([1.0], dtype=torch.float64),
+        torch.tensor([2.0], dtype=torch.float64, requires_grad=True),
+    )
     moved = moved_average(slow, fast, momentum=0.999)
     assert moved.item() == pytest.approx(1.001, abs=1e-12)
     for _ in range(999):
@@ -98,14 +108,17 @@ def test_the_average_moves_by_a_thousandth():
 
 
 def test_the_ends_of_momentum_are_standing_still_and_copying():
-    slow, fast = torch.rand(5, generator=torch.Generator().manual_seed(0)), torch.rand(5, generator=torch.Generator().manual_seed(1))
+    slow, fast = (
+        torch.rand(5, generator=torch.Generator().manual_seed(0)),
+        torch.rand(5, generator=torch.Generator().manual_seed(1)),
+    )
     assert torch.equal(moved_average(slow, fast, momentum=1.0), slow)
     assert torch.equal(moved_average(slow, fast, momentum=0.0), fast)
 
 
 def test_half_precision_would_stand_still_and_is_refused():
     slow, fast = torch.ones(1, dtype=torch.bfloat16), torch.full((1,), 2.0, dtype=torch.bfloat16)
-    assert torch.lerp(slow, fast, 0.001).item() == 1            # why
+    assert torch.lerp(slow, fast, 0.001).item() == 1  # why
     with pytest.raises(Defect, match="float32"):
         moved_average(slow, fast, momentum=0.999)
     assert moved_average(slow.float(), fast, momentum=0.999).item() == pytest.approx(1.001)
@@ -133,4 +146,6 @@ def test_what_does_not_fit_is_refused():
 def test_uniform_logits_of_any_queue_are_its_logarithm():
     q = F.one_hot(torch.tensor([0]), 3).double()
     orthogonal = torch.tensor([[0.0, 1, 0]], dtype=torch.float64)
-    assert moco(q, orthogonal, orthogonal.expand(6720, 3), temperature=0.07).item() == pytest.approx(math.log(6721), abs=1e-9)
+    assert moco(q, orthogonal, orthogonal.expand(6720, 3), temperature=0.07).item() == pytest.approx(
+        math.log(6721), abs=1e-9
+    )

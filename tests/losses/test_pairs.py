@@ -19,13 +19,17 @@ def double(*rows: list[float]) -> torch.Tensor:
 def test_a_pair_of_known_cosine_worked_by_hand():
     u, v = double([1, 2]), double([3, -1])
     assert row_cosines(u, v).item() == pytest.approx(0.141421, abs=1e-6)
-    assert cosine_regression(u, v, torch.tensor([0.6], dtype=torch.float64)).item() == pytest.approx(0.210294, abs=1e-6)
+    assert cosine_regression(u, v, torch.tensor([0.6], dtype=torch.float64)).item() == pytest.approx(
+        0.210294, abs=1e-6
+    )
 
 
 def test_regression_is_the_mean_squared_error_of_cosines():
     scores = RNG.random(6)
     cosine = (U * V).numpy().sum(axis=1) / np.linalg.norm(U, axis=1) / np.linalg.norm(V, axis=1)
-    assert cosine_regression(U, V, torch.from_numpy(scores)).item() == pytest.approx(np.mean((cosine - scores) ** 2), abs=1e-12)
+    assert cosine_regression(U, V, torch.from_numpy(scores)).item() == pytest.approx(
+        np.mean((cosine - scores) ** 2), abs=1e-12
+    )
 
 
 def test_a_zero_vector_has_cosine_zero_and_a_finite_gradient():
@@ -49,7 +53,9 @@ def test_a_triplet_worked_by_hand():
 def test_triplets_follow_their_formula_and_stop_at_zero():
     distance = [np.linalg.norm((U - other).numpy(), axis=1) for other in (V, T)]
     for margin in (0.1, 1.0, 3.0):
-        assert triplet(U, V, T, margin=margin).item() == pytest.approx(np.maximum(distance[0] - distance[1] + margin, 0).mean(), abs=1e-12)
+        assert triplet(U, V, T, margin=margin).item() == pytest.approx(
+            np.maximum(distance[0] - distance[1] + margin, 0).mean(), abs=1e-12
+        )
     far = U.clone().requires_grad_()
     loss = triplet(far, U, U + 10)
     loss.backward()
@@ -66,9 +72,13 @@ def test_equal_anchor_and_positive_have_a_finite_gradient():
 def test_three_inner_products_worked_by_hand():
     first, second = double([2, 0], [1, 0], [0, 1]), double([1, 5], [-1, 3], [7, 0.5])
     equal = torch.tensor([True, False, False])
-    rows = [contrastive_tension(first[i : i + 1], second[i : i + 1], equal[i : i + 1]).item() for i in range(3)]
+    rows = [
+        contrastive_tension(first[i : i + 1], second[i : i + 1], equal[i : i + 1]).item() for i in range(3)
+    ]
     assert rows == pytest.approx([0.126928, 0.313262, 0.974077], abs=1e-6)
-    assert contrastive_tension(first, second, equal, reduction="sum").item() == pytest.approx(1.414267, abs=1e-6)
+    assert contrastive_tension(first, second, equal, reduction="sum").item() == pytest.approx(
+        1.414267, abs=1e-6
+    )
     assert contrastive_tension(first, second, equal).item() == pytest.approx(0.471422, abs=1e-6)
 
 
@@ -89,7 +99,11 @@ def test_inner_products_in_the_hundreds_stay_finite():
 
 
 def test_what_does_not_fit_is_refused():
-    for loss in (lambda: triplet(U, V[:5], T), lambda: contrastive_tension(U, V[:5], torch.zeros(6)), lambda: row_cosines(U, V[:5])):
+    for loss in (
+        lambda: triplet(U, V[:5], T),
+        lambda: contrastive_tension(U, V[:5], torch.zeros(6)),
+        lambda: row_cosines(U, V[:5]),
+    ):
         with pytest.raises(Defect, match="6 rows"):
             loss()
     with pytest.raises(Defect, match=r"scores of shape \(6,\)"):

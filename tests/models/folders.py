@@ -11,16 +11,43 @@ from safetensors.numpy import load_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = (
-    "A man in a blue shirt stands on a ladder and cleans a window.", "Two dogs run.", "", "the cat's café — déjà vu!", "x", "A girl reads a book on the grass.",
-    "Numbers 1234567 and 3.14159, again 1234567.", "Two dogs run.", "日本 and 中国 are words too", "a " * 30, "Schnee liegt auf dem Dach der alten Mühle am Fluss.",
+    "A man in a blue shirt stands on a ladder and cleans a window.",
+    "Two dogs run.",
+    "",
+    "the cat's café — déjà vu!",
+    "x",
+    "A girl reads a book on the grass.",
+    "Numbers 1234567 and 3.14159, again 1234567.",
+    "Two dogs run.",
+    "日本 and 中国 are words too",
+    "a " * 30,
+    "Schnee liegt auf dem Dach der alten Mühle am Fluss.",
 )
 LONG = "The quick brown fox jumps over the lazy dog near the river bank, then it sleeps. " * 40
-_SIZES = {"vocab_size": 300, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 66}
-_DISTIL = {"vocab_size": 300, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 66}
+_SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 66,
+}
+_DISTIL = {
+    "vocab_size": 300,
+    "dim": 48,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 96,
+    "max_position_embeddings": 66,
+}
 FAMILIES = {
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**_SIZES)),
-    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**_SIZES, pad_token_id=1, layer_norm_eps=1e-5, type_vocab_size=1)),
-    "xlm-roberta": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)),
+    "roberta": lambda: transformers.RobertaModel(
+        transformers.RobertaConfig(**_SIZES, pad_token_id=1, layer_norm_eps=1e-5, type_vocab_size=1)
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaModel(
+        transformers.XLMRobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)
+    ),
     "distilbert": lambda: transformers.DistilBertModel(transformers.DistilBertConfig(**_DISTIL)),
     "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_SIZES, pad_token_id=1)),
     "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**_SIZES, embedding_size=48)),
@@ -32,12 +59,24 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
-        for parameter in model.parameters():            # the customary 0.02 makes every text look alike; biases and norms stay at their trivial values
+        for parameter in (
+            model.parameters()
+        ):  # the customary 0.02 makes every text look alike; biases and norms stay at their trivial values
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder)
-    tokenizer = byte_level() if family in ("roberta", "xlm-roberta") else word_piece(pads_second=family == "mpnet")
-    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names).save_pretrained(folder)
+    tokenizer = (
+        byte_level() if family in ("roberta", "xlm-roberta") else word_piece(pads_second=family == "mpnet")
+    )
+    names = {
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "mask_token": "[MASK]",
+    }
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=64, **names
+    ).save_pretrained(folder)
     return folder
 
 
@@ -47,7 +86,9 @@ def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") 
         save_folder(folder, family, seed)
         bare = transformers.AutoModel.from_pretrained(folder)
         model = transformers.AutoModelForMaskedLM.from_config(bare.config)
-        model.base_model.load_state_dict({name: value for name, value in bare.state_dict().items() if not name.startswith("pooler")})
+        model.base_model.load_state_dict(
+            {name: value for name, value in bare.state_dict().items() if not name.startswith("pooler")}
+        )
         model.save_pretrained(folder)
     return folder
 
@@ -55,19 +96,37 @@ def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") 
 def word_piece(pads_second: bool = False) -> tokenizers.Tokenizer:
     """Trained on the texts above; [PAD] is id 0, or id 1 as MPNet has it."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
-    return _trained(tokenizer, trainers.WordPieceTrainer(vocab_size=290, special_tokens=_specials(pads_second), show_progress=False))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = (
+        normalizers.BertNormalizer(lowercase=False),
+        pre_tokenizers.BertPreTokenizer(),
+    )
+    return _trained(
+        tokenizer,
+        trainers.WordPieceTrainer(vocab_size=290, special_tokens=_specials(pads_second), show_progress=False),
+    )
 
 
 def byte_level() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return _trained(tokenizer, trainers.BpeTrainer(vocab_size=298, special_tokens=_specials(True), initial_alphabet=alphabet, show_progress=False))
+    return _trained(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=298, special_tokens=_specials(True), initial_alphabet=alphabet, show_progress=False
+        ),
+    )
 
 
 def _specials(pads_second: bool) -> list[str]:
-    return ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"] if pads_second else ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    return (
+        ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+        if pads_second
+        else ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    )
 
 
 def _trained(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer) -> tokenizers.Tokenizer:
@@ -88,7 +147,9 @@ def hidden_states(folder: Path, text: str, max_length: int = 64) -> list[torch.T
 
 def table_rows(folder: Path, text: str, max_length: int = 64) -> np.ndarray:
     """Rows of the word table, (tokens, d), of one text."""
-    ids = transformers.AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=max_length)["input_ids"]
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=max_length)[
+        "input_ids"
+    ]
     tensors = load_file(folder / "model.safetensors")
     return next(tensor for name, tensor in tensors.items() if name.endswith("word_embeddings.weight"))[ids]
 

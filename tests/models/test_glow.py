@@ -19,10 +19,14 @@ REVERSED = torch.arange(4).flip(0)
 def actnorm(factor: float) -> Actnorm:
     """With the location and scale of the worked example."""
     layer = Actnorm(4, factor).double()
-    layer.load_state_dict({
-        "b": torch.tensor([-0.5, 0, 0.5, 1]), "s": torch.tensor([0.1, -0.1, 0, 0.2]), "varies": torch.ones(4, dtype=torch.bool),
-        "initialised": torch.ones(1, dtype=torch.bool),
-    })
+    layer.load_state_dict(
+        {
+            "b": torch.tensor([-0.5, 0, 0.5, 1]),
+            "s": torch.tensor([0.1, -0.1, 0, 0.2]),
+            "varies": torch.ones(4, dtype=torch.bool),
+            "initialised": torch.ones(1, dtype=torch.bool),
+        }
+    )
     return layer
 
 
@@ -42,9 +46,13 @@ def trained(dim: int, settings: FlowSettings, by: float = 0.1) -> Glow:
     return glow
 
 
-@pytest.mark.parametrize(("factor", "expected", "log_det"), [
-    (1.0, [0.552585, 1.809675, 3.5, 6.107014], 0.2), (3.0, [0.674929, 1.481636, 3.5, 9.110594], 0.6),
-])
+@pytest.mark.parametrize(
+    ("factor", "expected", "log_det"),
+    [
+        (1.0, [0.552585, 1.809675, 3.5, 6.107014], 0.2),
+        (3.0, [0.674929, 1.481636, 3.5, 9.110594], 0.6),
+    ],
+)
 def test_golden_actnorm(factor: float, expected: list[float], log_det: float):
     layer = actnorm(factor)
     np.testing.assert_allclose(layer(X).detach()[0], expected, atol=1e-6)
@@ -59,7 +67,7 @@ def test_golden_step_and_likelihood():
     z = step(X)
     np.testing.assert_allclose(z.detach()[0], [6.107014, 3.5, 3.988182, 4.052585], atol=1e-6)
     log_density = (standard_normal(z) + step.actnorm.log_scale().sum()).item()
-    assert log_density == pytest.approx(-44.413084, abs=1e-5)       # -0.5 |z|^2 doubles the rounding of six digits
+    assert log_density == pytest.approx(-44.413084, abs=1e-5)  # -0.5 |z|^2 doubles the rounding of six digits
     assert -log_density / (4 * math.log(2)) == pytest.approx(16.018634, abs=1e-6)
     np.testing.assert_allclose(step.inverse(z).detach(), X, atol=1e-12)
 
@@ -91,7 +99,9 @@ def test_a_constant_dimension_is_not_blown_up_and_keeps_its_scale():
     assert layer.varies.tolist() == [True, True, False, True, True, False, True, True]
     assert y.abs().max() < 10
     log_scale = layer.log_scale().detach()
-    others = torch.exp(-2 * log_scale[layer.varies]).sum() / 8      # mean variance over all dimensions, two of them 0
+    others = (
+        torch.exp(-2 * log_scale[layer.varies]).sum() / 8
+    )  # mean variance over all dimensions, two of them 0
     np.testing.assert_allclose(torch.exp(-2 * log_scale[[2, 5]]), others, rtol=1e-4)
     layer.log_scale().sum().backward()
     assert layer.s.grad is not None
@@ -99,14 +109,21 @@ def test_a_constant_dimension_is_not_blown_up_and_keeps_its_scale():
     assert (layer.s.grad[layer.varies] == 3).all()
 
 
-@pytest.mark.parametrize("settings", [
-    FlowSettings(), FlowSettings(levels=1, depth=1), FlowSettings(levels=3, depth=2, width=5, permutation="random", seed=4),
-])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FlowSettings(),
+        FlowSettings(levels=1, depth=1),
+        FlowSettings(levels=3, depth=2, width=5, permutation="random", seed=4),
+    ],
+)
 def test_the_log_determinant_is_that_of_the_jacobian(settings: FlowSettings):
     glow = trained(8, settings)
     for row in mixed(5, 8, seed=2):
         jacobian = torch.autograd.functional.jacobian(lambda x: glow(x[None])[0], row)
-        assert torch.linalg.slogdet(jacobian).logabsdet.item() == pytest.approx(glow.log_det().item(), abs=1e-7)
+        assert torch.linalg.slogdet(jacobian).logabsdet.item() == pytest.approx(
+            glow.log_det().item(), abs=1e-7
+        )
 
 
 @pytest.mark.parametrize(("dim", "levels"), [(8, 3), (48, 2), (384, 1), (384, 7)])
@@ -123,7 +140,9 @@ def test_inverse_undoes_forward_in_float32(dim: int, levels: int, permutation: s
 def test_couplings_start_as_the_identity():
     glow = Glow(16, FlowSettings(levels=1, depth=2)).double()
     x = mixed(64, 16)
-    once = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)         # turned round twice; the second actnorm finds nothing to do
+    once = (x - x.mean(dim=0)) / (
+        x.std(dim=0, correction=0) + 1e-6
+    )  # turned round twice; the second actnorm finds nothing to do
     np.testing.assert_allclose(glow(x).detach(), once, atol=1e-5)
     assert not np.allclose(trained(16, FlowSettings(levels=1, depth=2))(x).detach(), once, atol=0.1)
 
@@ -133,14 +152,18 @@ def test_levels_give_off_their_second_half():
     glow = Glow(8, FlowSettings(levels=2, depth=1)).double()
     x = mixed(64, 8)
     first = ((x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)).flip(1)
-    np.testing.assert_allclose(glow(x).detach(), torch.cat([first[:, 4:], first[:, :4].flip(1)], dim=1), atol=1e-5)
+    np.testing.assert_allclose(
+        glow(x).detach(), torch.cat([first[:, 4:], first[:, :4].flip(1)], dim=1), atol=1e-5
+    )
 
 
 def test_equal_seeds_give_equal_weights_and_another_seed_others():
     states = [Glow(16, FlowSettings(permutation="random", seed=seed)).state_dict() for seed in (3, 3, 4)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["levels.0.0.order"], states[2]["levels.0.0.order"])
-    assert not torch.equal(states[0]["levels.0.0.coupling.g.0.weight"], states[2]["levels.0.0.coupling.g.0.weight"])
+    assert not torch.equal(
+        states[0]["levels.0.0.coupling.g.0.weight"], states[2]["levels.0.0.coupling.g.0.weight"]
+    )
 
 
 def test_a_reloaded_model_is_not_initialised_again():
@@ -150,12 +173,18 @@ def test_a_reloaded_model_is_not_initialised_again():
     torch.save(glow.state_dict(), file)
     again = Glow(16, FlowSettings())
     again.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
-    again.train()(5 * x + 3)                # would set every actnorm, were the flags not kept
+    again.train()(5 * x + 3)  # would set every actnorm, were the flags not kept
     assert torch.equal(again(x), z)
 
 
-@pytest.mark.parametrize(("dim", "levels", "remedy"), [(50, 2, "at most 1"), (384, 8, "at most 7"), (33, 1, "none fits an odd dimension")])
+@pytest.mark.parametrize(
+    ("dim", "levels", "remedy"),
+    [(50, 2, "at most 1"), (384, 8, "at most 7"), (33, 1, "none fits an odd dimension")],
+)
 def test_a_dimension_that_cannot_be_halved_so_often_is_refused(dim: int, levels: int, remedy: str):
-    with pytest.raises(ConfigError, match=rf"levels: expected .* divisible by {2**levels}.*dimension {dim} with {levels} levels; .*{remedy}"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"levels: expected .* divisible by {2**levels}.*dimension {dim} with {levels} levels; .*{remedy}",
+    ):
         Glow(dim, FlowSettings(levels=levels))
     check_levels(384, 7)

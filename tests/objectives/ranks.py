@@ -22,27 +22,42 @@ ROWS, STEPS, WORLD = 6, 3, 2
 CASES: dict[str, Callable[[], Objective]] = {
     "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
     "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
-    "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),             # texts of three tokens: so nothing is left to draw
+    "pser": lambda: Pser(
+        Tiny(seed=1), temperature=0.3, keep_special=True
+    ),  # texts of three tokens: so nothing is left to draw
     "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
     "tension": lambda: ContrastiveTension(Tiny(seed=1), negatives=3),
     "tension sum": lambda: ContrastiveTension(Tiny(seed=1), reduction="sum"),
     "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
     "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
 }
-ALIKE = ("consert", "consert adversarial", "pser", "tension", "quickthoughts")          # also with texts that are told to be equal
+ALIKE = (
+    "consert",
+    "consert adversarial",
+    "pser",
+    "tension",
+    "quickthoughts",
+)  # also with texts that are told to be equal
 
 
 def batch(rank: int, world: int, step: int, peers: Peers = ALONE, alike: bool = False) -> Batch:
     """The rank's part of the rows of a step. Sentences 1 to 4 are of one document, across the border of the ranks."""
-    columns = {role: [text[:3] for text in texts(ROWS, 3 * step + place)] for place, role in enumerate(("text", "anchor", "positive"))}
+    columns = {
+        role: [text[:3] for text in texts(ROWS, 3 * step + place)]
+        for place, role in enumerate(("text", "anchor", "positive"))
+    }
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     mask = np.zeros((ROWS, ROWS), bool)
     mask[[1, 5, 2, 3], [5, 1, 3, 2]] = True
-    whole = batch_of({**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers)
+    whole = batch_of(
+        {**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers
+    )
     return replace(whole.of_rows(own), false_negatives={"text": mask[own]} if alike else {})
 
 
-def trained(name: str, alike: bool, batches: Callable[[int], Batch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def trained(
+    name: str, alike: bool, batches: Callable[[int], Batch]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Losses of some steps of gradient descent, and the state after them."""
     torch.manual_seed(5)
     objective, losses = CASES[name]().double(), []
@@ -66,7 +81,10 @@ def cases() -> list[tuple[str, bool]]:
 def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=WORLD)
-    found = {case: trained(*case, lambda step, case=case: batch(rank, WORLD, step, Ranks(), case[1])) for case in cases()}
+    found = {
+        case: trained(*case, lambda step, case=case: batch(rank, WORLD, step, Ranks(), case[1]))
+        for case in cases()
+    }
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -17,7 +17,9 @@ from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
-BATCH = batch_of({role: texts(5, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))})
+BATCH = batch_of(
+    {role: texts(5, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))}
+)
 PLAIN = {"name": "simcse", "options": {"head": "none"}}
 
 
@@ -38,13 +40,22 @@ def test_a_name_is_an_objective_with_its_defaults():
     assert built({"name": "simcse", "options": {"temperature": 1}}).temperature == 1.0
 
 
-@pytest.mark.parametrize(("objective", "message"), [
-    ("simcs", r"objective 'simcs'.*did you mean 'simcse'"),
-    ({"name": "simcse", "options": {"temprature": 1}}, r"train.objective\[0\].options of simcse: temprature.*did you mean 'temperature'"),
-    (["supervised", {"name": "simcse", "options": {"temperature": "hot"}}], r"train.objective\[1\].options of simcse: temperature: expected .*number.*'hot'"),
-    ({"name": "simcse", "options": {"temperature": 0}}, r"temperature: expected .*greater than 0"),
-    ({"name": "simcse", "options": {"head": "mlp"}}, r"head: expected .*'none' or 'cls_mlp'"),
-])
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ("simcs", r"objective 'simcs'.*did you mean 'simcse'"),
+        (
+            {"name": "simcse", "options": {"temprature": 1}},
+            r"train.objective\[0\].options of simcse: temprature.*did you mean 'temperature'",
+        ),
+        (
+            ["supervised", {"name": "simcse", "options": {"temperature": "hot"}}],
+            r"train.objective\[1\].options of simcse: temperature: expected .*number.*'hot'",
+        ),
+        ({"name": "simcse", "options": {"temperature": 0}}, r"temperature: expected .*greater than 0"),
+        ({"name": "simcse", "options": {"head": "mlp"}}, r"head: expected .*'none' or 'cls_mlp'"),
+    ],
+)
 def test_what_an_objective_does_not_take_is_refused_with_its_place(objective: object, message: str):
     with pytest.raises(ConfigError, match=message):
         built(objective)
@@ -54,24 +65,41 @@ def test_what_an_objective_does_not_take_is_refused_with_its_place(objective: ob
 
 def test_labels_for_which_there_is_no_class_are_told_of_before_any_row_is_read():
     one = {"name": "classification", "options": {"classes": 2}}
-    with pytest.raises(ConfigError, match=r"classes: expected at least 3, one for each label of nli.parquet, found 2.*contradiction"):
+    with pytest.raises(
+        ConfigError,
+        match=r"classes: expected at least 3, one for each label of nli.parquet, found 2.*contradiction",
+    ):
         roles_of(TrainSettings(objective=one, data="nli.parquet"))
-    assert roles_of(TrainSettings(objective=one, data={"uri": "nli.parquet", "values": {"labels": ["same", "other"]}}))
+    assert roles_of(
+        TrainSettings(objective=one, data={"uri": "nli.parquet", "values": {"labels": ["same", "other"]}})
+    )
 
 
 def test_roles_are_those_of_all_objectives():
     assert roles_of(TrainSettings()) == (("text",), (), "shuffled")
-    assert roles_of(TrainSettings(objective=["simcse", "supervised"])) == (("text", "anchor", "positive"), ("negative",), "shuffled")
+    assert roles_of(TrainSettings(objective=["simcse", "supervised"])) == (
+        ("text", "anchor", "positive"),
+        ("negative",),
+        "shuffled",
+    )
 
 
 def test_a_sum_costs_the_weighted_sum_of_its_terms_and_has_its_gradient():
     total = built([{**PLAIN, "weight": 0.5}, {"name": "supervised", "weight": 2}])
-    terms = {"simcse.info_nce": (0.5, SimCSE(total.encoder, head="none")), "supervised.info_nce": (2.0, Supervised(total.encoder))}
-    parts = {name: weight * loss_and_backward(alone, BATCH, scale=weight).loss.total.item() for name, (weight, alone) in terms.items()}
+    terms = {
+        "simcse.info_nce": (0.5, SimCSE(total.encoder, head="none")),
+        "supervised.info_nce": (2.0, Supervised(total.encoder)),
+    }
+    parts = {
+        name: weight * loss_and_backward(alone, BATCH, scale=weight).loss.total.item()
+        for name, (weight, alone) in terms.items()
+    }
     expected = gradients(total.encoder)
     outcome = loss_and_backward(total, BATCH)
     assert outcome.loss.total.item() == pytest.approx(sum(parts.values()), abs=1e-12)
-    assert {name: value.item() for name, value in outcome.loss.parts.items()} == pytest.approx(parts, abs=1e-12)
+    assert {name: value.item() for name, value in outcome.loss.parts.items()} == pytest.approx(
+        parts, abs=1e-12
+    )
     assert_same(gradients(total.encoder), expected)
 
 
@@ -80,20 +108,30 @@ def test_each_term_leaves_out_the_false_negatives_of_its_own_roles():
     alike = {"text": rng.random((4, 4)) < 0.4, "anchor": rng.random((4, 8)) < 0.4}
     columns = {role: texts(4, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))}
     batch, total = replace(batch_of(columns), false_negatives=alike), built([PLAIN, "supervised"])
-    alone = {"simcse.info_nce": SimCSE(total.encoder, head="none"), "supervised.info_nce": Supervised(total.encoder)}
+    alone = {
+        "simcse.info_nce": SimCSE(total.encoder, head="none"),
+        "supervised.info_nce": Supervised(total.encoder),
+    }
     expected = {name: loss_and_backward(each, batch).loss.total.item() for name, each in alone.items()}
-    assert {name: value.item() for name, value in loss_and_backward(total, batch).loss.parts.items()} == pytest.approx(expected, abs=1e-12)
+    assert {
+        name: value.item() for name, value in loss_and_backward(total, batch).loss.parts.items()
+    } == pytest.approx(expected, abs=1e-12)
 
 
 def test_terms_of_one_name_are_told_apart():
-    assert list(loss_and_backward(built(["simcse", "simcse"]), BATCH).loss.parts) == ["simcse.info_nce", "simcse2.info_nce"]
+    assert list(loss_and_backward(built(["simcse", "simcse"]), BATCH).loss.parts) == [
+        "simcse.info_nce",
+        "simcse2.info_nce",
+    ]
 
 
 def test_a_sum_holds_its_encoder_once():
     objective = built(["simcse", "simcse"])
     names = list(objective.state_dict())
     assert sum("words" in name for name in names) == 1
-    assert [name for name in names if not name.startswith("encoder.")] == [f"terms.{term}.head.linear.{part}" for term in (0, 1) for part in ("weight", "bias")]
+    assert [name for name in names if not name.startswith("encoder.")] == [
+        f"terms.{term}.head.linear.{part}" for term in (0, 1) for part in ("weight", "bias")
+    ]
     assert len(list(objective.parameters())) == len(names)
     for other in (copy.deepcopy(objective), pickle.loads(pickle.dumps(objective))):
         assert other.terms[0].encoder is other.encoder
@@ -108,10 +146,14 @@ def test_a_sum_goes_through_the_encoder_once():
     assert sizes == [5 * (2 + 3)]
 
 
-@pytest.mark.parametrize("settings", [
-    {"objective": ["simcse", {"name": "supervised", "weight": 0.3}]}, {"objective": PLAIN, "matryoshka": (2, 6)},
-    {"objective": [PLAIN, "supervised"], "matryoshka": (6, 3)},
-])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": ["simcse", {"name": "supervised", "weight": 0.3}]},
+        {"objective": PLAIN, "matryoshka": (2, 6)},
+        {"objective": [PLAIN, "supervised"], "matryoshka": (6, 3)},
+    ],
+)
 def test_sums_and_lengths_equal_themselves_in_chunks_and_from_a_file(settings: dict):
     objective = built(**settings)
     expected, known = trained(objective), gradients(objective)

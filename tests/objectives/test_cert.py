@@ -23,7 +23,7 @@ def pairs(seed: int, rows: int = 2) -> Batch:
 def made(**options: object) -> Cert:
     torch.manual_seed(0)
     objective = Cert(Tiny(dropout=0.1), **options).double()
-    with torch.no_grad():                                   # a new head is so small that all keys are near to each other
+    with torch.no_grad():  # a new head is so small that all keys are near to each other
         for module in (objective.head, objective.slow_head):
             for parameter in module.parameters():
                 parameter.mul_(20)
@@ -57,7 +57,9 @@ def test_published_size_of_the_queue():
 
 def test_the_queue_wraps_and_holds_the_keys_of_earlier_steps():
     objective, held = made(queue=5, width=3), {}
-    for step, (expected, pointer) in enumerate([([0, 1], 2), ([0, 1, 2, 3], 4), ([5, 1, 2, 3, 4], 1), ([5, 6, 7, 3, 4], 3)]):
+    for step, (expected, pointer) in enumerate(
+        [([0, 1], 2), ([0, 1, 2, 3], 4), ([5, 1, 2, 3, 4], 1), ([5, 6, 7, 3, 4], 3)]
+    ):
         outcome = loss_and_backward(objective, pairs(step))
         keys = F.normalize(objective.slow_head(outcome.reps[1]), dim=1)
         held |= {2 * step + row: keys[row] for row in range(2)}
@@ -95,7 +97,11 @@ def test_the_copies_have_no_gradient():
     objective = made(queue=4)
     loss_and_backward(objective, pairs(0))
     trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
-    assert trained == set(gradients(objective)) == {name for name, _ in objective.named_parameters() if not name.startswith("slow_")}
+    assert (
+        trained
+        == set(gradients(objective))
+        == {name for name, _ in objective.named_parameters() if not name.startswith("slow_")}
+    )
 
 
 def test_chunks_make_the_same_queue_and_losses():

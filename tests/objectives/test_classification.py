@@ -17,46 +17,72 @@ INFERSENT = ("u", "v", "|u-v|", "u*v")
 
 
 def pairs(labels: list[int]):
-    return batch_of({"premise": texts(len(labels), 1), "hypothesis": texts(len(labels), 2), "label": np.array(labels)})
+    return batch_of(
+        {"premise": texts(len(labels), 1), "hypothesis": texts(len(labels), 2), "label": np.array(labels)}
+    )
 
 
 def test_loss_of_a_known_pair_under_a_known_layer():
     objective = Classification(Tiny(dim=2), bias=False).double()
     with torch.no_grad():
-        objective.classifier.weight.copy_(torch.tensor([[1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, .5, .5]]))
+        objective.classifier.weight.copy_(
+            torch.tensor([[1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0.5, 0.5]])
+        )
     assert objective.loss((U, V), pairs([2])).total.item() == pytest.approx(1.054957, abs=1e-6)
 
 
 def test_features_stand_in_their_order_whatever_is_named_first():
-    objective = Classification(Tiny(dim=2), features=("u*v", "|u-v|", "v", "u"), classes=8, bias=False).double()
+    objective = Classification(
+        Tiny(dim=2), features=("u*v", "|u-v|", "v", "u"), classes=8, bias=False
+    ).double()
     with torch.no_grad():
         objective.classifier.weight.copy_(torch.eye(8))
     logits = torch.tensor([1.0, 2, 3, -1, 2, 3, 3, -2]).double()
     for label in (0, 3, 7):
         expected = torch.logsumexp(logits, 0) - logits[label]
-        assert objective.loss((U, V), pairs([label])).total.item() == pytest.approx(expected.item(), abs=1e-12)
+        assert objective.loss((U, V), pairs([label])).total.item() == pytest.approx(
+            expected.item(), abs=1e-12
+        )
 
 
 def test_a_hidden_layer_is_linear_unless_it_is_told_otherwise():
     plain = Classification(Tiny(), features=INFERSENT, hidden=512)
     assert [type(layer) for layer in plain.classifier] == [nn.Linear, nn.Linear]
-    assert (plain.classifier[0].in_features, plain.classifier[0].out_features, plain.classifier[1].out_features) == (24, 512, 3)
-    assert [type(layer) for layer in Classification(Tiny(), hidden=512, nonlinear=True).classifier] == [nn.Linear, nn.Tanh, nn.Linear]
-    assert not any("bias" in name for name, _ in Classification(Tiny(), hidden=4, bias=False).classifier.named_parameters())
+    assert (
+        plain.classifier[0].in_features,
+        plain.classifier[0].out_features,
+        plain.classifier[1].out_features,
+    ) == (24, 512, 3)
+    assert [type(layer) for layer in Classification(Tiny(), hidden=512, nonlinear=True).classifier] == [
+        nn.Linear,
+        nn.Tanh,
+        nn.Linear,
+    ]
+    assert not any(
+        "bias" in name
+        for name, _ in Classification(Tiny(), hidden=4, bias=False).classifier.named_parameters()
+    )
 
 
 def test_a_classifier_that_knows_nothing_costs_the_logarithm_of_the_classes():
     objective = Classification(Tiny(), classes=5).double()
     nn.init.zeros_(objective.classifier.weight)
     nn.init.zeros_(objective.classifier.bias)
-    assert loss_and_backward(objective, pairs([0, 1, 4])).loss.total.item() == pytest.approx(math.log(5), abs=1e-12)
+    assert loss_and_backward(objective, pairs([0, 1, 4])).loss.total.item() == pytest.approx(
+        math.log(5), abs=1e-12
+    )
 
 
 def test_rows_may_come_in_any_order_and_alone():
     torch.manual_seed(0)
     objective, batch = Classification(Tiny()).double(), pairs([0, 1, 2, 1])
     whole = loss_and_backward(objective, batch).loss.total
-    torch.testing.assert_close(loss_and_backward(objective, batch.of_rows(np.array([2, 0, 3, 1]))).loss.total, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        loss_and_backward(objective, batch.of_rows(np.array([2, 0, 3, 1]))).loss.total,
+        whole,
+        rtol=0,
+        atol=1e-12,
+    )
     alone = [loss_and_backward(objective, batch.of_rows(np.array([row]))).loss.total for row in range(4)]
     torch.testing.assert_close(sum(alone) / 4, whole, rtol=0, atol=1e-12)
 
@@ -71,7 +97,11 @@ def test_labels_and_features_outside_the_set_are_errors():
 @pytest.mark.parametrize("options", [{}, {"hidden": 64}, {"hidden": 64, "bias": False}])
 def test_a_classifier_begins_with_small_normal_weights_and_zero_biases(options: dict):
     torch.manual_seed(0)
-    layers = [layer for layer in Classification(Tiny(dim=100), **options).classifier.modules() if isinstance(layer, nn.Linear)]
+    layers = [
+        layer
+        for layer in Classification(Tiny(dim=100), **options).classifier.modules()
+        if isinstance(layer, nn.Linear)
+    ]
     for layer in layers:
         assert layer.weight.std().item() == pytest.approx(0.02, rel=0.1)
         assert layer.weight.mean().item() == pytest.approx(0, abs=0.004)

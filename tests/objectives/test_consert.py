@@ -24,7 +24,11 @@ def nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float, alike
     count, total = len(first), 0.0
     for row in range(2 * count):
         partner = (row + count) % (2 * count)
-        candidates = [other for other in range(2 * count) if other != row and (other == partner or not alike[row % count, other % count])]
+        candidates = [
+            other
+            for other in range(2 * count)
+            if other != row and (other == partner or not alike[row % count, other % count])
+        ]
         logits = views[candidates] @ views[row] / temperature
         total += np.log(np.exp(logits).sum()) - views[partner] @ views[row] / temperature
     return total / count
@@ -40,23 +44,37 @@ def test_equal_texts_are_no_negatives_where_it_is_told():
     alike = np.zeros((6, 6), bool)
     alike[1, 4] = alike[4, 1] = True
     reps = tuple(view.encode() for view in objective.views(BATCH))
-    assert objective.loss(reps, replace(BATCH, false_negatives={"text": alike})).total.item() == pytest.approx(nt_xent(*reps, 0.3, alike), abs=1e-12)
-    assert objective.loss(reps, BATCH).total.item() == pytest.approx(nt_xent(*reps, 0.3, np.zeros((6, 6), bool)), abs=1e-12)
+    assert objective.loss(
+        reps, replace(BATCH, false_negatives={"text": alike})
+    ).total.item() == pytest.approx(nt_xent(*reps, 0.3, alike), abs=1e-12)
+    assert objective.loss(reps, BATCH).total.item() == pytest.approx(
+        nt_xent(*reps, 0.3, np.zeros((6, 6), bool)), abs=1e-12
+    )
 
 
 def test_views_are_those_that_are_named():
-    kinds = {name: Consert(Tiny(), views=("none", name)).views(BATCH)[1] for name in ("none", "shuffle", "token_cutoff", "feature_cutoff")}
+    kinds = {
+        name: Consert(Tiny(), views=("none", name)).views(BATCH)[1]
+        for name in ("none", "shuffle", "token_cutoff", "feature_cutoff")
+    }
     assert {name for name, view in kinds.items() if view.positions is not None} == {"shuffle"}
-    assert {name: view.at_embedding.of for name, view in kinds.items() if view.at_embedding is not None} == {"token_cutoff": "tokens", "feature_cutoff": "features"}
+    assert {name: view.at_embedding.of for name, view in kinds.items() if view.at_embedding is not None} == {
+        "token_cutoff": "tokens",
+        "feature_cutoff": "features",
+    }
     assert [kind.at_embedding is None for kind in Consert(Tiny()).views(BATCH)] == [False, True]
 
 
-@pytest.mark.parametrize("views", [("feature_cutoff", "shuffle"), ("token_cutoff", "none"), ("feature_cutoff", "feature_cutoff")])
+@pytest.mark.parametrize(
+    "views", [("feature_cutoff", "shuffle"), ("token_cutoff", "none"), ("feature_cutoff", "feature_cutoff")]
+)
 def test_chunks_see_the_views_of_the_whole_batch(views: tuple[str, str]):
     objective, found = Consert(Tiny(dim=12), views=views, token_rate=0.5).double(), []
     for chunk_rows in (None, 4, 1):
         torch.manual_seed(3)
-        found.append((loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total, gradients(objective)))
+        found.append(
+            (loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total, gradients(objective))
+        )
     for loss, gradient in found[1:]:
         torch.testing.assert_close(loss, found[0][0], rtol=0, atol=1e-12)
         assert_same(gradient, found[0][1])
@@ -84,11 +102,16 @@ def test_the_adversarial_view_trains_and_refuses_chunks():
     objective = Consert(Tiny(), views=("shuffle", "adversarial")).double()
     assert torch.isfinite(loss_and_backward(objective, BATCH).loss.total)
     assert all(gradient.abs().max() > 0 for gradient in gradients(objective).values())
-    with pytest.raises(ConfigError, match=r"chunk_rows: expected no chunks, since the adversarial view needs the gradient of all rows"):
+    with pytest.raises(
+        ConfigError,
+        match=r"chunk_rows: expected no chunks, since the adversarial view needs the gradient of all rows",
+    ):
         loss_and_backward(objective, BATCH, chunk_rows=2)
 
 
-@pytest.mark.parametrize("options", [{"feature_rate": 1.0}, {"token_rate": 0}, {"views": ["none", "crop"]}, {"views": ["none"]}])
+@pytest.mark.parametrize(
+    "options", [{"feature_rate": 1.0}, {"token_rate": 0}, {"views": ["none", "crop"]}, {"views": ["none"]}]
+)
 def test_options_that_cannot_be_are_refused(options: dict[str, object]):
     settings = TrainSettings(objective={"name": "consert", "options": options})
     with pytest.raises(ConfigError, match=r"train.objective\[0\].options of consert: " + next(iter(options))):

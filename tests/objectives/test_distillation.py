@@ -36,31 +36,44 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def built(teacher: str, dim: int = 6, **options) -> Objective:
-    return build_objective(TrainSettings(objective={"name": "distillation", "options": {"teacher": teacher, **options}}), Tiny(dim))
+    return build_objective(
+        TrainSettings(objective={"name": "distillation", "options": {"teacher": teacher, **options}}),
+        Tiny(dim),
+    )
 
 
 @pytest.mark.parametrize("roles", [("text",), ("sentence1", "sentence2")])
 def test_similarities_cost_their_divergence_from_the_teachers(teacher, roles):
     objective = built(teacher, temperature=0.1, roles=list(roles))
     own = np.concatenate([objective.encoder(BATCH.tokens(role)).detach().numpy() for role in roles])
-    q, p = (log_softmax((unit(each) @ unit(each).T)[~np.eye(len(own), dtype=bool)].reshape(len(own), -1) / 0.1, axis=1)
-            for each in (own, np.concatenate([known(teacher, role) for role in roles])))
+    q, p = (
+        log_softmax(
+            (unit(each) @ unit(each).T)[~np.eye(len(own), dtype=bool)].reshape(len(own), -1) / 0.1, axis=1
+        )
+        for each in (own, np.concatenate([known(teacher, role) for role in roles]))
+    )
     expected = (np.exp(p) * (p - q)).sum(axis=1).mean()
     assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_vectors_cost_their_mean_squared_difference(teacher):
     objective = built(teacher, dim=48, match="embedding")
-    expected = np.mean((objective.encoder(BATCH.tokens("text")).detach().numpy() - known(teacher, "text")) ** 2)
+    expected = np.mean(
+        (objective.encoder(BATCH.tokens("text")).detach().numpy() - known(teacher, "text")) ** 2
+    )
     assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_vectors_of_another_dimension_are_refused_and_a_teacher_is_needed(teacher):
-    with pytest.raises(ConfigError, match=r"the encoder's dimension.*48 of .*for an encoder of 6.*similarity"):
+    with pytest.raises(
+        ConfigError, match=r"the encoder's dimension.*48 of .*for an encoder of 6.*similarity"
+    ):
         built(teacher, match="embedding")
     with pytest.raises(ConfigError, match=r"train.objective\[0\].options of distillation: teacher"):
         roles_of(TrainSettings(objective="distillation"))
-    assert roles_of(TrainSettings(objective={"name": "distillation", "options": {"teacher": "x", "roles": ["anchor"]}}))[0] == ("anchor",)
+    assert roles_of(
+        TrainSettings(objective={"name": "distillation", "options": {"teacher": "x", "roles": ["anchor"]}})
+    )[0] == ("anchor",)
 
 
 def test_the_teacher_is_neither_trained_nor_saved_nor_moved(teacher):
@@ -68,8 +81,14 @@ def test_the_teacher_is_neither_trained_nor_saved_nor_moved(teacher):
     before = {name: value.clone() for name, value in objective._teacher.state_dict().items()}
     loss_and_backward(objective.train(), BATCH)
     assert not objective._teacher.training
-    assert set(gradients(objective)) == {f"encoder.{name}" for name, _ in objective.encoder.named_parameters()} == set(objective.state_dict())
-    assert all(torch.equal(value.float(), before[name]) for name, value in objective._teacher.state_dict().items())
+    assert (
+        set(gradients(objective))
+        == {f"encoder.{name}" for name, _ in objective.encoder.named_parameters()}
+        == set(objective.state_dict())
+    )
+    assert all(
+        torch.equal(value.float(), before[name]) for name, value in objective._teacher.state_dict().items()
+    )
     assert all(parameter.grad is None for parameter in objective._teacher.parameters())
 
 
@@ -82,7 +101,9 @@ def test_it_copies_after_a_step_too(teacher):
 
 def test_a_shorter_student_learns_from_the_whole_teacher(teacher):
     torch.manual_seed(0)
-    settings = TrainSettings(objective={"name": "distillation", "options": {"teacher": teacher}}, matryoshka=(2, 6))
+    settings = TrainSettings(
+        objective={"name": "distillation", "options": {"teacher": teacher}}, matryoshka=(2, 6)
+    )
     both = loss_and_backward(build_objective(settings, Tiny()), BATCH).loss.total
     alone = built(teacher)
     reps = tuple(view.encode() for view in alone.views(BATCH))
@@ -96,7 +117,15 @@ def test_a_student_that_says_the_same_costs_nothing(teacher):
     assert objective.loss((3 * vectors, vectors), BATCH).total.item() == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("options", "rows"), [({}, 3), ({"match": "similarity"}, 3), ({"roles": ["sentence1", "sentence2"]}, 2), ({"match": "embedding"}, 1)])
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, 3),
+        ({"match": "similarity"}, 3),
+        ({"roles": ["sentence1", "sentence2"]}, 2),
+        ({"match": "embedding"}, 1),
+    ],
+)
 def test_fewer_texts_than_similarities_take_are_refused_before_the_first_step(options, rows):
     Distillation.check_batch(options, rows, everyone=True)
     if options.get("match") != "embedding":

@@ -21,7 +21,9 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("name", CASES)
 def test_without_dropout_two_views_are_one(name: str, encoder: TrainableEncoder):
     told = OBJECTIVES[name](encoder, **CASES[name]).doubts()
-    assert [f"{name}: " in doubt and "train.dropout" in doubt for doubt in told] == [True] * (not encoder.backbone.drops)
+    assert [f"{name}: " in doubt and "train.dropout" in doubt for doubt in told] == [True] * (
+        not encoder.backbone.drops
+    )
 
 
 @pytest.mark.parametrize("name", ["contrastive_tension", "quickthoughts"])

@@ -26,7 +26,12 @@ from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
 Make = Callable[..., Objective]
 ROWS = 6
-NUMBERS = {"score": np.linspace(0, 1, ROWS), "label": np.arange(ROWS) % 3, "document": np.arange(ROWS) // 3, "position": np.arange(ROWS) % 3}
+NUMBERS = {
+    "score": np.linspace(0, 1, ROWS),
+    "label": np.arange(ROWS) % 3,
+    "document": np.arange(ROWS) // 3,
+    "position": np.arange(ROWS) % 3,
+}
 
 pytestmark = pytest.mark.parametrize("name", OBJECTIVES.names())
 
@@ -37,13 +42,21 @@ def make(tmp_path_factory) -> Make:
     top = tmp_path_factory.mktemp("encoders")
     folders = [folder_of_language_model(top / str(seed), seed) for seed in range(3)]
     for folder in folders[1:]:
-        shutil.copy(folders[0] / "tokenizer.json", folder)          # its training breaks ties by chance
+        shutil.copy(folders[0] / "tokenizer.json", folder)  # its training breaks ties by chance
 
     def made(name: str, seed: int = 0) -> Objective:
         torch.manual_seed(seed)
         kind = OBJECTIVES[name]
-        encoder = load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0) if kind.reads_folder else Tiny(seed=seed)
-        options = {each.name: str(folders[2]) for each in inspect.signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY and each.default is each.empty}
+        encoder = (
+            load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0)
+            if kind.reads_folder
+            else Tiny(seed=seed)
+        )
+        options = {
+            each.name: str(folders[2])
+            for each in inspect.signature(kind).parameters.values()
+            if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+        }
         return kind(encoder, **options).double()
 
     return made
@@ -51,7 +64,11 @@ def make(tmp_path_factory) -> Make:
 
 def batch_for(objective: Objective) -> Batch:
     roles = (*objective.columns, *objective.optional)
-    columns = {role: texts(ROWS, place) if role in TEXTS else NUMBERS[role] for place, role in enumerate(ROLES) if role in roles}
+    columns = {
+        role: texts(ROWS, place) if role in TEXTS else NUMBERS[role]
+        for place, role in enumerate(ROLES)
+        if role in roles
+    }
     folder = getattr(objective.encoder, "folder", None)
     if folder is None:
         return batch_of(columns)
@@ -82,8 +99,12 @@ def test_its_gradient_reaches_the_encoder_and_whatever_else_is_trained(name: str
     objective = make(name)
     assert torch.isfinite(trained(objective))
     found = gradients(objective)
-    assert set(found) == {parameter for parameter, value in objective.named_parameters() if value.requires_grad}
-    assert any(gradient.abs().max() > 0 for parameter, gradient in found.items() if parameter.startswith("encoder."))
+    assert set(found) == {
+        parameter for parameter, value in objective.named_parameters() if value.requires_grad
+    }
+    assert any(
+        gradient.abs().max() > 0 for parameter, gradient in found.items() if parameter.startswith("encoder.")
+    )
 
 
 def test_steps_along_its_gradient_lower_its_loss(name: str, make: Make):
@@ -133,7 +154,12 @@ def test_the_loss_does_not_see_the_order_of_rows(name: str, make: Make):
     batch, places = batch_for(objective), np.random.default_rng(0).permutation(ROWS)
     reps = tuple(view.encode().detach() for view in objective.views(batch))
     expected = objective.loss(reps, batch).total
-    torch.testing.assert_close(objective.loss(tuple(rep[places] for rep in reps), batch.of_rows(places)).total, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        objective.loss(tuple(rep[places] for rep in reps), batch.of_rows(places)).total,
+        expected,
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_as_few_rows_as_it_says_are_enough(name: str, make: Make):
@@ -144,7 +170,10 @@ def test_as_few_rows_as_it_says_are_enough(name: str, make: Make):
 
 def test_it_is_a_term_of_a_sum(name: str, make: Make):
     objective = make(name)
-    total = Sum(objective.encoder, [Term("first", 0.5, objective), Term("second", 2.0, CosineRegression(objective.encoder))])
+    total = Sum(
+        objective.encoder,
+        [Term("first", 0.5, objective), Term("second", 2.0, CosineRegression(objective.encoder))],
+    )
     assert not any(".encoder." in entry for entry in total.state_dict() if entry.startswith("terms.1"))
     if any(view.undivided is not None for view in total.views(batch_for(total))):
         pytest.skip("it refuses chunks")

@@ -30,7 +30,10 @@ def opened(folder, dropout: float | None = 0.0, **settings):
 
 
 def batch_for(objective: MaskedLM, rows: int, role: str = "text") -> Batch:
-    return replace(batch_of({role: [f"a man reads {text} on the grass" for text in texts(rows)]}), tokenize=objective.encoder.folder.tokenizer())
+    return replace(
+        batch_of({role: [f"a man reads {text} on the grass" for text in texts(rows)]}),
+        tokenize=objective.encoder.folder.tokenizer(),
+    )
 
 
 def test_it_is_the_mean_over_masked_words_of_the_padded_model(folder):
@@ -42,7 +45,9 @@ def test_it_is_the_mean_over_masked_words_of_the_padded_model(folder):
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     rows = [torch.from_numpy(row).long() for row in np.split(masked.ids, masked.offsets[1:-1])]
     logits = torch.cat([model(input_ids=row[None]).logits[0] for row in rows]).detach()
-    expected = torch.nn.functional.cross_entropy(logits[masked.kept], torch.from_numpy(words[masked.kept]).long())
+    expected = torch.nn.functional.cross_entropy(
+        logits[masked.kept], torch.from_numpy(words[masked.kept]).long()
+    )
     assert found.total.item() == pytest.approx(expected.item(), rel=1e-5)
     assert list(found.parts) == ["masked_lm"]
 
@@ -78,12 +83,19 @@ def test_a_template_is_never_masked(folder):
 
 
 def test_beside_another_objective_it_reads_that_ones_texts(folder):
-    settings = TrainSettings(objective=["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}], matryoshka=(8, 48))
+    settings = TrainSettings(
+        objective=["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}],
+        matryoshka=(8, 48),
+    )
     assert roles_of(settings) == (("anchor", "positive"), ("negative",), "shuffled")
     objective = build_objective(settings, opened(folder))
     batch = batch_for(objective, 4, "anchor")
     batch = replace(batch, columns={**batch.columns, "positive": texts(4)})
-    whole, chunked = (loss_and_backward(objective, batch, chunk_rows=rows).loss for rows in (None, 3) if torch.manual_seed(0))
+    whole, chunked = (
+        loss_and_backward(objective, batch, chunk_rows=rows).loss
+        for rows in (None, 3)
+        if torch.manual_seed(0)
+    )
     assert set(whole.parts) == {"supervised.info_nce", "masked_lm.masked_lm"}
     for name, part in whole.parts.items():
         assert chunked.parts[name].item() == pytest.approx(part.item(), rel=1e-5)

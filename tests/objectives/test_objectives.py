@@ -10,13 +10,22 @@ from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
 
 
 def test_a_batch_gives_tokens_of_a_role_and_some_of_its_rows():
-    batch = Batch({"text": ["ab", "c", "def"], "score": np.array([1.0, 2.0, 3.0])}, np.array([7, 8, 9]), tokenize, false_negatives={"text": np.ones((3, 3), bool)})
+    batch = Batch(
+        {"text": ["ab", "c", "def"], "score": np.array([1.0, 2.0, 3.0])},
+        np.array([7, 8, 9]),
+        tokenize,
+        false_negatives={"text": np.ones((3, 3), bool)},
+    )
     assert len(batch) == 3
     assert "text" in batch
     assert "label" not in batch
     assert batch.tokens("text").lengths.tolist() == [2, 1, 3]
     part = batch.of_rows(np.array([2, 0]))
-    assert (part.columns["text"], part.columns["score"].tolist(), part.rows.tolist()) == (["def", "ab"], [3.0, 1.0], [9, 7])
+    assert (part.columns["text"], part.columns["score"].tolist(), part.rows.tolist()) == (
+        ["def", "ab"],
+        [3.0, 1.0],
+        [9, 7],
+    )
     assert not part.false_negatives
     assert part.places.tolist() == [2, 0]
     assert part.of_rows(np.array([1])).places.tolist() == [0]
@@ -39,8 +48,13 @@ def test_rows_of_a_view_keep_their_tokens_and_positions():
     view, encoder = View(Tiny(), tokens, positions=positions), Tiny()
     rows = np.array([3, 1])
     part = View(encoder, tokens, positions=positions).of_rows(rows)
-    torch.testing.assert_close(part.encode(), View(encoder, tokens, positions=positions).encode()[rows], rtol=0, atol=1e-14)
-    assert view.of_rows(rows).positions.tolist() == [*positions[tokens.offsets[3] :], *positions[tokens.offsets[1] : tokens.offsets[2]]]
+    torch.testing.assert_close(
+        part.encode(), View(encoder, tokens, positions=positions).encode()[rows], rtol=0, atol=1e-14
+    )
+    assert view.of_rows(rows).positions.tolist() == [
+        *positions[tokens.offsets[3] :],
+        *positions[tokens.offsets[1] : tokens.offsets[2]],
+    ]
 
 
 def test_a_view_without_gradient_has_none():
@@ -52,7 +66,11 @@ def test_a_view_without_gradient_has_none():
 def test_parts_of_losses_add_up_and_weigh():
     one = Loss.of(contrastive=torch.tensor(2.0, requires_grad=True), masked=torch.tensor(1.0))
     total = one + Loss.of(masked=torch.tensor(3.0), distance=torch.tensor(5.0)) * 0.5
-    assert {name: part.item() for name, part in total.parts.items()} == {"contrastive": 2.0, "masked": 2.5, "distance": 2.5}
+    assert {name: part.item() for name, part in total.parts.items()} == {
+        "contrastive": 2.0,
+        "masked": 2.5,
+        "distance": 2.5,
+    }
     assert total.total.item() == 7.0
     assert total.total.requires_grad
     assert not total.detach().total.requires_grad

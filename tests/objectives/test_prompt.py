@@ -28,7 +28,14 @@ from tests.models.folders import save_folder as random_folder
 from tests.objectives.tiny import assert_same, batch_of, gradients
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
-TEXTS = ["Two dogs run on the grass.", "A man reads.", "x", "A girl reads a book on the grass.", "The cat's café", "two dogs"]
+TEXTS = [
+    "Two dogs run on the grass.",
+    "A man reads.",
+    "x",
+    "A girl reads a book on the grass.",
+    "The cat's café",
+    "two dogs",
+]
 BERT = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
 ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
 
@@ -37,13 +44,18 @@ ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [M
 def folders(tmp_path_factory):
     """With a head for masked words, and without one."""
     top = tmp_path_factory.mktemp("encoders")
-    return {"bert": folder_of_language_model(top / "bert"), "roberta": folder_of_language_model(top / "roberta", family="roberta"),
-            "bare": random_folder(top / "bare", "bert")}
+    return {
+        "bert": folder_of_language_model(top / "bert"),
+        "roberta": folder_of_language_model(top / "roberta", family="roberta"),
+        "bare": random_folder(top / "bare", "bert"),
+    }
 
 
 def made(path, name: str, dropout: float = 0.0, **options) -> Objective:
     torch.manual_seed(0)
-    return OBJECTIVES[name](load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options)
+    return OBJECTIVES[name](
+        load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options
+    )
 
 
 def batch(path, **columns) -> Batch:
@@ -52,7 +64,9 @@ def batch(path, **columns) -> Batch:
 
 def read(path, template: str, texts, denoise: bool, transform: bool = False) -> torch.Tensor:
     encoder = load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
-    reading = PromptedEncoder(encoder, template, limit=32, denoise=denoise, transform=transform_of(encoder) if transform else None)
+    reading = PromptedEncoder(
+        encoder, template, limit=32, denoise=denoise, transform=transform_of(encoder) if transform else None
+    )
     return reading(reading.folder.tokenizer()(texts))
 
 
@@ -64,7 +78,9 @@ def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("denoise", [True, False])
 def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, family, templates, denoise):
     objective = made(folders[family], "prompt", denoise=denoise)
-    first, second = (objective.head(read(folders[family], template, TEXTS, denoise)) for template in templates)
+    first, second = (
+        objective.head(read(folders[family], template, TEXTS, denoise)) for template in templates
+    )
     expected = F.cross_entropy(cosines(first, second), torch.arange(len(TEXTS)))
     outcome = loss_and_backward(objective, batch(folders[family], text=TEXTS))
     torch.testing.assert_close(outcome.loss.total, expected.detach(), atol=1e-4, rtol=0)
@@ -73,7 +89,9 @@ def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, 
 def test_the_supervised_loss_compares_what_the_language_model_makes_of_masks(folders):
     objective = made(folders["bert"], "prompt_supervised")
     columns = {"anchor": TEXTS, "positive": TEXTS[::-1], "negative": [text.upper() for text in TEXTS]}
-    anchors, positives, negatives = (read(folders["bert"], BERT[0], texts, True, transform=True) for texts in columns.values())
+    anchors, positives, negatives = (
+        read(folders["bert"], BERT[0], texts, True, transform=True) for texts in columns.values()
+    )
     expected = F.cross_entropy(cosines(anchors, torch.cat([positives, negatives])), torch.arange(len(TEXTS)))
     outcome = loss_and_backward(objective, batch(folders["bert"], **columns))
     torch.testing.assert_close(outcome.loss.total, expected.detach(), atol=1e-4, rtol=0)
@@ -82,7 +100,10 @@ def test_the_supervised_loss_compares_what_the_language_model_makes_of_masks(fol
 @pytest.mark.parametrize(("family", "readout"), [("bert", "transform"), ("roberta", "mlp"), ("bare", "mlp")])
 def test_bert_is_read_through_its_language_model_and_others_through_a_new_layer(folders, family, readout):
     objective = made(folders[family], "prompt_supervised")
-    assert (objective.transform is not None, objective.head is not None) == (readout == "transform", readout == "mlp")
+    assert (objective.transform is not None, objective.head is not None) == (
+        readout == "transform",
+        readout == "mlp",
+    )
     assert made(folders["bare"], "prompt_supervised", readout="transform").doubts()
     assert not objective.doubts()
 
@@ -95,7 +116,13 @@ def test_the_product_is_a_folder_of_what_the_paper_reads_at_inference(folders, t
     saved = save_folder(product, product.folder, tmp_path / "saved")
     found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
     template = (BERT if family == "bert" else ROBERTA)[0]
-    expected = read(folders[family], template, TEXTS, denoise=name == "prompt_supervised", transform=(name, family) == ("prompt_supervised", "bert"))
+    expected = read(
+        folders[family],
+        template,
+        TEXTS,
+        denoise=name == "prompt_supervised",
+        transform=(name, family) == ("prompt_supervised", "bert"),
+    )
     if (name, family) == ("prompt_supervised", "roberta"):
         expected = objective.head(expected)
     np.testing.assert_allclose(found, expected.detach(), atol=2e-5)
@@ -122,7 +149,9 @@ def test_chunks_with_dropout_replay_the_template_alone_too(folders, name):
 
 def test_views_of_both_templates_share_a_pass_and_each_length_costs_one_row_more(folders):
     objective, seen = made(folders["bert"], "prompt"), []
-    objective.encoder.backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0].tokens)))
+    objective.encoder.backbone.register_forward_hook(
+        lambda module, inputs, output: seen.append(len(inputs[0].tokens))
+    )
     loss_and_backward(objective, batch(folders["bert"], text=[*TEXTS, "Two dogs run on the grass."]))
     lengths = set(batch(folders["bert"], text=TEXTS).tokens("text").lengths.tolist())
     assert seen == [2 * 7 + 2 * len(lengths)]
@@ -130,13 +159,20 @@ def test_views_of_both_templates_share_a_pass_and_each_length_costs_one_row_more
 
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
 def test_a_limit_beyond_what_the_batches_have_is_refused(folders, name):
-    with pytest.raises(ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"):
+    with pytest.raises(
+        ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"
+    ):
         made(folders["bert"], name, limit=63)
 
 
-@pytest.mark.parametrize(("second", "said"), [
-    ("a [MASK]", r"a template with \[X\] once"), ("[X]", r"one \[MASK\] around a text, found 0"), ("[X] [MASK] [MASK]", "found 2"),
-])
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ("a [MASK]", r"a template with \[X\] once"),
+        ("[X]", r"one \[MASK\] around a text, found 0"),
+        ("[X] [MASK] [MASK]", "found 2"),
+    ],
+)
 def test_a_template_without_its_parts_is_refused(folders, second, said):
     with pytest.raises(ModelError, match=said):
         made(folders["bert"], "prompt", templates=(BERT[0], second))
@@ -147,19 +183,36 @@ def test_an_encoder_with_a_template_of_its_own_goes_on_with_it(folders, tmp_path
     saved = save_folder(product, product.folder, tmp_path / "saved")
     objective = made(saved.path, "prompt_supervised", readout="none", denoise=False)
     vectors = objective.product()(saved.tokenizer()(TEXTS))
-    np.testing.assert_allclose(vectors.detach(), load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(
+        vectors.detach(),
+        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
+        atol=1e-5,
+    )
     rows = batch(saved.path, anchor=TEXTS, positive=TEXTS)
     np.testing.assert_array_equal(objective.views(rows)[0].tokens.ids, saved.tokenizer()(TEXTS).ids)
 
 
 @pytest.mark.parametrize("name", ["promptbert-unsupervised", "promptbert-supervised", "optiprompt"])
 def test_the_published_settings_train_an_encoder_whose_folder_opens(folders, tmp_path, name):
-    job = load_settings(Job, CONFIGS / f"{name}.yaml", (f"encoder.path={folders['bert']}", "train.optimizer.learning_rate=0.003", "train.schedule.name=constant"))
+    job = load_settings(
+        Job,
+        CONFIGS / f"{name}.yaml",
+        (
+            f"encoder.path={folders['bert']}",
+            "train.optimizer.learning_rate=0.003",
+            "train.schedule.name=constant",
+        ),
+    )
     folder = open_folder(job.encoder)
     torch.manual_seed(0)
     objective = build_objective(job.train, load_trainable(folder, dropout=0.02))
-    columns = dict.fromkeys((*objective.columns, *objective.optional), TEXTS) | ({"positive": TEXTS[::-1]} if "positive" in objective.columns else {})
-    rows, training = replace(batch_of(columns), tokenize=folder.tokenizer()), Training(objective, job.train, steps=40, steps_per_epoch=40)
+    columns = dict.fromkeys((*objective.columns, *objective.optional), TEXTS) | (
+        {"positive": TEXTS[::-1]} if "positive" in objective.columns else {}
+    )
+    rows, training = (
+        replace(batch_of(columns), tokenize=folder.tokenizer()),
+        Training(objective, job.train, steps=40, steps_per_epoch=40),
+    )
     found = [float(step.loss.total) for step in fit(training, itertools.repeat(rows), until=40)]
     assert np.mean(found[-5:]) < 0.8 * np.mean(found[:5])
     product = objective.product()
@@ -167,21 +220,40 @@ def test_the_published_settings_train_an_encoder_whose_folder_opens(folders, tmp
     assert (saved.max_length, saved.pooling) == (product.encoder.folder.max_length, ("mask",))
     with torch.no_grad():
         expected = product.encoder.eval()(saved.tokenizer()(TEXTS))
-    np.testing.assert_allclose(load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), expected, atol=2e-5)
+    np.testing.assert_allclose(
+        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
+        expected,
+        atol=2e-5,
+    )
 
 
 def test_beside_another_objective_it_keeps_its_layers_and_its_template(folders):
     """A sum has the encoder once, and everything else that a term trains."""
-    terms = ({"name": "prompt_supervised", "options": {"hard_negative_weight": 1.0}}, {"name": "supervised", "weight": 0.5})
+    terms = (
+        {"name": "prompt_supervised", "options": {"hard_negative_weight": 1.0}},
+        {"name": "supervised", "weight": 0.5},
+    )
     settings, path = TrainSettings(objective=terms), folders["bert"]
     torch.manual_seed(0)
-    objective = build_objective(settings, load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)).double()
+    objective = build_objective(
+        settings, load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
+    ).double()
     rows = batch(path, anchor=TEXTS, positive=TEXTS[::-1], negative=[text.upper() for text in TEXTS])
-    parts = [float(made(path, one["name"]).double().loss(_vectors(made(path, one["name"]).double(), rows), rows).total) for one in terms]
+    parts = [
+        float(
+            made(path, one["name"])
+            .double()
+            .loss(_vectors(made(path, one["name"]).double(), rows), rows)
+            .total
+        )
+        for one in terms
+    ]
     outcome, known = loss_and_backward(objective, rows), gradients(objective)
     assert float(outcome.loss.total) == pytest.approx(parts[0] + 0.5 * parts[1], abs=1e-9)
     assert sum(name.endswith("transform.dense.weight") for name in known) == 1
-    assert len(objective.state_dict()) == len({id(value) for value in objective.state_dict(keep_vars=True).values()})
+    assert len(objective.state_dict()) == len(
+        {id(value) for value in objective.state_dict(keep_vars=True).values()}
+    )
     loss_and_backward(objective, rows, chunk_rows=4)
     assert_same(gradients(objective), known, 1e-10)
 

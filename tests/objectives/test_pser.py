@@ -21,7 +21,10 @@ def test_known_divergence_of_similarities():
 
 
 def test_known_divergence_of_embeddings():
-    first, second = torch.tensor([[0.2, -0.4, 1.0]] * 2).double(), torch.tensor([[0.0, 0.1, 0.8]] * 2).double()
+    first, second = (
+        torch.tensor([[0.2, -0.4, 1.0]] * 2).double(),
+        torch.tensor([[0.0, 0.1, 0.8]] * 2).double(),
+    )
     found = Pser(Tiny(dim=3), alpha=0.5).loss((first, second), PAIR)
     assert found.parts["divergence"].item() == pytest.approx(0.5 * 0.038426, abs=1e-6)
 
@@ -43,7 +46,9 @@ def test_both_readings_train_and_cost_what_they_did_in_chunks():
         found = []
         for chunk_rows in (None, 2):
             torch.manual_seed(0)
-            found.append(loss_and_backward(Pser(Tiny(), kl_on=kl_on).double(), batch, chunk_rows=chunk_rows).loss.total)
+            found.append(
+                loss_and_backward(Pser(Tiny(), kl_on=kl_on).double(), batch, chunk_rows=chunk_rows).loss.total
+            )
         torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
 

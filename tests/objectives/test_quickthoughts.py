@@ -21,12 +21,20 @@ F, G = torch.tensor([[1.0, 0], [0, 1], [1, 1]]).double(), torch.tensor([[1.0, 1]
 
 
 def piece(rows: int, documents: Column | None = None) -> Batch:
-    return batch_of({"text": texts(rows), "document": ["a"] * rows if documents is None else documents, "position": np.arange(rows)})
+    return batch_of(
+        {
+            "text": texts(rows),
+            "document": ["a"] * rows if documents is None else documents,
+            "position": np.arange(rows),
+        }
+    )
 
 
 @pytest.mark.parametrize(("diag", "loss"), [("zero", 0.955552), ("mask", 0.813262)])
 def test_known_loss_of_three_sentences(diag: str, loss: float):
-    assert QuickThoughts(Tiny(dim=2), diag=diag).loss((F, G), piece(3)).total.item() == pytest.approx(loss, abs=1e-6)
+    assert QuickThoughts(Tiny(dim=2), diag=diag).loss((F, G), piece(3)).total.item() == pytest.approx(
+        loss, abs=1e-6
+    )
 
 
 def test_neighbours_are_of_one_document():
@@ -38,7 +46,9 @@ def test_neighbours_are_of_one_document():
     logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     one, two = [logs[0, 1], (logs[1, 0] + logs[1, 2]) / 2, logs[2, 1]], [logs[4, 5], logs[5, 4]]
     for documents in (["a", "a", "a", None, "b", "b"], ["a", "a", "a", "c", "b", "b"]):
-        assert objective.loss((f, g), piece(6, documents)).total.item() == pytest.approx(-np.mean(one + two), abs=1e-12)
+        assert objective.loss((f, g), piece(6, documents)).total.item() == pytest.approx(
+            -np.mean(one + two), abs=1e-12
+        )
     expected = objective.loss((f, g), piece(6, np.array([4, 4, 4, 5, 5, 5]))).total
     assert torch.equal(objective.loss((f, g), piece(6, np.array([-1, -1, -1, 9, 9, 9]))).total, expected)
     with pytest.raises(DataError, match="neighbours of one document"):
@@ -48,8 +58,14 @@ def test_neighbours_are_of_one_document():
 def test_equal_sentences_are_no_candidates_where_it_is_told():
     alike = np.zeros((3, 3), bool)
     alike[0, 2] = alike[2, 0] = True
-    loss = QuickThoughts(Tiny(dim=2)).loss((F, G), replace(piece(3), false_negatives={"text": alike})).total.item()
-    assert loss == pytest.approx(0.813262 / 3, abs=1e-6)                    # the outer sentences have their neighbour alone to pick
+    loss = (
+        QuickThoughts(Tiny(dim=2))
+        .loss((F, G), replace(piece(3), false_negatives={"text": alike}))
+        .total.item()
+    )
+    assert loss == pytest.approx(
+        0.813262 / 3, abs=1e-6
+    )  # the outer sentences have their neighbour alone to pick
 
 
 def test_a_wider_context_has_more_neighbours():
@@ -58,7 +74,9 @@ def test_a_wider_context_has_more_neighbours():
     np.fill_diagonal(scores, -np.inf)
     logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     expected = -np.mean([np.mean([logs[i, j] for j in range(5) if 0 < abs(i - j) <= 2]) for i in range(5)])
-    assert QuickThoughts(Tiny(dim=4), context=2).loss((f, g), piece(5)).total.item() == pytest.approx(expected, abs=1e-12)
+    assert QuickThoughts(Tiny(dim=4), context=2).loss((f, g), piece(5)).total.item() == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_two_encoders_are_trained_apart_and_stand_side_by_side_in_the_product():
@@ -72,11 +90,17 @@ def test_two_encoders_are_trained_apart_and_stand_side_by_side_in_the_product():
 
 
 def test_the_second_encoder_may_begin_with_weights_of_its_own(tmp_path: Path):
-    encoder = load_trainable(open_folder(EncoderSettings(path=str(save_folder(tmp_path / "bert", "bert")))), dropout=0.0)
+    encoder = load_trainable(
+        open_folder(EncoderSettings(path=str(save_folder(tmp_path / "bert", "bert")))), dropout=0.0
+    )
     apart = {}
     for second in ("copy", "drawn"):
         objective = QuickThoughts(encoder, second=second)
-        apart[second] = [(one - two).abs().max() for one, two in zip(objective.encoder.parameters(), objective.twin.parameters(), strict=True) if one.dim() > 1]
+        apart[second] = [
+            (one - two).abs().max()
+            for one, two in zip(objective.encoder.parameters(), objective.twin.parameters(), strict=True)
+            if one.dim() > 1
+        ]
     assert max(apart["copy"]) == 0
     assert min(apart["drawn"]) > 0.01
 

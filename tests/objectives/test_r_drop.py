@@ -17,8 +17,11 @@ def pairs(rows: int) -> Batch:
 @pytest.mark.parametrize(("alpha", "loss"), [(1.0, 1.138400), (5.0, 1.492711)])
 def test_known_loss_of_two_distributions(alpha: float, loss: float):
     objective = RDrop(Tiny(dim=3), alpha=alpha, features=("u",))
-    objective.classifier = torch.nn.Identity()              # of the premise's vector alone: its logits
-    first, second = torch.tensor([[0.7, 0.2, 0.1]]).double().log(), torch.tensor([[0.5, 0.3, 0.2]]).double().log()
+    objective.classifier = torch.nn.Identity()  # of the premise's vector alone: its logits
+    first, second = (
+        torch.tensor([[0.7, 0.2, 0.1]]).double().log(),
+        torch.tensor([[0.5, 0.3, 0.2]]).double().log(),
+    )
     found = objective.loss((first, first, second, first), pairs(1))
     assert found.total.item() == pytest.approx(loss, abs=1e-6)
     assert found.parts["cross_entropy"].item() == pytest.approx(1.049822, abs=1e-6)
@@ -41,7 +44,10 @@ def test_each_pass_has_masks_of_its_own():
 
 def test_the_gradient_flows_through_both_passes():
     objective = RDrop(Tiny(dim=4), alpha=2.0).double()
-    reps = tuple(torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in range(4))
+    reps = tuple(
+        torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        for seed in range(4)
+    )
     objective.loss(reps, pairs(3)).parts["divergence"].backward()
     assert all(rep.grad.abs().max() > 1e-4 for rep in reps)
 

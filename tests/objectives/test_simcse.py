@@ -19,10 +19,12 @@ from tests.objectives.tiny import Tiny, batch_of, texts
 Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
 
 
-@pytest.mark.parametrize(("temperature", "loss"), [(1.0, .479110), (.5, .330085), (.05, .001427)])
+@pytest.mark.parametrize(("temperature", "loss"), [(1.0, 0.479110), (0.5, 0.330085), (0.05, 0.001427)])
 def test_loss_of_two_known_pairs(temperature: float, loss: float):
     objective = SimCSE(Tiny(dim=2), temperature=temperature, head="none")
-    assert objective.loss((Z, OTHER), batch_of({"text": ["a", "b"]})).total.item() == pytest.approx(loss, abs=1e-6)
+    assert objective.loss((Z, OTHER), batch_of({"text": ["a", "b"]})).total.item() == pytest.approx(
+        loss, abs=1e-6
+    )
 
 
 def test_texts_go_twice_through_one_pass_under_masks_of_their_own():
@@ -37,7 +39,10 @@ def test_texts_go_twice_through_one_pass_under_masks_of_their_own():
 
 def test_shared_masks_make_both_copies_one_vector():
     torch.manual_seed(0)
-    objective, batch = SimCSE(Tiny(dropout=0.2), head="none", temperature=0.5, masks="shared").double(), batch_of({"text": texts(5)})
+    objective, batch = (
+        SimCSE(Tiny(dropout=0.2), head="none", temperature=0.5, masks="shared").double(),
+        batch_of({"text": texts(5)}),
+    )
     outcome = loss_and_backward(objective, batch)
     unit = torch.nn.functional.normalize(outcome.reps[0], dim=1)
     expected = ((unit @ unit.T / 0.5).logsumexp(1) - 1 / 0.5).mean()
@@ -47,7 +52,9 @@ def test_shared_masks_make_both_copies_one_vector():
 def test_texts_at_one_point_cost_the_logarithm_of_their_number():
     objective = SimCSE(Tiny(dim=4), head="none")
     point = torch.ones(64, 4).double()
-    assert objective.loss((point, point), batch_of({"text": texts(64)})).total.item() == pytest.approx(np.log(64), abs=1e-12)
+    assert objective.loss((point, point), batch_of({"text": texts(64)})).total.item() == pytest.approx(
+        np.log(64), abs=1e-12
+    )
 
 
 def test_a_head_is_drawn_small_and_stands_before_the_cosine():
@@ -66,10 +73,14 @@ def test_a_text_that_stands_twice_is_no_negative_where_it_is_told():
     batch = batch_of({"text": ["abc", "de", "abc"]})
     alike = np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], bool)
     reps = tuple(view.encode() for view in objective.views(batch))
-    cosines = torch.nn.functional.cosine_similarity(reps[0][:, None], reps[1][None], dim=2).detach().numpy() / 0.3
+    cosines = (
+        torch.nn.functional.cosine_similarity(reps[0][:, None], reps[1][None], dim=2).detach().numpy() / 0.3
+    )
     kept = np.where(alike, -np.inf, cosines)
     expected = np.mean(np.log(np.exp(kept).sum(axis=1)) - np.diag(cosines))
-    assert objective.loss(reps, replace(batch, false_negatives={"text": alike})).total.item() == pytest.approx(expected, abs=1e-12)
+    assert objective.loss(
+        reps, replace(batch, false_negatives={"text": alike})
+    ).total.item() == pytest.approx(expected, abs=1e-12)
     assert objective.loss(reps, batch).total.item() > expected + 0.1
 
 

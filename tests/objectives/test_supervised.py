@@ -6,11 +6,13 @@ import torch
 from pipeline.objectives.supervised import Supervised
 from tests.objectives.tiny import Tiny, batch_of, texts
 
-Z, POSITIVE, NEGATIVE = (torch.tensor(rows).double() for rows in ([[1.0, 0], [0, 1]], [[1.0, 1], [0, 2]], [[-1.0, 1], [1, 2]]))
+Z, POSITIVE, NEGATIVE = (
+    torch.tensor(rows).double() for rows in ([[1.0, 0], [0, 1]], [[1.0, 1], [0, 2]], [[-1.0, 1], [1, 2]])
+)
 BATCH = batch_of({"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]})
 
 
-@pytest.mark.parametrize(("weight", "loss"), [(1.0, .856406), (2.0, .994004)])
+@pytest.mark.parametrize(("weight", "loss"), [(1.0, 0.856406), (2.0, 0.994004)])
 def test_loss_of_two_known_triples(weight: float, loss: float):
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=weight)
     assert objective.loss((Z, POSITIVE, NEGATIVE), BATCH).total.item() == pytest.approx(loss, abs=1e-6)
@@ -18,7 +20,7 @@ def test_loss_of_two_known_triples(weight: float, loss: float):
 
 def test_without_negatives_it_is_the_loss_of_pairs():
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=2.0)
-    assert objective.loss((Z, POSITIVE), BATCH).total.item() == pytest.approx(.330085, abs=1e-6)
+    assert objective.loss((Z, POSITIVE), BATCH).total.item() == pytest.approx(0.330085, abs=1e-6)
 
 
 def test_negatives_are_seen_where_there_are_any():
@@ -26,10 +28,16 @@ def test_negatives_are_seen_where_there_are_any():
     pairs = {"anchor": texts(3, 1), "positive": texts(3, 2)}
     assert len(objective.views(batch_of(pairs))) == 2
     views = objective.views(batch_of({**pairs, "negative": texts(3, 3)}))
-    assert [view.tokens.ids.tolist() for view in views] == [batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3)]
+    assert [view.tokens.ids.tolist() for view in views] == [
+        batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3)
+    ]
 
 
 def test_a_head_stays_in_the_product_unless_it_is_told_otherwise():
-    kept, dropped, none = Supervised(Tiny(), head="cls_mlp"), Supervised(Tiny(), head="cls_mlp", keep_head=False), Supervised(Tiny())
+    kept, dropped, none = (
+        Supervised(Tiny(), head="cls_mlp"),
+        Supervised(Tiny(), head="cls_mlp", keep_head=False),
+        Supervised(Tiny()),
+    )
     assert kept.product().head is kept.head
     assert dropped.product().head is none.product().head is None

@@ -33,11 +33,21 @@ class Tiny(nn.Module):
         self.layer = nn.Parameter(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         lengths = torch.from_numpy(tokens.lengths)
-        standing = np.concatenate([np.arange(length) for length in tokens.lengths]) if positions is None else positions
+        standing = (
+            np.concatenate([np.arange(length) for length in tokens.lengths])
+            if positions is None
+            else positions
+        )
         x = self.words[torch.from_numpy(tokens.ids).long()] + self.places[torch.from_numpy(standing)]
-        x = self.dropout(x if at_embedding is None else at_embedding(x, segments(tokens.offsets[:-1], tokens.lengths, 0, torch.from_numpy)))
+        x = self.dropout(
+            x
+            if at_embedding is None
+            else at_embedding(x, segments(tokens.offsets[:-1], tokens.lengths, 0, torch.from_numpy))
+        )
         x = self.dropout((x @ self.layer).tanh())
         rows = torch.repeat_interleave(torch.arange(len(tokens)), lengths)
         return x.new_zeros(len(tokens), self.dim).index_add(0, rows, x) / lengths[:, None]
@@ -50,12 +60,19 @@ def batch_of(columns: dict[str, Column], peers: Peers = ALONE) -> Batch:
 def texts(count: int, seed: int = 0) -> list[str]:
     """Different lengths, different letters."""
     random = np.random.default_rng(seed)
-    return ["".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), size=random.integers(2, 9))) for _ in range(count)]
+    return [
+        "".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), size=random.integers(2, 9)))
+        for _ in range(count)
+    ]
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
     """A copy of each parameter's gradient; the module then has none."""
-    found = {name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None}
+    found = {
+        name: parameter.grad.clone()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
     module.zero_grad(set_to_none=True)
     return found
 
@@ -63,7 +80,9 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-12) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], gradient, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 class Table(nn.Module):
@@ -75,5 +94,7 @@ class Table(nn.Module):
         self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))
         self.dim = self.weight.shape[1]
 
-    def forward(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         return F.normalize(self.rows[torch.from_numpy(tokens.ids).long()] @ self.weight, dim=1)

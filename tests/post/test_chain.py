@@ -17,7 +17,9 @@ from pipeline.stats.tensors import pack
 
 def vectors(rows: int = 1_500, dim: int = 16, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(rows, dim)) @ np.random.default_rng(7).normal(size=(dim, dim)) + np.arange(dim)).astype(np.float32)
+    return (
+        rng.normal(size=(rows, dim)) @ np.random.default_rng(7).normal(size=(dim, dim)) + np.arange(dim)
+    ).astype(np.float32)
 
 
 def standardized(x: np.ndarray, fit: np.ndarray) -> np.ndarray:
@@ -49,21 +51,36 @@ def test_whitening_behind_a_removal_leaves_the_removed_directions_out() -> None:
     assert affine is not None
     assert affine.matrix.shape == (14, 16)
     assert chain.notes[0].startswith("components: 2 principal directions removed")
-    assert chain.notes[1] == "whitening: 14 of 16 components are kept; the vectors vary in 14 of 16 directions only"
+    assert (
+        chain.notes[1]
+        == "whitening: 14 of 16 components are kept; the vectors vary in 14 of 16 directions only"
+    )
 
 
 def test_a_name_alone_is_the_transform_itself() -> None:
     moments = Moments.of(vectors())
-    assert fit_transform(moments, WhitenSettings(k=9), "raw").to_bytes() == fit_whitening(moments, 9, space_id="raw").to_bytes()
+    assert (
+        fit_transform(moments, WhitenSettings(k=9), "raw").to_bytes()
+        == fit_whitening(moments, 9, space_id="raw").to_bytes()
+    )
 
 
 def test_a_file_keeps_every_step() -> None:
-    chain = fit_transform(Moments.of(vectors()), WhitenSettings(transform="standardize+components+whitening"), "raw")
+    chain = fit_transform(
+        Moments.of(vectors()), WhitenSettings(transform="standardize+components+whitening"), "raw"
+    )
     back = load_transform(chain.to_bytes())
     assert isinstance(back, Chain)
-    assert (back.to_bytes(), back.transform_id, back.space_id, back.fitted_rows) == (chain.to_bytes(), chain.transform_id, "raw", 1_500)
+    assert (back.to_bytes(), back.transform_id, back.space_id, back.fitted_rows) == (
+        chain.to_bytes(),
+        chain.transform_id,
+        "raw",
+        1_500,
+    )
     assert name_of(back) == "standardize+components+whitening"
-    assert [step.space_id for step in steps_of(back)][1:] == [space_after(step) for step in steps_of(back)[:-1]]
+    assert [step.space_id for step in steps_of(back)][1:] == [
+        space_after(step) for step in steps_of(back)[:-1]
+    ]
     assert (back(vectors(9)) == chain(vectors(9))).all()
 
 
@@ -73,8 +90,14 @@ def test_damaged_files_say_so() -> None:
     files = {str(place): np.frombuffer(step.to_bytes(), np.uint8) for place, step in enumerate(chain.steps)}
     header = {"kind": "chain", "steps": ["standardize", "components"], "transform_id": chain.transform_id}
     load_transform(pack(files, header))
-    cases = {pack({"0": files["0"]}, header): "one file for each", pack({"0": files["1"], "1": files["0"]}, header): "damaged"}
-    cases |= {pack(files, {"kind": "chain"}): "no steps", pack({"0": files["0"], "1": files["1"][:40]}, header): "tensor file"}
+    cases = {
+        pack({"0": files["0"]}, header): "one file for each",
+        pack({"0": files["1"], "1": files["0"]}, header): "damaged",
+    }
+    cases |= {
+        pack(files, {"kind": "chain"}): "no steps",
+        pack({"0": files["0"], "1": files["1"][:40]}, header): "tensor file",
+    }
     for content, message in cases.items():
         with pytest.raises(DataError, match=message):
             load_transform(content)
@@ -129,12 +152,20 @@ def test_a_step_that_is_no_affine_map_is_trained_behind_the_others() -> None:
 
 
 @pytest.mark.usefixtures("cube")
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"transform": "whitenin"}, "did you mean 'whitening'"), ({"transform": "standardize+sif"}, "no such name"), ({"transform": "standardize+"}, "join them by"),
-    ({"transform": "chain"}, r"join them by \+"), ({"transform": "cube"}, "which a faiss index can hold.*manta evaluate"),
-    ({"transform": "standardize+cube"}, "which a faiss index can hold"), ({"transform": "standardize", "k": "dev"}, "whiten.k: expected whitening among"),
-    ({"transform": "standardize", "k": 64}, "whiten.k: expected whitening among"), ({"remove": "dev"}, "whiten.remove: expected components among"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transform": "whitenin"}, "did you mean 'whitening'"),
+        ({"transform": "standardize+sif"}, "no such name"),
+        ({"transform": "standardize+"}, "join them by"),
+        ({"transform": "chain"}, r"join them by \+"),
+        ({"transform": "cube"}, "which a faiss index can hold.*manta evaluate"),
+        ({"transform": "standardize+cube"}, "which a faiss index can hold"),
+        ({"transform": "standardize", "k": "dev"}, "whiten.k: expected whitening among"),
+        ({"transform": "standardize", "k": 64}, "whiten.k: expected whitening among"),
+        ({"remove": "dev"}, "whiten.remove: expected components among"),
+    ],
+)
 def test_what_cannot_stand_in_an_index_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_transform(WhitenSettings(**settings), indexed=True)
@@ -148,9 +179,11 @@ def test_outside_an_index_the_last_step_may_be_any_map() -> None:
         check_transform(WhitenSettings(transform="cube+standardize"), indexed=False)
 
 
-@pytest.mark.parametrize("name", ["whitening", "standardize", "components", "standardize+components", "components+whitening"])
+@pytest.mark.parametrize(
+    "name", ["whitening", "standardize", "components", "standardize+components", "components+whitening"]
+)
 def test_workers_in_any_number_fit_the_same(name: str) -> None:
-    x = vectors().astype(np.float64) * 1e-3 + 10                                # far from zero: what cancels would show
+    x = vectors().astype(np.float64) * 1e-3 + 10  # far from zero: what cancels would show
     settings = WhitenSettings(transform=name)
     whole = fit_transform(Moments.of(x), settings, "raw")
     for cuts in ([700], [1, 2, 3], list(range(50, 1_500, 50))):

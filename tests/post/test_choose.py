@@ -25,17 +25,23 @@ def test_the_likelihood_from_moments_is_that_of_the_rows(k: int) -> None:
     fit, held = factors(600), factors(200, seed=1) + 0.1
     found = held_out_likelihood(Moments.of(fit), Moments.of(held), [k])[0]
     if k < 24:
-        pca = PCA(k, svd_solver="full").fit(fit)                # its noise is the same mean of eigenvalues, of the sample covariance
+        pca = PCA(k, svd_solver="full").fit(
+            fit
+        )  # its noise is the same mean of eigenvalues, of the sample covariance
         covariance = pca.get_covariance() * (len(fit) - 1) / len(fit)
     else:
         covariance = np.cov(fit.T, bias=True)
-    assert found == pytest.approx(multivariate_normal(fit.mean(axis=0), covariance).logpdf(held).mean(), rel=1e-9)
+    assert found == pytest.approx(
+        multivariate_normal(fit.mean(axis=0), covariance).logpdf(held).mean(), rel=1e-9
+    )
 
 
 def test_directions_without_variance_are_no_part_of_the_space() -> None:
     fit, held = factors(600), factors(200, seed=1)
     wide = [np.hstack([x, np.full((len(x), 3), 0.25)]) for x in (fit, held)]
-    plain, padded = (held_out_likelihood(Moments.of(a), Moments.of(b), [3, 24]) for a, b in ((fit, held), wide))
+    plain, padded = (
+        held_out_likelihood(Moments.of(a), Moments.of(b), [3, 24]) for a, b in ((fit, held), wide)
+    )
     np.testing.assert_allclose(padded, plain, rtol=1e-9)
 
 
@@ -62,18 +68,27 @@ def test_rows_held_out_find_the_directions_above_the_noise(signals: int) -> None
 
 def test_behind_another_step_the_likelihood_is_that_of_what_it_gives() -> None:
     x = factors(4_000) * np.linspace(1, 30, 24)
-    plain, (curve,) = choose(WhitenSettings(transform="standardize+whitening", k="likelihood"), Moments.of(x), held=Moments.of(x[:800]))
+    plain, (curve,) = choose(
+        WhitenSettings(transform="standardize+whitening", k="likelihood"),
+        Moments.of(x),
+        held=Moments.of(x[:800]),
+    )
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
     _, (oracle,) = choose(WhitenSettings(k="likelihood"), Moments.of(scaled), held=Moments.of(scaled[:800]))
     assert plain.k == oracle.chosen
-    np.testing.assert_allclose([figure for _, figure in curve.points], [figure for _, figure in oracle.points], atol=1e-4)
+    np.testing.assert_allclose(
+        [figure for _, figure in curve.points], [figure for _, figure in oracle.points], atol=1e-4
+    )
 
 
 def halves(loud: int) -> Halves:
     """Two views of 300 texts; `loud` directions that all vectors share drown what tells them apart."""
     rng = np.random.default_rng(0)
     meaning = rng.normal(size=(300, 20))
-    views = [np.hstack([meaning + 0.6 * rng.normal(size=(300, 20)), 40 * rng.normal(size=(300, loud))]) for _ in range(2)]
+    views = [
+        np.hstack([meaning + 0.6 * rng.normal(size=(300, 20)), 40 * rng.normal(size=(300, loud))])
+        for _ in range(2)
+    ]
     return Halves(*views)
 
 
@@ -83,7 +98,9 @@ def test_dev_finds_how_many_directions_to_remove(loud: int) -> None:
     moments = Moments.of(np.concatenate([dev.first, dev.second]))
     chosen, (curve,) = choose(WhitenSettings(transform="components", remove="dev"), moments, dev)
     assert chosen.remove == curve.chosen == loud
-    assert dict(curve.points)[0] == pytest.approx(mean_reciprocal_rank(dev.first - moments.mean, dev.second - moments.mean), abs=1e-4)
+    assert dict(curve.points)[0] == pytest.approx(
+        mean_reciprocal_rank(dev.first - moments.mean, dev.second - moments.mean), abs=1e-4
+    )
     assert curve.sentence.startswith(f"whiten.remove is {loud}, the best of 10 values by MRR (300 texts): ")
 
 
@@ -92,11 +109,15 @@ def test_dev_chooses_remove_first_then_k_and_each_figure_is_that_of_the_whole_tr
     gold = np.r_[np.ones(150), np.zeros(150)]
     pairs = Pairs(dev.first, np.concatenate([dev.second[:150], dev.second[150:][::-1]]), gold)
     moments = Moments.of(np.concatenate([dev.first, dev.second]))
-    chosen, curves = choose(WhitenSettings(transform="components+whitening", k="dev", remove="dev"), moments, pairs)
+    chosen, curves = choose(
+        WhitenSettings(transform="components+whitening", k="dev", remove="dev"), moments, pairs
+    )
     assert [(curve.setting, curve.metric) for curve in curves] == [("remove", "Spearman"), ("k", "Spearman")]
     for value, figure in curves[1].points[::3]:
         transform = fit_transform(moments, chosen.model_copy(update={"k": value}), "")
-        assert figure == pytest.approx(spearman(transform(pairs.left), transform(pairs.right), gold), abs=1e-9)
+        assert figure == pytest.approx(
+            spearman(transform(pairs.left), transform(pairs.right), gold), abs=1e-9
+        )
     assert (chosen.remove, chosen.k) == (curves[0].chosen, curves[1].chosen)
 
 
@@ -110,11 +131,19 @@ def test_numbers_are_left_as_they_are() -> None:
     settings = WhitenSettings(k=7, remove=3)
     assert choose(settings, Moments.of(factors(100))) == (settings, ())
     with pytest.raises(DataError):
-        choose(WhitenSettings(k="dev"), Moments.of(np.ones((30, 4))), Halves(np.ones((3, 4)), np.ones((3, 4))))
+        choose(
+            WhitenSettings(k="dev"), Moments.of(np.ones((30, 4))), Halves(np.ones((3, 4)), np.ones((3, 4)))
+        )
 
 
 def test_of_equal_figures_the_smallest_value_wins() -> None:
     x = np.random.default_rng(0).normal(size=(200, 6))
-    _, (curve,) = choose(WhitenSettings(transform="components", remove="dev"), Moments.of(x), Halves(np.eye(6)[:2], np.eye(6)[:2]))
+    _, (curve,) = choose(
+        WhitenSettings(transform="components", remove="dev"),
+        Moments.of(x),
+        Halves(np.eye(6)[:2], np.eye(6)[:2]),
+    )
     assert isinstance(curve, Curve)
-    assert curve.chosen == min(value for value, figure in curve.points if figure == max(figure for _, figure in curve.points))
+    assert curve.chosen == min(
+        value for value, figure in curve.points if figure == max(figure for _, figure in curve.points)
+    )

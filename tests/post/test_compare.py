@@ -11,14 +11,20 @@ from pipeline.stats.moments import Moments
 
 
 def test_a_text_is_cut_in_the_middle_of_its_words() -> None:
-    assert split_halves("one two three four  five six\nseven eight nine") == ("one two three four", "five six seven eight nine")
+    assert split_halves("one two three four  five six\nseven eight nine") == (
+        "one two three four",
+        "five six seven eight nine",
+    )
     assert split_halves("one two three four five six seven") is None
     assert split_halves("") is None
 
 
 def test_reciprocal_rank_equals_counting() -> None:
     rng = np.random.default_rng(0)
-    queries, targets = rng.normal(size=(1_100, 6)), rng.normal(size=(1_100, 6)) + 0.5          # more than one block of queries
+    queries, targets = (
+        rng.normal(size=(1_100, 6)),
+        rng.normal(size=(1_100, 6)) + 0.5,
+    )  # more than one block of queries
     expected = []
     for number, query in enumerate(queries):
         scores = targets @ query / np.linalg.norm(targets, axis=1)
@@ -29,7 +35,7 @@ def test_reciprocal_rank_equals_counting() -> None:
 def test_a_perfect_match_scores_one_and_a_collapsed_space_the_least() -> None:
     x = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
     assert mean_reciprocal_rank(x, 3 * x) == 1
-    assert mean_reciprocal_rank(x, np.ones_like(x)) == pytest.approx(1 / 100)      # ties count against
+    assert mean_reciprocal_rank(x, np.ones_like(x)) == pytest.approx(1 / 100)  # ties count against
     with pytest.raises(DataError, match="at least one"):
         mean_reciprocal_rank(x[:0], x[:0])
 
@@ -47,7 +53,10 @@ def space(loudness: float) -> tuple[np.ndarray, np.ndarray]:
     """Two noisy views of 400 texts: 20 directions that tell texts apart, and 4 that say nothing, `loudness` times as strong."""
     rng = np.random.default_rng(0)
     meaning = rng.normal(size=(400, 20))
-    views = [np.hstack([meaning + 0.3 * rng.normal(size=(400, 20)), loudness * rng.normal(size=(400, 4))]) for _ in range(2)]
+    views = [
+        np.hstack([meaning + 0.3 * rng.normal(size=(400, 20)), loudness * rng.normal(size=(400, 4))])
+        for _ in range(2)
+    ]
     return views[0], views[1]
 
 
@@ -72,5 +81,7 @@ def test_a_tie_uses_whitening() -> None:
 
 def test_another_transform_is_called_by_its_name() -> None:
     found = compare(Halves(*space(1.0)), lambda x: x, "standardize+components")
-    assert found.sentence.startswith("The transform standardize+components is used: it is not worse. First half")
+    assert found.sentence.startswith(
+        "The transform standardize+components is used: it is not worse. First half"
+    )
     assert f"{found.whitened:.4f} transformed." in found.sentence

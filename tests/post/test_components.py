@@ -14,15 +14,24 @@ def vectors(rows: int = 1_500, dim: int = 24, seed: int = 0) -> np.ndarray:
     """Rows far from zero with two loud directions."""
     rng = np.random.default_rng(seed)
     scales = np.r_[9.0, 5.0, np.linspace(1, 0.2, dim - 2)]
-    return (rng.normal(size=(rows, dim)) * scales @ np.linalg.qr(np.random.default_rng(9).normal(size=(dim, dim)))[0] + 3).astype(np.float32)
+    return (
+        rng.normal(size=(rows, dim))
+        * scales
+        @ np.linalg.qr(np.random.default_rng(9).normal(size=(dim, dim)))[0]
+        + 3
+    ).astype(np.float32)
 
 
 def test_golden_of_sif() -> None:
     v = np.array([[0.004320, 0.000998], [0.007201, -0.003663], [0.003322, 0.003311]])
     sif = fit_components(Moments.of(v), 1, centred=False)
-    np.testing.assert_allclose(np.abs(sif.directions[0]), [0.982447, 0.186543], atol=2e-4)     # the vectors above are rounded
+    np.testing.assert_allclose(
+        np.abs(sif.directions[0]), [0.982447, 0.186543], atol=2e-4
+    )  # the vectors above are rounded
     assert np.prod(sif.directions[0]) < 0
-    np.testing.assert_allclose(sif(v), [[0.000333, 0.001755], [-0.000421, -0.002216], [0.000722, 0.003805]], atol=1e-6)
+    np.testing.assert_allclose(
+        sif(v), [[0.000333, 0.001755], [-0.000421, -0.002216], [0.000722, 0.003805]], atol=1e-6
+    )
 
 
 def test_golden_of_all_but_the_top() -> None:
@@ -37,14 +46,18 @@ def test_what_is_left_is_what_scikit_learn_leaves(count: int) -> None:
     fitted = fit_components(merge_tree(Moments.of(part) for part in np.split(x, [2, 700])), count)
     pca = PCA(count, svd_solver="full").fit(x) if count else None
     centred = unseen - x.mean(axis=0)
-    np.testing.assert_allclose(fitted(unseen), centred - (centred @ pca.components_.T @ pca.components_ if pca else 0), atol=1e-5)
+    np.testing.assert_allclose(
+        fitted(unseen), centred - (centred @ pca.components_.T @ pca.components_ if pca else 0), atol=1e-5
+    )
     assert fitted.share == pytest.approx(pca.explained_variance_ratio_.sum() if pca else 0)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_without_centring_the_singular_vectors_of_the_rows_go(count: int) -> None:
     x, unseen = vectors().astype(np.float64), vectors(40, seed=1).astype(np.float64)
-    fitted = fit_components(merge_tree(Moments.of(part) for part in np.split(x, [2, 700])), count, centred=False)
+    fitted = fit_components(
+        merge_tree(Moments.of(part) for part in np.split(x, [2, 700])), count, centred=False
+    )
     top = np.linalg.svd(x, full_matrices=False)[2][:count]
     np.testing.assert_allclose(fitted(unseen), unseen - unseen @ top.T @ top, atol=1e-5)
     assert not fitted.mean.any()
@@ -58,7 +71,9 @@ def test_nothing_is_left_along_a_removed_direction() -> None:
 
 def test_notes_tell_one_from_several_and_centred_from_not() -> None:
     moments = Moments.of(vectors())
-    assert fit_components(moments, 1, centred=False).notes[0].startswith("1 singular direction removed, with ")
+    assert (
+        fit_components(moments, 1, centred=False).notes[0].startswith("1 singular direction removed, with ")
+    )
     assert fit_components(moments, 0).notes == ("0 principal directions removed, with 0.0% of the variance",)
 
 
@@ -74,15 +89,31 @@ def test_a_file_keeps_every_bit() -> None:
     fitted = fit_components(Moments.of(vectors()), 3, space_id="a space")
     back = load_transform(fitted.to_bytes())
     assert isinstance(back, Components)
-    assert (back.to_bytes(), back.transform_id, back.centred, back.share) == (fitted.to_bytes(), fitted.transform_id, True, fitted.share)
-    others = [fit_components(Moments.of(vectors()), 3, space_id=space, centred=centred) for space, centred in (("b", True), ("a space", False))]
+    assert (back.to_bytes(), back.transform_id, back.centred, back.share) == (
+        fitted.to_bytes(),
+        fitted.transform_id,
+        True,
+        fitted.share,
+    )
+    others = [
+        fit_components(Moments.of(vectors()), 3, space_id=space, centred=centred)
+        for space, centred in (("b", True), ("a space", False))
+    ]
     assert len({fitted.transform_id, *(other.transform_id for other in others)}) == 3
 
 
-@pytest.mark.parametrize(("x", "count", "centred"), [
-    (np.ones((1, 4)), 0, True), (np.ones((60, 4)), 0, True), (np.ones((60, 4)), 1, False), (np.zeros((60, 4)), 0, False),
-    (np.eye(4), 3, True), (np.eye(4), 4, False), (np.eye(4), -1, True),
-])
+@pytest.mark.parametrize(
+    ("x", "count", "centred"),
+    [
+        (np.ones((1, 4)), 0, True),
+        (np.ones((60, 4)), 0, True),
+        (np.ones((60, 4)), 1, False),
+        (np.zeros((60, 4)), 0, False),
+        (np.eye(4), 3, True),
+        (np.eye(4), 4, False),
+        (np.eye(4), -1, True),
+    ],
+)
 def test_a_space_without_that_many_directions_is_an_error(x: np.ndarray, count: int, centred: bool) -> None:
     with pytest.raises(DataError):
         fit_components(Moments.of(x), count, centred=centred)
@@ -90,7 +121,9 @@ def test_a_space_without_that_many_directions_is_an_error(x: np.ndarray, count: 
 
 def test_too_few_rows_are_a_value_not_an_error() -> None:
     assert fit_components(Moments.of(vectors(15)), 3).shortage is None
-    assert "14 rows are too few to find 3 directions: at least 15" in (fit_components(Moments.of(vectors(14)), 3).shortage or "")
+    assert "14 rows are too few to find 3 directions: at least 15" in (
+        fit_components(Moments.of(vectors(14)), 3).shortage or ""
+    )
 
 
 def test_vectors_of_another_space_are_refused() -> None:

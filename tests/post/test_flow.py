@@ -56,7 +56,13 @@ def test_a_file_keeps_every_bit_and_is_found_by_its_kind():
     assert isinstance(back, Flow)
     assert TRANSFORMS["flow"] is Flow
     assert back.to_bytes() == flow.to_bytes()
-    assert (back.transform_id, back.space_id, back.fitted_rows, back.curve, back.settings) == (flow.transform_id, "a space", 320, flow.curve, flow.settings)
+    assert (back.transform_id, back.space_id, back.fitted_rows, back.curve, back.settings) == (
+        flow.transform_id,
+        "a space",
+        320,
+        flow.curve,
+        flow.settings,
+    )
     assert (back.k, back.notes, back.shortage) == (DIM, flow.notes, None)
     np.testing.assert_array_equal(back(vectors(9)), flow(vectors(9)))
 
@@ -65,7 +71,7 @@ def test_the_file_holds_that_every_actnorm_was_initialised():
     """So the first vectors after loading, here of quite another place and scale, set none of them."""
     tensors, _ = unpack(fit(0).to_bytes())
     flags = [bool(tensor.all()) for name, tensor in tensors.items() if name.endswith("initialised")]
-    assert flags == [True] * 18                         # two levels of three steps, one in each step and two in its coupling
+    assert flags == [True] * 18  # two levels of three steps, one in each step and two in its coupling
     back, flow = load_transform(fit(0).to_bytes()), fit(0)
     back(1000 * vectors(50) - 3)
     np.testing.assert_array_equal(back(vectors(9)), flow(vectors(9)))
@@ -80,7 +86,9 @@ def test_another_process_writes_the_same_bytes():
 
 def test_the_notes_tell_how_likelihood_and_dev_task_went():
     flow = fit()
-    assert flow.notes[0].startswith(f"bits per dimension went from {flow.curve[0].heldout:.4f} to {flow.curve[-1].heldout:.4f} on 200 rows held out")
+    assert flow.notes[0].startswith(
+        f"bits per dimension went from {flow.curve[0].heldout:.4f} to {flow.curve[-1].heldout:.4f} on 200 rows held out"
+    )
     assert fit(1).shortage == "32 rows are too few for a flow on 24 dimensions: at least 120 are needed"
 
 

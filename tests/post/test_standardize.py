@@ -15,7 +15,9 @@ X = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])
 def vectors(rows: int = 2_000, dim: int = 24, seed: int = 0) -> np.ndarray:
     """Rows that lie a thousand times as far from zero as they spread."""
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)) * 1e-2 + rng.uniform(5, 20, dim)).astype(np.float32)
+    return (
+        rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)) * 1e-2 + rng.uniform(5, 20, dim)
+    ).astype(np.float32)
 
 
 def test_golden_of_four_points() -> None:
@@ -37,7 +39,9 @@ def test_constant_dimensions_become_zero_and_are_named() -> None:
     x = vectors()
     x[:, 3], x[:, 9], x[:, 20] = 0.1, 0, 1e-4
     fitted = fit_standardize(Moments.of(x))
-    assert fitted.notes == ("3 of 24 dimensions are constant (standard deviation below 1e-08; counted from 0: 3, 9, 20)",)
+    assert fitted.notes == (
+        "3 of 24 dimensions are constant (standard deviation below 1e-08; counted from 0: 3, 9, 20)",
+    )
     y = fitted(x)
     assert not y[:, [3, 9, 20]].any()
     affine = fitted.affine()
@@ -65,7 +69,12 @@ def test_a_file_keeps_every_bit_and_another_space_is_another_transform() -> None
     fitted = fit_standardize(Moments.of(vectors()), space_id="a space")
     back = load_transform(fitted.to_bytes())
     assert isinstance(back, Standardize)
-    assert (back.to_bytes(), back.transform_id, back.space_id, back.fitted_rows) == (fitted.to_bytes(), fitted.transform_id, "a space", 2_000)
+    assert (back.to_bytes(), back.transform_id, back.space_id, back.fitted_rows) == (
+        fitted.to_bytes(),
+        fitted.transform_id,
+        "a space",
+        2_000,
+    )
     assert fit_standardize(Moments.of(vectors()), space_id="b").transform_id != fitted.transform_id
     content = fitted.to_bytes()
     with pytest.raises(DataError, match="damaged"):

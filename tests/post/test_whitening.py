@@ -48,7 +48,9 @@ def test_golden_of_four_points() -> None:
 
 def test_golden_of_four_points_with_one_component() -> None:
     y = fit(X, 1)(X)[:, 0]
-    np.testing.assert_allclose(y * -np.sign(y[0]), [-0.393590, 0.442123, 1.326370, -1.374903], atol=1e-5)      # up to a global flip
+    np.testing.assert_allclose(
+        y * -np.sign(y[0]), [-0.393590, 0.442123, 1.326370, -1.374903], atol=1e-5
+    )  # up to a global flip
 
 
 def test_golden_full_rank_on_few_points_says_so() -> None:
@@ -110,19 +112,30 @@ def test_a_file_keeps_every_bit_and_is_found_by_its_kind() -> None:
     back = load_transform(whiten.to_bytes())
     assert isinstance(back, Whitening)
     assert back.to_bytes() == whiten.to_bytes()
-    assert (back.transform_id, back.space_id, back.fitted_rows, back.requested) == (whiten.transform_id, "a space", 500, 20)
+    assert (back.transform_id, back.space_id, back.fitted_rows, back.requested) == (
+        whiten.transform_id,
+        "a space",
+        500,
+        20,
+    )
     assert (back(vectors(9)) == whiten(vectors(9))).all()
 
 
 def test_another_process_writes_the_same_bytes() -> None:
     program = "from tests.post.test_whitening import *; print(hashlib.sha256(fit(vectors(500)).to_bytes()).hexdigest())"
-    runs = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    runs = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
     assert len(runs) == 1
 
 
 def test_the_id_tells_spaces_and_fits_apart() -> None:
     moments = Moments.of(vectors(500))
-    same, other_space, other_k = (fit_whitening(moments, k, space_id=space).transform_id for k, space in [(None, "a"), (None, "b"), (9, "a")])
+    same, other_space, other_k = (
+        fit_whitening(moments, k, space_id=space).transform_id
+        for k, space in [(None, "a"), (None, "b"), (9, "a")]
+    )
     assert len({same, other_space, other_k}) == 3
     assert fit_whitening(moments, space_id="a").transform_id == same
 
@@ -132,7 +145,9 @@ def test_damaged_files_say_so() -> None:
     flipped = content[:-9] + bytes([content[-9] ^ 64]) + content[-8:]
     cases = {b"": "tensor file", content[:200]: "tensor file", pack({"a": X}, {"kind": "spell"}): "spell"}
     cases |= {pack({"a": X}, {"kind": "whitening"}): "no tensor matrix"}
-    cases |= {pack(dict.fromkeys(("matrix", "bias", "eigenvalues"), X), {"kind": "whitening"}): "no rank, condition"}
+    cases |= {
+        pack(dict.fromkeys(("matrix", "bias", "eigenvalues"), X), {"kind": "whitening"}): "no rank, condition"
+    }
     for broken, message in cases.items():
         with pytest.raises(DataError, match=message):
             load_transform(broken)
@@ -149,7 +164,11 @@ def test_zca_has_the_cosines_of_pca_on_the_old_axes(k: int | None) -> None:
     np.testing.assert_allclose(zca.matrix, zca.matrix.T, atol=1e-4)
     values, axes = np.linalg.eigh(np.cov(vectors(2_000).astype(np.float64).T, bias=True))
     kept = axes[:, ::-1][:, : k or 32]
-    expected = (x - vectors(2_000).astype(np.float64).mean(axis=0)) @ (kept / np.sqrt(values[::-1][: k or 32])) @ kept.T
+    expected = (
+        (x - vectors(2_000).astype(np.float64).mean(axis=0))
+        @ (kept / np.sqrt(values[::-1][: k or 32]))
+        @ kept.T
+    )
     np.testing.assert_allclose(zca(x), expected, atol=5e-3)
     assert load_transform(zca.to_bytes()).notes == zca.notes
 
@@ -166,7 +185,11 @@ def test_automatic_shrinkage_is_that_of_scikit_learn(rows: int) -> None:
 
 
 def test_equal_variances_in_all_directions_shrink_wholly() -> None:
-    assert oas_shrinkage(Moments(8, np.zeros(4), 8 * np.eye(4))) == OAS().fit(np.r_[np.eye(4), -np.eye(4)] * 2).shrinkage_ == 1
+    assert (
+        oas_shrinkage(Moments(8, np.zeros(4), 8 * np.eye(4)))
+        == OAS().fit(np.r_[np.eye(4), -np.eye(4)] * 2).shrinkage_
+        == 1
+    )
 
 
 @pytest.mark.parametrize(("shrinkage", "ridge"), [(0.2, 0.0), (0.0, 0.1), (0.3, 0.05), (1.0, 0.0)])
@@ -180,7 +203,7 @@ def test_regularised_whitening_inverts_the_regularised_covariance(shrinkage: flo
 
 
 def test_a_ridge_gives_every_direction_a_variance() -> None:
-    x = vectors(20).astype(np.float64)                                  # 20 points span 19 of 32 directions
+    x = vectors(20).astype(np.float64)  # 20 points span 19 of 32 directions
     assert fit_whitening(Moments.of(x)).k == 19
     ridged = fit_whitening(Moments.of(x), ridge=0.1)
     assert (ridged.k, ridged.rank) == (32, 19)
@@ -190,12 +213,23 @@ def test_a_ridge_gives_every_direction_a_variance() -> None:
 
 def test_a_plain_fit_is_the_file_that_it_was_before_there_were_options() -> None:
     whiten = fit(vectors(500), 20)
-    old = {"rank", "condition", "effective_rank", "fitted_rows", "requested", "space_id", "transform_id", "kind"}
+    old = {
+        "rank",
+        "condition",
+        "effective_rank",
+        "fitted_rows",
+        "requested",
+        "space_id",
+        "transform_id",
+        "kind",
+    }
     tensors, header = unpack(whiten.to_bytes())
     assert (set(header), set(tensors)) == (old, {"matrix", "bias", "eigenvalues"})
     parts = hashlib.sha256(b'["whitening","a space",20,32]' + whiten.matrix.tobytes() + whiten.bias.tobytes())
     assert whiten.transform_id == parts.hexdigest()
-    options = fit_whitening(Moments.of(vectors(500)), 20, space_id="a space", shrinkage=0.1, ridge=0.2, rotation="zca")
+    options = fit_whitening(
+        Moments.of(vectors(500)), 20, space_id="a space", shrinkage=0.1, ridge=0.2, rotation="zca"
+    )
     assert set(unpack(options.to_bytes())[1]) - old == {"kept", "shrinkage", "ridge"}
     back = load_transform(options.to_bytes())
     assert isinstance(back, Whitening)
@@ -203,10 +237,14 @@ def test_a_plain_fit_is_the_file_that_it_was_before_there_were_options() -> None
 
 
 def test_far_from_zero_the_streamed_fit_is_that_of_the_vectors_in_memory() -> None:
-    x = np.random.default_rng(0).normal(size=(3_000, 24)) @ np.diag(np.linspace(0.01, 0.05, 24)) + 50      # the mean is a thousand times the spread
+    x = (
+        np.random.default_rng(0).normal(size=(3_000, 24)) @ np.diag(np.linspace(0.01, 0.05, 24)) + 50
+    )  # the mean is a thousand times the spread
     streamed = fit_whitening(merge_tree(Moments.of(part) for part in np.split(x, [1, 500, 501, 2_000])))
     pca = PCA(whiten=True, svd_solver="full").fit(x)
-    np.testing.assert_allclose(streamed.eigenvalues, pca.explained_variance_ * (len(x) - 1) / len(x), rtol=1e-10)
+    np.testing.assert_allclose(
+        streamed.eigenvalues, pca.explained_variance_ * (len(x) - 1) / len(x), rtol=1e-10
+    )
 
 
 def test_the_registry_knows_whitening() -> None:

@@ -17,10 +17,17 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 
 ARCHIVE = Path(__file__).parent / "root.tar.gz"
-MODIFIED = 1_700_000_000        # of every corpus file: names of key tables hang on the time stamps
+MODIFIED = 1_700_000_000  # of every corpus file: names of key tables hang on the time stamps
 SETTINGS = (
-    "corpus.uri=corpus", "corpus.keep=[lang]", "encoder.path=encoder", "encode.unit_rows=50", "encode.device=cpu", "index.queries=20", "index.kind=hnsw",
-    "whiten.mode=on", "whiten.max_drift=0.5",
+    "corpus.uri=corpus",
+    "corpus.keep=[lang]",
+    "encoder.path=encoder",
+    "encode.unit_rows=50",
+    "encode.device=cpu",
+    "index.queries=20",
+    "index.kind=hnsw",
+    "whiten.mode=on",
+    "whiten.max_drift=0.5",
 )
 
 
@@ -61,7 +68,7 @@ def main(folder: Path) -> None:
     for corpus in ("corpus-1", "corpus-2"):
         set_corpus(Path(corpus))
         run_night("root")
-    shutil.rmtree("root/indexes/work")          # a night's scratch
+    shutil.rmtree("root/indexes/work")  # a night's scratch
     with tarfile.open("root.tar.gz", "w:gz") as archive:
         for name in ("encoder", "corpus-1", "corpus-2", "root"):
             archive.add(name)

@@ -26,7 +26,13 @@ from tests.models.folders import save_folder
 from tests.released.small import run_night, set_corpus, unpack
 
 RELEASES = (1, 2)
-NEW_EACH_TIME = ("index.html", "commits", "releases", "candidates", "indexes/work")        # they hold times, or are a night's scratch
+NEW_EACH_TIME = (
+    "index.html",
+    "commits",
+    "releases",
+    "candidates",
+    "indexes/work",
+)  # they hold times, or are a night's scratch
 SPACES = {
     (): "895ee16e859d8b1e635e61bb5789396438dc17283c6157c0537d1b40f5439d13",
     ("prompt", "query: "): "e7a9c0fa55b6b86c208d4aa5b137ddd8a5a4370fdd79da742dd7c64487353ae1",
@@ -35,7 +41,10 @@ SPACES = {
     ("pooling", "cls"): "808eaa85ef7f5cb2f041dfe8b2679b150b39e37455c3cefa2a574cafecb016be",
     ("pooling", "max+mean"): "b8c478f38c30da2531f35d012969d8b5e9f4ea1b53afce852710c6b5bc0deca0",
     ("normalize", True): "4858335a65cdb70a5596870d33eac1a8c5609de04717c5dbf3c65d875a9f7930",
-    ("template", 'This sentence : "[X]" means [MASK] .'): "72c7eb72c295029548f3745c161204f286c1f9e7e2c62d42aa9a3a3786b9c704",
+    (
+        "template",
+        'This sentence : "[X]" means [MASK] .',
+    ): "72c7eb72c295029548f3745c161204f286c1f9e7e2c62d42aa9a3a3786b9c704",
     ("ensure_final_punctuation", True): "72c41d30a071d7ba2fe0223dd9a982c3dc2929571b965b795fa7b670e81e0947",
 }
 PACKED, PADDED = "PackedModel", "PaddedModel"
@@ -110,8 +119,12 @@ def test_records_keep_every_key_and_value(again: Path):
         pytest.skip("another processor or torch than the archive's, so other bits in the vectors")
     for name in names(again / "root"):
         if name.endswith(".json"):
-            old, new = (dict(values(json.loads((again / root / name).read_bytes()))) for root in ("root", "again"))
-            assert {path: new.get(path) for path in old if path != ".seal"} == {path: value for path, value in old.items() if path != ".seal"}, name
+            old, new = (
+                dict(values(json.loads((again / root / name).read_bytes()))) for root in ("root", "again")
+            )
+            assert {path: new.get(path) for path in old if path != ".seal"} == {
+                path: value for path, value in old.items() if path != ".seal"
+            }, name
 
 
 def test_manifests_keep_every_key_and_say_the_same(again: Path):
@@ -119,10 +132,19 @@ def test_manifests_keep_every_key_and_say_the_same(again: Path):
     for old, new in zip(manifests(again / "root"), manifests(again / "again"), strict=True):
         assert {path for path, _ in values(old.settings)} <= {path for path, _ in values(new.settings)}
         assert {name: getattr(new, name) for name in same} == {name: getattr(old, name) for name in same}
-        assert (new.index.kind, new.index.factory, new.index.parts, new.index.settings) == (old.index.kind, old.index.factory, old.index.parts, old.index.settings)
+        assert (new.index.kind, new.index.factory, new.index.parts, new.index.settings) == (
+            old.index.kind,
+            old.index.factory,
+            old.index.parts,
+            old.index.settings,
+        )
         assert old.counts.items() <= new.counts.items()
-        assert {name: gate.value for name, gate in old.gates.items()}.items() <= {name: gate.value for name, gate in new.gates.items()}.items()
-        assert [(choice.what, choice.chosen) for choice in new.choices] == [(choice.what, choice.chosen) for choice in old.choices]
+        assert {name: gate.value for name, gate in old.gates.items()}.items() <= {
+            name: gate.value for name, gate in new.gates.items()
+        }.items()
+        assert [(choice.what, choice.chosen) for choice in new.choices] == [
+            (choice.what, choice.chosen) for choice in old.choices
+        ]
 
 
 def test_an_old_root_is_read(released: Path):
@@ -142,7 +164,12 @@ def test_an_old_root_is_extended_and_rolled_back(released: Path):
     table = pq.read_table("corpus/part-0.parquet")
     pq.write_table(table.slice(1), "corpus/part-0.parquet")
     outcome = run_night("root")
-    assert (outcome.status, outcome.release, outcome.rows, outcome.facts["counts"]["encoded"]) == ("published", 3, 117, 0)
+    assert (outcome.status, outcome.release, outcome.rows, outcome.facts["counts"]["encoded"]) == (
+        "published",
+        3,
+        117,
+        0,
+    )
     assert [choice["chosen"] for choice in outcome.facts["decisions"][:2]] == ["kept", "kept, used"]
 
     releases = Releases(open_store(released))
@@ -154,15 +181,31 @@ def test_an_old_root_is_extended_and_rolled_back(released: Path):
 
 @pytest.mark.parametrize(("setting", "space"), SPACES.items(), ids=lambda value: str(value)[:24])
 def test_spaces_keep_their_names(setting: tuple[str, Any], space: str, released: Path):
-    assert open_folder(EncoderSettings(path="encoder", **dict([setting] if setting else []))).space_id == space
+    assert (
+        open_folder(EncoderSettings(path="encoder", **dict([setting] if setting else []))).space_id == space
+    )
 
 
-@pytest.mark.parametrize(("family", "forward"), [("bert", PACKED), ("roberta", PACKED), ("distilbert", PACKED), ("mpnet", PACKED), ("electra", PADDED)])
+@pytest.mark.parametrize(
+    ("family", "forward"),
+    [("bert", PACKED), ("roberta", PACKED), ("distilbert", PACKED), ("mpnet", PACKED), ("electra", PADDED)],
+)
 def test_an_arithmetic_keeps_its_name(family: str, forward: str, tmp_path: Path):
     """Every ingredient by name: a renamed class must not make last night's vectors vectors of another arithmetic."""
-    encoder = load_encoder(EncoderSettings(path=str(save_folder(tmp_path, family))), EncodeSettings(max_tokens=512), "cpu")
+    encoder = load_encoder(
+        EncoderSettings(path=str(save_folder(tmp_path, family))), EncodeSettings(max_tokens=512), "cpu"
+    )
     device = Device("cpu")
-    assert encoder.numerics_id == digest_of({
-        "version": "packed-1", "model": forward, "dtype": "float32", "max_tokens": 512, "fused": False, "torch": torch.__version__,
-        "device": "cpu", "instructions": device.instruction_set(), "onednn": is_onednn(torch.device("cpu"), torch.float32),
-    })
+    assert encoder.numerics_id == digest_of(
+        {
+            "version": "packed-1",
+            "model": forward,
+            "dtype": "float32",
+            "max_tokens": 512,
+            "fused": False,
+            "torch": torch.__version__,
+            "device": "cpu",
+            "instructions": device.instruction_set(),
+            "onednn": is_onednn(torch.device("cpu"), torch.float32),
+        }
+    )

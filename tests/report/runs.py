@@ -15,13 +15,27 @@ SETTINGS = TrainSettings.model_validate({
 
 def line(step: int, **values: Any) -> Figures:
     usual: dict[str, Any] = {
-        "loss": 1.0 / step, "parts": {"info_nce": 1.0 / step}, "gradient_norm": 1.5, "learning_rate": 3e-5, "alignment": 0.3, "uniformity": -2.5, "positive_cosine": 0.85,
-        "negative_cosine": 0.1, "tokens_per_s": 5000.0, "rows_per_s": 90.0, "waiting": 0.01, "rows": 640, "seconds": 7.0,
+        "loss": 1.0 / step,
+        "parts": {"info_nce": 1.0 / step},
+        "gradient_norm": 1.5,
+        "learning_rate": 3e-5,
+        "alignment": 0.3,
+        "uniformity": -2.5,
+        "positive_cosine": 0.85,
+        "negative_cosine": 0.1,
+        "tokens_per_s": 5000.0,
+        "rows_per_s": 90.0,
+        "waiting": 0.01,
+        "rows": 640,
+        "seconds": 7.0,
     }
     return Figures(step=step, epoch=step / 100, **usual | values)
 
 
-LINES = (Figures(step=0, epoch=0.0, dev=81.24), *(line(step, dev={250: 84.5, 500: 83.1}.get(step)) for step in range(10, 501, 10)))
+LINES = (
+    Figures(step=0, epoch=0.0, dev=81.24),
+    *(line(step, dev={250: 84.5, 500: 83.1}.get(step)) for step in range(10, 501, 10)),
+)
 PRODUCT = Product("a1" * 32, 384, 256, ("mean",), True)
 SMALLEST = Report(
     name="nli", uri="/srv/trainings/nli", settings=TrainSettings(), encoder="some/encoder", start_space="5f" * 32, sources=(), steps=1, planned=1, steps_per_epoch=1,
@@ -41,4 +55,7 @@ def with_settings(**values: Any) -> Report:
 
 def at_chance(candidates: int, **values: Any) -> tuple[Figures, ...]:
     """Lines of a loss that never leaves the logarithm of the candidates."""
-    return tuple(line(step, loss=math.log(candidates), parts={"info_nce": math.log(candidates)}, dev=80.0, **values) for step in (10, 20))
+    return tuple(
+        line(step, loss=math.log(candidates), parts={"info_nce": math.log(candidates)}, dev=80.0, **values)
+        for step in (10, 20)
+    )

@@ -12,15 +12,42 @@ from hypothesis import strategies as st
 from pipeline.augment import Effort
 from pipeline.augment.keep import REASONS
 from pipeline.charts.augmentation import Spread
-from pipeline.report.augmentation import Example, Method, Rejected, Report, Sample, Work, charts, marked, meaning, render, share, verdict, warnings
+from pipeline.report.augmentation import (
+    Example,
+    Method,
+    Rejected,
+    Report,
+    Sample,
+    Work,
+    charts,
+    marked,
+    meaning,
+    render,
+    share,
+    verdict,
+    warnings,
+)
 from pipeline.settings.augment import KeepSettings
 from tests.report.test_night import Page
 
 RNG = np.random.default_rng(0)
-LOOSE, STRICT = KeepSettings(), KeepSettings(length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4)
+LOOSE, STRICT = (
+    KeepSettings(),
+    KeepSettings(length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4),
+)
 RATIOS = Spread.of(RNG.uniform(0.3, 1.9, 900), RNG.random(900) < 0.8, np.arange(61) / 20, (0.4, 1.7))
 COSINES = Spread.of(RNG.uniform(0.1, 1, 900), RNG.random(900) < 0.8, np.arange(-50, 51) / 50, (0.6, 0.98))
-SMALLEST = Report(name="main", number=1, uri="/srv/a/augmented/main/00000001.json", units_uri="", corpus="texts.parquet", rows=0, units=0, counts={}, methods=())
+SMALLEST = Report(
+    name="main",
+    number=1,
+    uri="/srv/a/augmented/main/00000001.json",
+    units_uri="",
+    corpus="texts.parquet",
+    rows=0,
+    units=0,
+    counts={},
+    methods=(),
+)
 FULL = Report(
     name="main", number=3, uri="s3://a/augmented/main/00000003.json", units_uri="s3://a/units/augmented/e6cd", corpus="s3://texts/*.parquet", rows=1_000, units=4,
     counts={"de": {"kept": 840, "unlike": 100, "alike": 60}, "cut_1": {"kept": 1_000}, "cut_2": {"kept": 990, "duplicate": 10}},
@@ -44,7 +71,9 @@ def words(report: Report) -> str:
 
 
 def judged(method: str = "back_translation", keep: KeepSettings = STRICT, **counts: int) -> Report:
-    return replace(FULL, counts={"de": {**counts}}, methods=(Method("de", method, ("de",), keep),), sample=Sample())
+    return replace(
+        FULL, counts={"de": {**counts}}, methods=(Method("de", method, ("de",), keep),), sample=Sample()
+    )
 
 
 @pytest.mark.parametrize("report", [
@@ -61,13 +90,41 @@ def test_one_page_needs_nothing_else(report: Report):
 
 def test_what_came_of_it_is_there():
     shown = words(FULL)
-    expected = ["2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most often as unlike (100), alike (60), duplicate (10)."]
-    expected += ["s3://a/augmented/main/00000003.json", "s3://texts/*.parquet", "in 4 units; 7 quarantined", "99.5 % with two or more", "3 min 4 s", "some/encoder"]
-    expected += ["Since number 2", "5 new, 2 changed, 1 deleted rows", "unlike 10 %, alike 6 %", "cosine with its text below 0.6", "a<b", "six", "back translation"]
-    expected += ["5002530035025 %20 s", "nothing new", "a <b>man</b> reads", "rejected: duplicate", "dog runs cat sleeps", "none was made"]
+    expected = [
+        "2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most often as unlike (100), alike (60), duplicate (10)."
+    ]
+    expected += [
+        "s3://a/augmented/main/00000003.json",
+        "s3://texts/*.parquet",
+        "in 4 units; 7 quarantined",
+        "99.5 % with two or more",
+        "3 min 4 s",
+        "some/encoder",
+    ]
+    expected += [
+        "Since number 2",
+        "5 new, 2 changed, 1 deleted rows",
+        "unlike 10 %, alike 6 %",
+        "cosine with its text below 0.6",
+        "a<b",
+        "six",
+        "back translation",
+    ]
+    expected += [
+        "5002530035025 %20 s",
+        "nothing new",
+        "a <b>man</b> reads",
+        "rejected: duplicate",
+        "dog runs cat sleeps",
+        "none was made",
+    ]
     expected += ["an empty text", "Of all rows"]
     assert [each for each in expected if each not in shown.replace("\u00a0", " ")] == []
-    assert [chart.heading for chart in charts(FULL)] == ["de: cosine with the text", "de: length", "cut: length"]
+    assert [chart.heading for chart in charts(FULL)] == [
+        "de: cosine with the text",
+        "de: length",
+        "cut: length",
+    ]
 
 
 @pytest.mark.parametrize(("report", "said"), [
@@ -89,15 +146,28 @@ def test_every_reason_has_its_meaning_with_the_bounds_that_were_set():
     meanings = {reason: meaning(reason, report) for reason in reasons}
     assert len(set(meanings.values())) == len(reasons)
     assert "a reason of the method's own" not in meanings.values()
-    expected = {"too_short": "0.4", "too_long": "1.7", "unlike": "0.6", "alike": "0.98", "language": "en", "repetition": "4 words more than once"}
+    expected = {
+        "too_short": "0.4",
+        "too_long": "1.7",
+        "unlike": "0.6",
+        "alike": "0.98",
+        "language": "en",
+        "repetition": "4 words more than once",
+    }
     assert {reason: bound for reason, bound in expected.items() if bound not in meanings[reason]} == {}
     assert meaning("bored", report) == "a reason of the method's own"
 
 
 def test_bounds_of_several_methods_are_all_said():
     counts = {"de": {"too_long": 1}, "cut_1": {"too_long": 2}, "cut_2": {}}
-    assert meaning("too_long", replace(FULL, counts=counts)) == "longer than 1.7 or 2 times its text, in characters"
-    assert meaning("too_long", replace(FULL, counts=counts | {"cut_1": {}})) == "longer than 1.7 times its text, in characters"
+    assert (
+        meaning("too_long", replace(FULL, counts=counts))
+        == "longer than 1.7 or 2 times its text, in characters"
+    )
+    assert (
+        meaning("too_long", replace(FULL, counts=counts | {"cut_1": {}}))
+        == "longer than 1.7 times its text, in characters"
+    )
 
 
 def test_a_good_augmentation_has_no_warning():
@@ -122,7 +192,10 @@ def test_what_a_person_should_know_is_said(report: Report, said: str):
 
 
 def test_a_warning_of_several_variants_is_said_once():
-    counts = {"cut_1": {"kept": 9, "too_long_for_model": 1}, "cut_2": {"kept": 8, "identical": 1, "too_long_for_model": 1}}
+    counts = {
+        "cut_1": {"kept": 9, "too_long_for_model": 1},
+        "cut_2": {"kept": 8, "identical": 1, "too_long_for_model": 1},
+    }
     report = replace(FULL, counts=counts, methods=FULL.methods[1:])
     (said,) = warnings(report)
     assert said.startswith("cut_1, cut_2: 10\u00a0% of the texts are longer")
@@ -130,7 +203,10 @@ def test_a_warning_of_several_variants_is_said_once():
 
 def test_added_words_are_marked_and_removed_ones_struck_through():
     text, variant = "Two men and <one> dog.", "two, men & <one> cat!"
-    assert marked(variant, text) == "two, men <del>and</del> <mark>&amp;</mark> &lt;one&gt; <del>dog.</del> <mark>cat!</mark>"
+    assert (
+        marked(variant, text)
+        == "two, men <del>and</del> <mark>&amp;</mark> &lt;one&gt; <del>dog.</del> <mark>cat!</mark>"
+    )
     assert marked("a b", "a b") == "a b"
     assert marked("", "<a> b") == "<del>&lt;a&gt; b</del>"
 
@@ -141,10 +217,15 @@ def test_the_marked_variant_holds_all_words_of_both(text: str, variant: str):
     kept = re.sub(r"<del>.*?</del>", " ", found)
     assert re.sub(r"</?mark>", "", kept).split() == variant.split()
     removed = re.sub(r"<mark>.*?</mark>", " ", found)
-    assert [word.casefold() for word in re.sub(r"</?del>", "", removed).split()] == [word.casefold() for word in text.split()]
+    assert [word.casefold() for word in re.sub(r"</?del>", "", removed).split()] == [
+        word.casefold() for word in text.split()
+    ]
 
 
-@pytest.mark.parametrize(("value", "said"), [(0.0, "0 %"), (1e-5, "< 0.1 %"), (0.125, "12.5 %"), (0.99999, "> 99.9 %"), (1.0, "100 %")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0 %"), (1e-5, "< 0.1 %"), (0.125, "12.5 %"), (0.99999, "> 99.9 %"), (1.0, "100 %")],
+)
 def test_a_share_is_none_or_all_only_where_it_is(value: float, said: str):
     assert share(value).replace("\u00a0", " ") == said
 
@@ -153,4 +234,13 @@ def test_a_share_is_none_or_all_only_where_it_is(value: float, said: str):
 def test_whatever_comes_from_outside_is_escaped(what: str):
     hostile: dict[str, Any] = {what: "<script>alert(1)</script>"}
     assert "script" not in Page(render(replace(FULL, **hostile))).names
-    assert "script" not in Page(render(replace(FULL, sample=Sample(1, (1,), (Example("<script>", (("<script>", "<script>a", None),)),))))).names
+    assert (
+        "script"
+        not in Page(
+            render(
+                replace(
+                    FULL, sample=Sample(1, (1,), (Example("<script>", (("<script>", "<script>a", None),)),))
+                )
+            )
+        ).names
+    )

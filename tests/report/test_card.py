@@ -33,11 +33,33 @@ def test_hubs_find_what_they_look_for():
 
 def test_it_says_what_was_trained_on_what_and_how_to_use_it():
     text = card(FULL)
-    expected = ["# simcse-3fa9c2d1e0b7", "`MiniLM`", "6,500 rows", "| Dimensions | 384 |", "256 tokens", "of length one", "| Head | none", "a1" * 32]
-    expected += ["| best | 250 | 84.50 |", "`STSB-dev.parquet`", "weights after step 250", "temperature 0.05", "learning rate 3e-05", "11, of the rows 3", "torch 2.13.0"]
-    expected += ["manta encode encoder.path=", "SentenceTransformer(", "(2, 384)", "`s3://texts/wiki/*.parquet` (6,400 rows)"]
+    expected = [
+        "# simcse-3fa9c2d1e0b7",
+        "`MiniLM`",
+        "6,500 rows",
+        "| Dimensions | 384 |",
+        "256 tokens",
+        "of length one",
+        "| Head | none",
+        "a1" * 32,
+    ]
+    expected += [
+        "| best | 250 | 84.50 |",
+        "`STSB-dev.parquet`",
+        "weights after step 250",
+        "temperature 0.05",
+        "learning rate 3e-05",
+        "11, of the rows 3",
+        "torch 2.13.0",
+    ]
+    expected += [
+        "manta encode encoder.path=",
+        "SentenceTransformer(",
+        "(2, 384)",
+        "`s3://texts/wiki/*.parquet` (6,400 rows)",
+    ]
     assert [each for each in expected if each not in text] == []
-    assert "/home" not in text                          # it travels; the folders of one machine do not
+    assert "/home" not in text  # it travels; the folders of one machine do not
     assert "six" not in text
     assert "Nothing was measured" in card(SMALLEST)
     assert "the first 64, 128 serve alone" in card(with_settings(matryoshka=(64, 128)))
@@ -57,12 +79,16 @@ def test_what_other_libraries_cannot_load_is_not_offered_to_them():
 
 
 def test_a_template_that_its_own_module_file_reads_is_offered_with_the_trust_that_it_needs(tmp_path: Path):
-    source = load_trainable(open_folder(EncoderSettings(path=str(folders.save_folder(tmp_path / "start", "bert")))))
+    source = load_trainable(
+        open_folder(EncoderSettings(path=str(folders.save_folder(tmp_path / "start", "bert"))))
+    )
     for denoise in (False, True):
         encoder = PromptedEncoder(source, "It says [X] : [MASK]", limit=12, denoise=denoise)
         product = Product.of(save_folder(encoder, encoder.folder, tmp_path / f"saved {denoise}"), head=False)
         assert (product.elsewhere, product.trusted, product.head) == (False, True, denoise)
-        assert 'SentenceTransformer("path/of/this/folder", trust_remote_code=True)' in card(replace(FULL, product=product))
+        assert 'SentenceTransformer("path/of/this/folder", trust_remote_code=True)' in card(
+            replace(FULL, product=product)
+        )
 
 
 def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[Report, Path]:
@@ -79,7 +105,12 @@ def test_the_card_changes_nothing_of_the_encoder_which_loads_as_it_says(tmp_path
     write_card(report, path)
     assert open_folder(EncoderSettings(path=str(path))).space_id == report.product.space_id
     assert (path / CARD).read_text() == card(report)
-    assert (report.product.dim, report.product.max_length, report.product.pooling, report.product.elsewhere) == (48, 64, ("mean",), True)
+    assert (
+        report.product.dim,
+        report.product.max_length,
+        report.product.pooling,
+        report.product.elsewhere,
+    ) == (48, 64, ("mean",), True)
     assert "a layer behind the pooling" in card(report)
     model = SentenceTransformer(str(path), device="cpu")
     assert model.encode(["A sentence.", "Another one."]).shape == (2, 48)

@@ -8,10 +8,32 @@ from markupsafe import Markup
 
 from pipeline.charts.evaluation import difference_chart
 from pipeline.report.disagreements import DifferingPair, Disagreement
-from pipeline.report.evaluation import Average, Candidate, Chart, Figure, Report, Row, Section, facts_in_words, groups, render
+from pipeline.report.evaluation import (
+    Average,
+    Candidate,
+    Chart,
+    Figure,
+    Report,
+    Row,
+    Section,
+    facts_in_words,
+    groups,
+    render,
+)
 from tests.report.test_night import Page
 
-NOW = Candidate("release 41", "out/releases/encoders/e", 384, "5face" * 8, "whitening to 381 components", "7a57e" * 8, {"c0ffee" * 6: 15_192}, 90_870_000, 381, 312.4)
+NOW = Candidate(
+    "release 41",
+    "out/releases/encoders/e",
+    384,
+    "5face" * 8,
+    "whitening to 381 components",
+    "7a57e" * 8,
+    {"c0ffee" * 6: 15_192},
+    90_870_000,
+    381,
+    312.4,
+)
 NEW = Candidate("models/new", "models/new", 384, "0dd" * 12)
 ROW = Row(
     "STS12", "sts", "Spearman x100, cosine, all", 3108, (Figure(72.37, 70.12, 74.4), Figure(75.06, 73.3, 76.6)), (None, Figure(2.69, 1.64, 3.65)),
@@ -19,8 +41,22 @@ ROW = Row(
     (("threshold accuracy", ("0.7312", "")),),
 )  # fmt: skip
 EVEN = replace(ROW, task="STS13", differences=(None, Figure(-0.4, -1.0, 0.2)))
-PLAIN = replace(ROW, task="search", kind="retrieval", metric="nDCG@10 x100", figures=(Figure(40.0), Figure(None)), differences=(None, Figure(None)), parts=(), facts=())
-SMALLEST = Report(root="/srv/evaluations", id="ab" * 12, candidates=(NOW,), rows=(replace(ROW, figures=(Figure(72.37),), differences=(None,), parts=()),))
+PLAIN = replace(
+    ROW,
+    task="search",
+    kind="retrieval",
+    metric="nDCG@10 x100",
+    figures=(Figure(40.0), Figure(None)),
+    differences=(None, Figure(None)),
+    parts=(),
+    facts=(),
+)
+SMALLEST = Report(
+    root="/srv/evaluations",
+    id="ab" * 12,
+    candidates=(NOW,),
+    rows=(replace(ROW, figures=(Figure(72.37),), differences=(None,), parts=()),),
+)
 FULL = Report(
     root="/srv/evaluations", id="ab" * 12, created="2026-01-02 03:04 UTC", candidates=(NOW, NEW), rows=(ROW, EVEN, PLAIN), resamples=1000,
     averages=(Average("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences),),
@@ -35,7 +71,11 @@ def words(report: Report) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
-@pytest.mark.parametrize("report", [SMALLEST, FULL, replace(FULL, candidates=(NOW, NEW, NEW), rows=(), averages=())], ids=["smallest", "full", "three"])
+@pytest.mark.parametrize(
+    "report",
+    [SMALLEST, FULL, replace(FULL, candidates=(NOW, NEW, NEW), rows=(), averages=())],
+    ids=["smallest", "full", "three"],
+)
 def test_one_page_needs_nothing_else(report: Report):
     page = render(report)
     parsed = Page(page)
@@ -47,34 +87,90 @@ def test_one_page_needs_nothing_else(report: Report):
 
 def test_figures_intervals_and_what_is_missing_are_there():
     shown = words(FULL)
-    expected = ["release 41 and models/new", "72.37", "70.12 to 74.40", "+2.69", "+1.64 to +3.65", "−0.40", "−1.00 to +0.20", "3,108", "1,000 resamples"]
-    expected += ["not defined", "STS14: no file", "every pair of FNWN", "average of the 2 measured: STS12, STS13", "Spearman of MSRpar", "58.00", "nDCG@10"]
-    expected += ["anisotropy", "2,000 sentences", "Compared with release 41, models/new is better on 1, not told apart on 1, without an interval on 1."]
+    expected = [
+        "release 41 and models/new",
+        "72.37",
+        "70.12 to 74.40",
+        "+2.69",
+        "+1.64 to +3.65",
+        "−0.40",
+        "−1.00 to +0.20",
+        "3,108",
+        "1,000 resamples",
+    ]
+    expected += [
+        "not defined",
+        "STS14: no file",
+        "every pair of FNWN",
+        "average of the 2 measured: STS12, STS13",
+        "Spearman of MSRpar",
+        "58.00",
+        "nDCG@10",
+    ]
+    expected += [
+        "anisotropy",
+        "2,000 sentences",
+        "Compared with release 41, models/new is better on 1, not told apart on 1, without an interval on 1.",
+    ]
     expected += ["people's scores", "near the top"]
-    expected += ["threshold accuracy", "0.7312", "90.9 MB of files; 1.52 kB for a vector in float32", "312 sentences/s on one worker", "not measured: an earlier run"]
-    expected += ["Pairs on which candidates differ most", "a dog runs", "a cat <b>", "4.2", "0.91", "rank 99 %", "−0.20", "rank 12.5 %"]
+    expected += [
+        "threshold accuracy",
+        "0.7312",
+        "90.9 MB of files; 1.52 kB for a vector in float32",
+        "312 sentences/s on one worker",
+        "not measured: an earlier run",
+    ]
+    expected += [
+        "Pairs on which candidates differ most",
+        "a dog runs",
+        "a cat <b>",
+        "4.2",
+        "0.91",
+        "rank 99 %",
+        "−0.20",
+        "rank 12.5 %",
+    ]
     expected += ["whitening to 381 components", "15,192 sentences", "2.13.0"]
     assert [figure for figure in expected if figure not in shown] == []
 
 
 def test_tasks_of_one_metric_stand_together_and_only_those_share_a_chart():
     shown = groups(replace(FULL, rows=(ROW, PLAIN, EVEN)))
-    assert [(group.metric, [row.task for row in group.rows], group.chart is not None, len(group.averages)) for group in shown] == [
-        ("Spearman x100, cosine, all", ["STS12", "STS13"], True, 1), ("nDCG@10 x100", ["search"], False, 0)
-    ]
+    assert [
+        (group.metric, [row.task for row in group.rows], group.chart is not None, len(group.averages))
+        for group in shown
+    ] == [("Spearman x100, cosine, all", ["STS12", "STS13"], True, 1), ("nDCG@10 x100", ["search"], False, 0)]
 
 
 def test_what_metrics_of_a_group_have_in_common_is_its_heading_and_the_rest_stands_at_each_task():
     named = {"MR": "10 folds", "SST2": "test part"}
-    folds, parts = (replace(ROW, task=task, kind="transfer", metric=f"accuracy x100, lbfgs, {protocol}") for task, protocol in named.items())
-    (group,) = groups(replace(FULL, rows=(folds, parts), averages=(Average("mean", ("MR", "SST2"), True, ROW.figures, ROW.differences),)))
-    assert (group.metric, group.rests, len(group.averages)) == ("accuracy x100, lbfgs", ("10 folds", "test part"), 1)
+    folds, parts = (
+        replace(ROW, task=task, kind="transfer", metric=f"accuracy x100, lbfgs, {protocol}")
+        for task, protocol in named.items()
+    )
+    (group,) = groups(
+        replace(
+            FULL,
+            rows=(folds, parts),
+            averages=(Average("mean", ("MR", "SST2"), True, ROW.figures, ROW.differences),),
+        )
+    )
+    assert (group.metric, group.rests, len(group.averages)) == (
+        "accuracy x100, lbfgs",
+        ("10 folds", "test part"),
+        1,
+    )
     assert [group.rests for group in groups(FULL)] == [("", ""), ("",)]
     assert "10 folds" in words(replace(FULL, rows=(folds, parts), averages=()))
 
 
 def test_where_no_figure_has_an_interval_none_is_promised_and_no_chart_is_drawn():
-    count = replace(PLAIN, metric="pairs of at least 0.9", figures=(Figure(15.0), Figure(19.0)), differences=(None, Figure(4.0)))
+    count = replace(
+        PLAIN,
+        metric="pairs of at least 0.9",
+        figures=(Figure(15.0), Figure(19.0)),
+        differences=(None, Figure(4.0)),
+    )
     told, silent = groups(replace(FULL, rows=(ROW, count), averages=()))
     assert (told.has_intervals, silent.has_intervals, silent.chart) == (True, False, None)
     assert "resamples" not in words(replace(FULL, rows=(count,), averages=()))
@@ -89,7 +185,9 @@ def test_a_dot_stands_right_of_zero_where_the_candidate_is_better_and_inside_its
     chart = difference_chart([("STS12", [(2.0, 1.0, 3.0)]), ("STS13", [(-1.0, None, None)])], "Spearman x100")
     zero = float(re.search(r'class="zero" x1="([\d.]+)"', chart)[1])  # type: ignore[index]
     better, worse = (float(x) for x in re.findall(r'cx="([\d.]+)"', chart))
-    low, high = (float(re.search(rf'class="interval c0" .*?{end}="([\d.]+)"', chart)[1]) for end in ("x1", "x2"))  # type: ignore[index]
+    low, high = (
+        float(re.search(rf'class="interval c0" .*?{end}="([\d.]+)"', chart)[1]) for end in ("x1", "x2")
+    )  # type: ignore[index]
     assert worse < zero < low < better < high
     assert better - zero == pytest.approx(2 * (zero - worse), abs=0.3)
     assert Page(str(chart)).names >= {"svg", "circle", "line"}
@@ -107,8 +205,23 @@ def test_text_from_outside_cannot_become_markup():
 
 
 def test_facts_are_said_in_words():
-    facts = {"solver": "lbfgs", "subsets": {"MSRpar": 750, "MSRvid": 1750}, "strengths": [0.25, 2.0], "without_gold": 0, "nothing": None, "none": {}}
-    said = ("solver", "lbfgs"), ("subsets", "MSRpar 750, MSRvid 1,750"), ("strengths", "0.25, 2"), ("without gold", "0")
+    facts = {
+        "solver": "lbfgs",
+        "subsets": {"MSRpar": 750, "MSRvid": 1750},
+        "strengths": [0.25, 2.0],
+        "without_gold": 0,
+        "nothing": None,
+        "none": {},
+    }
+    said = (
+        ("solver", "lbfgs"),
+        ("subsets", "MSRpar 750, MSRvid 1,750"),
+        ("strengths", "0.25, 2"),
+        ("without gold", "0"),
+    )
     assert facts_in_words([facts]) == (said, ())
     other = facts | {"threshold_f1": 0.5}
-    assert facts_in_words([facts, other, facts | {"threshold_f1": 0.25}]) == (said, (("threshold f1", ("", "0.5", "0.25")),))
+    assert facts_in_words([facts, other, facts | {"threshold_f1": 0.25}]) == (
+        said,
+        (("threshold f1", ("", "0.5", "0.25")),),
+    )

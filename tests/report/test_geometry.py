@@ -25,11 +25,27 @@ def space(loc: float):
 
 
 def levels(count: int) -> tuple[Level, ...]:
-    names = ("word_cosine", "self_similarity_adjusted", "intra_similarity_adjusted", "explained_variance_adjusted", "sentence_anisotropy", "sentence_alignment")
-    return tuple(Level(number=number, figures={name: Figure(value=0.1 * number, count=9, of="words", seed=0) for name in names}) for number in range(count))
+    names = (
+        "word_cosine",
+        "self_similarity_adjusted",
+        "intra_similarity_adjusted",
+        "explained_variance_adjusted",
+        "sentence_anisotropy",
+        "sentence_alignment",
+    )
+    return tuple(
+        Level(
+            number=number,
+            figures={name: Figure(value=0.1 * number, count=9, of="words", seed=0) for name in names},
+        )
+        for number in range(count)
+    )
 
 
-WORDS = {"frequency_norm": Figure(value=-12.345, count=90, of="words"), "table_anisotropy": Figure(value=0.02, count=90, of="words")}
+WORDS = {
+    "frequency_norm": Figure(value=-12.345, count=90, of="words"),
+    "table_anisotropy": Figure(value=0.02, count=90, of="words"),
+}
 FULL = Geometry(
     sentences=60, source="some captions", pairs=30, pairs_source="STSB-dev", seed=0, neighbours=5, edit_unit="characters",
     gold_edits=Figure(value=-20.2, count=30, of="pairs"), series=tuple(Series(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)),
@@ -60,15 +76,44 @@ def test_everything_that_was_measured_is_shown():
 
 @pytest.mark.parametrize("alone", [0, 1])
 def test_one_candidate_alone(alone: int):
-    Page(render(replace(PAGE, candidates=PAGE.candidates[:1], sections=sections(FULL.model_copy(update={"series": (FULL.series[alone],)})))))
+    Page(
+        render(
+            replace(
+                PAGE,
+                candidates=PAGE.candidates[:1],
+                sections=sections(FULL.model_copy(update={"series": (FULL.series[alone],)})),
+            )
+        )
+    )
 
 
 def test_what_is_missing_is_left_out_and_its_reason_given():
-    bare = Series(name="bag", space=sentence_space(RNG.normal(size=(60, 8)), TEXTS, 5, 0).model_copy(update={"missing": {"length_norm": "all alike"}}))
+    bare = Series(
+        name="bag",
+        space=sentence_space(RNG.normal(size=(60, 8)), TEXTS, 5, 0).model_copy(
+            update={"missing": {"length_norm": "all alike"}}
+        ),
+    )
     depth = Depth(name="bag", levels=(), words={}, missing={"layers": "none there"})
-    geometry = FULL.model_copy(update={"series": (bare,), "depths": (depth,), "pairs": 0, "pairs_source": None, "gold_edits": None, "missing": {"pairs": "no STS-B"}})
+    geometry = FULL.model_copy(
+        update={
+            "series": (bare,),
+            "depths": (depth,),
+            "pairs": 0,
+            "pairs_source": None,
+            "gold_edits": None,
+            "missing": {"pairs": "no STS-B"},
+        }
+    )
     shown = by_heading(geometry)
     assert list(shown) == ["Geometry of the space", "Geometry that was not measured"]
-    assert [chart.heading for chart in shown["Geometry of the space"].charts] == ["Singular values, the largest taken as 1", "Cosines of random pairs of sentences",
-                                                                                  "How often a sentence is a neighbour"]
-    assert shown["Geometry that was not measured"].notes == ("pairs: no STS-B", "bag, layers: none there", "bag, length norm: all alike")
+    assert [chart.heading for chart in shown["Geometry of the space"].charts] == [
+        "Singular values, the largest taken as 1",
+        "Cosines of random pairs of sentences",
+        "How often a sentence is a neighbour",
+    ]
+    assert shown["Geometry that was not measured"].notes == (
+        "pairs: no STS-B",
+        "bag, layers: none there",
+        "bag, length norm: all alike",
+    )

@@ -15,7 +15,20 @@ import pytest
 
 from pipeline.post.choose import Curve
 from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous, QuarantinedRow
-from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Latency, Point, Report, Stage, Throughput, render
+from pipeline.report.night import (
+    Counts,
+    Example,
+    Gate,
+    Geometry,
+    Index,
+    Interval,
+    Latency,
+    Point,
+    Report,
+    Stage,
+    Throughput,
+    render,
+)
 from pipeline.stats.sample import cosine_histogram, length_histogram
 from pipeline.text.tokens.coverage import Covered
 
@@ -73,7 +86,12 @@ FULL = replace(
     settings="corpus:\n  uri: a<b\n",
     packages={"torch": "2.13.0"},
 )  # fmt: skip
-REFUSED = replace(FULL, status="refused", number=None, gates=(Gate("recall_at_10", 0.91, 0.95, False), Gate("canary_cosine", None, 0.9999, False)))
+REFUSED = replace(
+    FULL,
+    status="refused",
+    number=None,
+    gates=(Gate("recall_at_10", 0.91, 0.95, False), Gate("canary_cosine", None, 0.9999, False)),
+)
 
 
 class Page(HTMLParser):
@@ -91,7 +109,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")
+        ]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -130,12 +150,16 @@ def test_one_page_needs_nothing_else(report: Report) -> None:
     assert page == render(report)
 
 
-@pytest.mark.parametrize("name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous"])
+@pytest.mark.parametrize(
+    "name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous"]
+)
 def test_it_does_without_what_is_none(name: str) -> None:
     Page(render(replace(FULL, **{name: None})))
 
 
-@pytest.mark.parametrize("name", ["decisions", "stages", "examples", "gates", "changed_rows", "quarantined", "answers"])
+@pytest.mark.parametrize(
+    "name", ["decisions", "stages", "examples", "gates", "changed_rows", "quarantined", "answers"]
+)
 def test_it_does_without_what_is_empty(name: str) -> None:
     Page(render(replace(FULL, **{name: ()})))
 
@@ -147,8 +171,31 @@ def test_it_does_without_one_half_of_the_geometry(name: str) -> None:
 
 def test_the_figures_are_there() -> None:
     shown = words(FULL)
-    expected = ["Release 42", "19,048", "95.7 %", "95.1 to 96.2 %", "32.5 MB", "nprobe 4", "3 min 3 s", "MRR 0.6124 raw", "17,844", "duplicate id", "512 rows/s"]
-    expected += ["0.9999998", "at least 0.9999", "recall@10", "latency (p99), ms", "not measured", "0.812", "−0.100", "posixpath.join", "after release 41", "tokens"]
+    expected = [
+        "Release 42",
+        "19,048",
+        "95.7 %",
+        "95.1 to 96.2 %",
+        "32.5 MB",
+        "nprobe 4",
+        "3 min 3 s",
+        "MRR 0.6124 raw",
+        "17,844",
+        "duplicate id",
+        "512 rows/s",
+    ]
+    expected += [
+        "0.9999998",
+        "at least 0.9999",
+        "recall@10",
+        "latency (p99), ms",
+        "not measured",
+        "0.812",
+        "−0.100",
+        "posixpath.join",
+        "after release 41",
+        "tokens",
+    ]
     assert [figure for figure in expected if figure not in shown] == []
     assert render(FULL).count("<svg") == 1 + 4
 
@@ -156,7 +203,7 @@ def test_the_figures_are_there() -> None:
 def test_tokens_are_shown_by_script_and_warnings_before_them() -> None:
     shown = words(FULL)
     assert shown.index(FULL.warnings[0]) < shown.index("Tokens")
-    assert "Thai texts489090 %0 %0 %" in shown                  # rows, tokens, unknown, cut, lost
+    assert "Thai texts489090 %0 %0 %" in shown  # rows, tokens, unknown, cut, lost
     assert "Tokens" not in words(replace(FULL, covered=None, warnings=()))
 
 
@@ -164,14 +211,20 @@ def test_every_tile_says_how_it_differs_from_the_previous_release() -> None:
     tiles = [apart_in(tile) for tile in re.findall(r"<div>(<dt>.*?)</div>", render(FULL), re.DOTALL)]
     assert [tile.split(" ")[0] for tile in tiles] == ["Rows", "Recall@10", "Latency", "Index", "Time"]
     differences = ["+845 since", "+0.3 points since", "+0.01 ms since", "+1.6 % since", "+12 s since"]
-    assert [tile for tile, each in zip(tiles, differences, strict=True) if f"{each} release 41" not in tile] == []
+    assert [
+        tile for tile, each in zip(tiles, differences, strict=True) if f"{each} release 41" not in tile
+    ] == []
     assert "as in release 41" in apart(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
     assert "since release" not in apart(replace(FULL, previous=None))
-    assert "since release 41" in apart(replace(FULL, previous=Previous(41, 18_203, 32_000_000)))          # one that left no summary
+    assert "since release 41" in apart(
+        replace(FULL, previous=Previous(41, 18_203, 32_000_000))
+    )  # one that left no summary
 
 
 def test_exhaustive_search_has_a_latency_and_no_curve() -> None:
-    flat = replace(FULL, index=replace(SMALLEST.index, latency=Latency(0.5, 0.9), recall_at_10=Interval(1.0, 0.999, 1.0)))
+    flat = replace(
+        FULL, index=replace(SMALLEST.index, latency=Latency(0.5, 0.9), recall_at_10=Interval(1.0, 0.999, 1.0))
+    )
     shown = apart(flat)
     assert "Latency 0.5 ms" in shown
     assert "against the time of a query" not in shown
@@ -182,19 +235,31 @@ def test_gates_say_what_they_count() -> None:
     counted = tuple(Gate(name, 0, 0, True, "exactly") for name in ("finite_vectors", "unique_ids"))
     shown = apart(replace(FULL, gates=counted))
     assert "non-finite vectors 0 exactly 0 passed repeated ids 0 exactly 0 passed" in shown
-    assert "finite vectors is 3; exactly 0" in apart(replace(FULL, gates=(Gate("finite_vectors", 3, 0, False, "exactly"),)))
+    assert "finite vectors is 3; exactly 0" in apart(
+        replace(FULL, gates=(Gate("finite_vectors", 3, 0, False, "exactly"),))
+    )
 
 
 def test_new_changed_deleted_and_quarantined_rows_are_shown() -> None:
     shown = apart(FULL)
-    expected = ["New rows · 1 of 900 n1 a new text", "Changed rows · 1 of 304 c1 the text before the text after", "Deleted rows · 1 of 55 d1 a deleted text"]
-    expected += ["Quarantined rows · 2 of 827 empty e1, part-0.parquet, row 17", "duplicate id twice a.parquet row 1 has it first; x, b.parquet, row 3"]
+    expected = [
+        "New rows · 1 of 900 n1 a new text",
+        "Changed rows · 1 of 304 c1 the text before the text after",
+        "Deleted rows · 1 of 55 d1 a deleted text",
+    ]
+    expected += [
+        "Quarantined rows · 2 of 827 empty e1, part-0.parquet, row 17",
+        "duplicate id twice a.parquet row 1 has it first; x, b.parquet, row 3",
+    ]
     assert [each for each in expected if each not in shown] == []
 
 
 def test_answers_that_changed_are_shown_side_by_side() -> None:
     shown = apart(FULL)
-    assert "The same 2 queries are asked of every release. 1 of them has other answers than in release 41." in shown
+    assert (
+        "The same 2 queries are asked of every release. 1 of them has other answers than in release 41."
+        in shown
+    )
     assert "same question" not in shown
     assert "release 41 0.900 one 1 0.800 gone answer 2 release 42 0.950 fresh answer 3 0.900 one 1" in shown
     page = render(FULL)
@@ -206,7 +271,10 @@ def test_a_refused_candidate_says_so_first() -> None:
     shown = words(REFUSED)
     assert "refused, not published" in shown
     assert "recall@10 is 0.91; at least 0.95 is asked for" in shown
-    assert "cosine of unchanged texts with the previous release not measured; at least 0.9999 is asked for" in shown
+    assert (
+        "cosine of unchanged texts with the previous release not measured; at least 0.9999 is asked for"
+        in shown
+    )
     assert "Release 41 still serves" in shown
     assert "manta search" not in shown
 
@@ -217,10 +285,23 @@ def test_a_transform_that_was_not_chosen_is_marked() -> None:
 
 
 def test_a_transform_is_called_by_its_name_and_its_curves_are_drawn() -> None:
-    curves = (Curve("k", "MRR", 1_000, ((8, 0.4), (15, 0.6)), 15), Curve("remove", "MRR", 1_000, ((0, 0.5), (1, 0.4)), 0))
-    other = replace(FULL, transform="standardize+components, 16 dimensions", geometry=replace(FULL.geometry, moved="transformed"), curves=curves)
+    curves = (
+        Curve("k", "MRR", 1_000, ((8, 0.4), (15, 0.6)), 15),
+        Curve("remove", "MRR", 1_000, ((0, 0.5), (1, 0.4)), 0),
+    )
+    other = replace(
+        FULL,
+        transform="standardize+components, 16 dimensions",
+        geometry=replace(FULL.geometry, moved="transformed"),
+        curves=curves,
+    )
     shown = words(other)
-    expected = ["standardize+components, 16 dimensions", "transformed, mean", "Components kept, k, chosen by MRR", "Directions removed, chosen by MRR"]
+    expected = [
+        "standardize+components, 16 dimensions",
+        "transformed, mean",
+        "Components kept, k, chosen by MRR",
+        "Directions removed, chosen by MRR",
+    ]
     assert [words for words in expected if words not in shown] == []
     assert render(other).count("<svg") == 1 + 6
     assert "whitened, mean" in words(FULL)
@@ -234,13 +315,21 @@ def test_text_from_outside_cannot_become_markup() -> None:
     report = replace(FULL, changed_rows=rows, quarantined=away, answers=answers)
     assert "script" not in Page(render(report)).names
     assert not re.search("[\u202e\x00]", render(report))
-    report = replace(FULL, root=f"/srv/{evil}", encoder=evil, decisions=(evil,), examples=hits, settings=evil, packages={evil: evil})
+    report = replace(
+        FULL,
+        root=f"/srv/{evil}",
+        encoder=evil,
+        decisions=(evil,),
+        examples=hits,
+        settings=evil,
+        packages={evil: evil},
+    )
     page = render(report)
     assert "script" not in Page(page).names
-    page.encode("utf-8")                                # no lone surrogate is left
+    page.encode("utf-8")  # no lone surrogate is left
     assert "\u202e" not in page.split("What it finds")[1].split("How to search it")[0]
     command = html.unescape(re.search(r"<pre>(manta search .*?)</pre>", page, re.DOTALL)[1])  # type: ignore[index]
-    assert "'\"'\"'" in command                          # quoted for a shell: the dollar sign stays a dollar sign
+    assert "'\"'\"'" in command  # quoted for a shell: the dollar sign stays a dollar sign
 
 
 def test_long_texts_are_cut() -> None:
@@ -261,9 +350,11 @@ def test_the_lines_for_plain_faiss_run(tmp_path: Path) -> None:
     table = pa.table({"address": addresses[order], "id": [f"text {place}" for place in order]})
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=50)
-    stored = replace(FULL, root=str(tmp_path), index=replace(FULL.index, files=("a.faiss",), ids=("a.arrow",)))
+    stored = replace(
+        FULL, root=str(tmp_path), index=replace(FULL.index, files=("a.faiss",), ids=("a.arrow",))
+    )
     code = html.unescape(re.findall(r"<pre>(import faiss.*?)</pre>", render(stored), re.DOTALL)[0])
-    exec(code, {})                                      # as printed
+    exec(code, {})  # as printed
     own = re.sub(r"^vectors = .*$", "", code, flags=re.MULTILINE)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(own, {"vectors": vectors[17:18]})

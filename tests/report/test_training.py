@@ -18,7 +18,11 @@ def words(report: Report) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
-@pytest.mark.parametrize("report", [SMALLEST, FULL, replace(FULL, lines=LINES[1:2]), replace(FULL, lines=LINES[:1], steps=0)], ids=["smallest", "full", "line", "before"])
+@pytest.mark.parametrize(
+    "report",
+    [SMALLEST, FULL, replace(FULL, lines=LINES[1:2]), replace(FULL, lines=LINES[:1], steps=0)],
+    ids=["smallest", "full", "line", "before"],
+)
 def test_one_page_needs_nothing_else(report: Report):
     page = render(report)
     parsed = Page(page)
@@ -30,10 +34,29 @@ def test_one_page_needs_nothing_else(report: Report):
 
 def test_what_was_trained_on_what_is_there():
     shown = words(FULL)
-    expected = ["simcse-3fa9c2d1e0b7", "simcse on 6,500 rows, 500 steps of 64 rows. On dev the encoder went from 81.24 to 84.50."]
+    expected = [
+        "simcse-3fa9c2d1e0b7",
+        "simcse on 6,500 rows, 500 steps of 64 rows. On dev the encoder went from 81.24 to 84.50.",
+    ]
     expected += ["simcse (temperature 0.05, head cls_mlp, masks own)"]
-    expected += ["s3://models/simcse-3fa9c2d1e0b7/encoder", "adamw, learning rate 3e−5, linear; float32", "11, of the rows 3", "2 workers, CPU", "5 epochs"]
-    expected += ["s3://texts/wiki/*.parquet", "6,512", "5 min 50 s", "91.4 rows/s", "mean, up to 256 tokens", "+3.26", "2.13.0", "a<b", "84.50 at step 250"]
+    expected += [
+        "s3://models/simcse-3fa9c2d1e0b7/encoder",
+        "adamw, learning rate 3e−5, linear; float32",
+        "11, of the rows 3",
+        "2 workers, CPU",
+        "5 epochs",
+    ]
+    expected += [
+        "s3://texts/wiki/*.parquet",
+        "6,512",
+        "5 min 50 s",
+        "91.4 rows/s",
+        "mean, up to 256 tokens",
+        "+3.26",
+        "2.13.0",
+        "a<b",
+        "84.50 at step 250",
+    ]
     assert [each for each in expected if each not in shown] == []
     headings = [chart.heading for _, charts in sections(FULL) for chart in charts]
     assert headings == [
@@ -51,7 +74,7 @@ def test_the_weights_that_the_encoder_has_are_marked():
     assert kept_row(FULL) == "best"
     assert kept_row(with_settings(dev={"uri": "dev.parquet", "keep": "last"})) == "last"
     last = replace(FULL, lines=(*LINES[:-1], line(500, dev=90.0)), best_step=500)
-    assert kept_row(last) == "best"                     # and it is the last one too
+    assert kept_row(last) == "best"  # and it is the last one too
 
 
 def test_accuracy_is_called_so():
@@ -70,7 +93,11 @@ def test_figures_that_nobody_has_are_left_out():
 
 def test_parts_of_the_loss_are_drawn_where_there_are_several():
     parts = [{"info_nce": 1.0, "masked_lm": 0.1}, {"info_nce": 0.9}]
-    page = words(replace(FULL, lines=tuple(line(10 * number, parts=each) for number, each in enumerate(parts, start=1))))
+    page = words(
+        replace(
+            FULL, lines=tuple(line(10 * number, parts=each) for number, each in enumerate(parts, start=1))
+        )
+    )
     assert "loss info_nce masked_lm" in page
     assert "loss info_nce" not in words(FULL)
 
@@ -106,13 +133,19 @@ def test_what_a_person_should_know_is_said(report: Report, said: str):
     assert said in words(report)
 
 
-@pytest.mark.parametrize("losses", [[0.5, 0.9] * 5, [0.5] * 10, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5], [0.5, 0.6]], ids=["swings", "flat", "falls", "short"])
+@pytest.mark.parametrize(
+    "losses",
+    [[0.5, 0.9] * 5, [0.5] * 10, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5], [0.5, 0.6]],
+    ids=["swings", "flat", "falls", "short"],
+)
 def test_a_loss_that_only_swings_or_falls_does_not_rise(losses: list[float]):
     assert risen([line(step, loss=loss) for step, loss in enumerate(losses, 1)]) is None
 
 
 def test_start_and_end_are_compared_without_any_file_of_pairs():
-    lines = tuple(line(step, loss=2.0 - step / 100, positive_cosine=0.9 - step / 1000) for step in range(1, 101))
+    lines = tuple(
+        line(step, loss=2.0 - step / 100, positive_cosine=0.9 - step / 1000) for step in range(1, 101)
+    )
     report = with_settings(dev={})
     shown = {each.words.split(":")[0]: (each.start, each.end, each.better) for each in ends(lines)}
     assert shown["loss"] == pytest.approx((2 - 0.055, 2 - 0.955, True))
@@ -123,7 +156,9 @@ def test_start_and_end_are_compared_without_any_file_of_pairs():
 
 @pytest.mark.parametrize(("setting", "said"), [("mask", "were no negatives"), ("drop", "too few others")])
 def test_repeats_are_told_as_they_were_treated(setting: str, said: str):
-    report = replace(with_settings(order={"repeats": setting}), lines=(*LINES, line(510, counts={"repeated": 5})))
+    report = replace(
+        with_settings(order={"repeats": setting}), lines=(*LINES, line(510, counts={"repeated": 5}))
+    )
     assert said in " ".join(warnings(report))
 
 
@@ -132,7 +167,16 @@ def test_a_training_that_made_nothing_better_says_so():
 
 
 def test_what_comes_from_outside_is_escaped():
-    page = render(replace(FULL, name="<b>&", uri="/a<script>", sources=(Source("x<i>y", 1),), doubts=("<u>",), lines=(line(10, parts={"<s>": 1.0, "b": 2.0}),)))
+    page = render(
+        replace(
+            FULL,
+            name="<b>&",
+            uri="/a<script>",
+            sources=(Source("x<i>y", 1),),
+            doubts=("<u>",),
+            lines=(line(10, parts={"<s>": 1.0, "b": 2.0}),),
+        )
+    )
     assert not re.search(r"<b>|<script>|<i>|<u>|<s>", page)
 
 

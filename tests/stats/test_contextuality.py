@@ -48,7 +48,11 @@ def test_turning_changes_nothing_and_equal_occurrences_differ_in_nothing():
     for measure in (self_similarity, intra_similarity, explained_variance):
         assert measure(3 * x @ rotation) == pytest.approx(measure(x))
     same = np.ones((6, 4))
-    assert (self_similarity(same), intra_similarity(same), explained_variance(same)) == (pytest.approx(1), pytest.approx(1), 1.0)
+    assert (self_similarity(same), intra_similarity(same), explained_variance(same)) == (
+        pytest.approx(1),
+        pytest.approx(1),
+        1.0,
+    )
 
 
 def texts(count: int = 80, seed: int = 0) -> Tokenized:
@@ -66,14 +70,27 @@ def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 
     """The states of all texts in random order, `size` texts at a time."""
     order = np.random.default_rng(seed).permutation(len(tokens.offsets) - 1)
     parts = np.split(order, range(size, len(order), size))
-    places = [np.concatenate([np.arange(tokens.offsets[row], tokens.offsets[row + 1]) for row in part]) for part in parts]
-    return [States(part, tuple(layer[place] for layer in states)) for part, place in zip(parts, places, strict=True)]
+    places = [
+        np.concatenate([np.arange(tokens.offsets[row], tokens.offsets[row + 1]) for row in part])
+        for part in parts
+    ]
+    return [
+        States(part, tuple(layer[place] for layer in states))
+        for part, place in zip(parts, places, strict=True)
+    ]
 
 
 def test_what_is_chosen_are_words_in_enough_different_texts():
     tokens = texts()
     chosen = choose(tokens, contexts=5, pairs=100, most=10_000, seed=0)
-    expected = {word for word in range(3, 41) if len({o for o, i, w in zip(tokens.owners, tokens.ids, tokens.is_word, strict=True) if w and i == word}) >= 5}
+    expected = {
+        word
+        for word in range(3, 41)
+        if len(
+            {o for o, i, w in zip(tokens.owners, tokens.ids, tokens.is_word, strict=True) if w and i == word}
+        )
+        >= 5
+    }
     found = set()
     for word in chosen.words:
         places = chosen.kept[word]
@@ -106,7 +123,10 @@ def test_a_bound_on_memory_leaves_words_out_and_the_seed_decides_which():
     tokens = texts(200)
     few = choose(tokens, contexts=5, pairs=100, most=60, seed=0)
     assert 0 < sum(map(len, few.words)) <= 60
-    again, other = choose(tokens, contexts=5, pairs=100, most=60, seed=0), choose(tokens, contexts=5, pairs=100, most=60, seed=1)
+    again, other = (
+        choose(tokens, contexts=5, pairs=100, most=60, seed=0),
+        choose(tokens, contexts=5, pairs=100, most=60, seed=1),
+    )
     np.testing.assert_array_equal(few.kept, again.kept)
     assert not np.array_equal(few.kept, other.kept)
 
@@ -123,15 +143,26 @@ def test_streaming_in_any_batches_equals_the_definitions_over_all_states(size: i
         spans = [slice(*bounds) for bounds in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
         np.testing.assert_allclose(layer.means, [whole[span].mean(axis=0) for span in spans], atol=1e-6)
         sentences = [whole[span][tokens.is_word[span]] for span in spans if tokens.is_word[span].sum() >= 2]
-        assert figures["intra_similarity"] == pytest.approx(np.mean([intra_similarity(x) for x in sentences]), abs=1e-6)
+        assert figures["intra_similarity"] == pytest.approx(
+            np.mean([intra_similarity(x) for x in sentences]), abs=1e-6
+        )
         occurrences = [whole[chosen.kept[word]] for word in chosen.words]
-        similarities = [np.mean([cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j]) for x in occurrences]
+        similarities = [
+            np.mean([cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
+            for x in occurrences
+        ]
         assert figures["self_similarity"] == pytest.approx(np.mean(similarities), abs=1e-6)
         baseline = np.mean([cosine(*whole[chosen.kept[pair]]) for pair in chosen.pairs])
         assert figures["word_cosine"] == pytest.approx(baseline, abs=1e-6)
-        assert figures["self_similarity_adjusted"] == pytest.approx(np.mean(similarities) - baseline, abs=1e-6)
-        assert figures["intra_similarity_adjusted"] == pytest.approx(figures["intra_similarity"] - baseline, abs=1e-6)
-        assert figures["explained_variance_adjusted"] == pytest.approx(figures["explained_variance"] - figures["explained_variance_baseline"])
+        assert figures["self_similarity_adjusted"] == pytest.approx(
+            np.mean(similarities) - baseline, abs=1e-6
+        )
+        assert figures["intra_similarity_adjusted"] == pytest.approx(
+            figures["intra_similarity"] - baseline, abs=1e-6
+        )
+        assert figures["explained_variance_adjusted"] == pytest.approx(
+            figures["explained_variance"] - figures["explained_variance_baseline"]
+        )
 
 
 def test_adjusted_self_similarity_of_the_known_values():
@@ -141,13 +172,20 @@ def test_adjusted_self_similarity_of_the_known_values():
     chosen = Occurrences(np.arange(7), (np.arange(3),), pairs, np.arange(3, 7))
     figures = layer_figures(layer, chosen, 0)
     assert figures["self_similarity_adjusted"].value == pytest.approx(0.232316, abs=1e-6)
-    assert (figures["self_similarity"].count, figures["word_cosine"].count, figures["word_cosine"].of) == (1, 12, "pairs")
+    assert (figures["self_similarity"].count, figures["word_cosine"].count, figures["word_cosine"].of) == (
+        1,
+        12,
+        "pairs",
+    )
 
 
 def test_words_that_mean_the_same_everywhere_stand_out_and_random_vectors_do_not():
     tokens, rng = texts(400), np.random.default_rng(7)
     table = rng.normal(size=(41, 16))
-    static, noise = table[tokens.ids].astype(np.float32), rng.normal(size=(len(tokens.ids), 16)).astype(np.float32)
+    static, noise = (
+        table[tokens.ids].astype(np.float32),
+        rng.normal(size=(len(tokens.ids), 16)).astype(np.float32),
+    )
     chosen = choose(tokens, contexts=5, pairs=1_000, most=100_000, seed=0)
     layers = gather(batches(tokens, [static, noise], 50), tokens, chosen)
     of_static, of_noise = (layer_figures(layer, chosen, 0) for layer in layers)
@@ -160,6 +198,6 @@ def test_words_that_mean_the_same_everywhere_stand_out_and_random_vectors_do_not
 def test_texts_without_words_leave_figures_out():
     tokens = Tokenized(np.array([1, 2, 1, 2], np.int32), np.array([0, 2, 4]), np.zeros(4, bool))
     chosen = choose(tokens, contexts=2, pairs=10, most=100, seed=0)
-    layer, = gather([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
+    (layer,) = gather([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
     assert layer_figures(layer, chosen, 0) == {}
     assert layer.means.tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -9,7 +9,9 @@ from pipeline.stats.correlation import constant, pearson, spearman
 
 def test_spearman_gives_ties_their_average_rank():
     gold, predicted = np.array([0, 1, 1, 3, 5.0]), np.array([0.1, 0.4, 0.2, 0.2, 0.9])
-    assert spearman(gold, predicted) == pytest.approx(0.763158, abs=1e-6)           # the form without ties would say 0.775
+    assert spearman(gold, predicted) == pytest.approx(
+        0.763158, abs=1e-6
+    )  # the form without ties would say 0.775
     assert pearson(gold, predicted) == pytest.approx(0.817920, abs=1e-6)
 
 

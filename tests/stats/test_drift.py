@@ -22,7 +22,7 @@ def test_known_changes_have_known_drift(x: np.ndarray) -> None:
     fitted, mean, deviation = Moments.of(x), x.mean(0), x.std(0)
     wider = drift(fitted, Moments.of(mean + (x - mean) * 1.1))
     assert (wider.shift, wider.spread) == (pytest.approx(0, abs=1e-9), pytest.approx(2 * np.log(1.1)))
-    x1 = x[:, :1]                                   # one dimension: the Mahalanobis distance is the move in standard deviations
+    x1 = x[:, :1]  # one dimension: the Mahalanobis distance is the move in standard deviations
     moved = drift(Moments.of(x1), Moments.of(x1 + 0.5 * deviation[0]))
     assert (moved.shift, moved.spread) == (pytest.approx(0.5), pytest.approx(0, abs=1e-9))
 
@@ -32,7 +32,10 @@ def test_units_and_axes_do_not_matter(x: np.ndarray) -> None:
     change = np.random.default_rng(1).normal(size=(10, 10)) * 1e3
     here = drift(Moments.of(x), Moments.of(other))
     there = drift(Moments.of(x @ change), Moments.of(other @ change))
-    assert (here.shift, here.spread) == (pytest.approx(there.shift, rel=1e-6), pytest.approx(there.spread, rel=1e-6))
+    assert (here.shift, here.spread) == (
+        pytest.approx(there.shift, rel=1e-6),
+        pytest.approx(there.spread, rel=1e-6),
+    )
 
 
 def test_sampling_alone_gives_the_stated_size() -> None:
@@ -49,5 +52,5 @@ def test_a_direction_that_was_constant_shows(x: np.ndarray) -> None:
     share = x[:, 3].var() + (x[:, 3].mean() - 1) ** 2
     others = flat.var(0).sum()
     assert drift(Moments.of(flat), Moments.of(awake)).outside == pytest.approx(share / (share + others))
-    elsewhere = flat + 5 * np.eye(10)[3]            # still constant, at another place: seen by no other figure
+    elsewhere = flat + 5 * np.eye(10)[3]  # still constant, at another place: seen by no other figure
     assert drift(Moments.of(flat), Moments.of(elsewhere)).outside == pytest.approx(25 / (25 + others))

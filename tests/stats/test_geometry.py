@@ -17,12 +17,21 @@ ROTATION = np.linalg.qr(np.random.default_rng(1).normal(size=(12, 12)))[0]
 
 def all_pairs(x: np.ndarray) -> np.ndarray:
     """Cosines of all pairs of different rows, one after another."""
-    return np.array([x[i] @ x[j] / (np.linalg.norm(x[i]) * np.linalg.norm(x[j])) for i in range(len(x)) for j in range(len(x)) if i != j])
+    return np.array(
+        [
+            x[i] @ x[j] / (np.linalg.norm(x[i]) * np.linalg.norm(x[j]))
+            for i in range(len(x))
+            for j in range(len(x))
+            if i != j
+        ]
+    )
 
 
 def test_anisotropy_is_the_mean_cosine_of_all_pairs_of_different_rows():
     assert anisotropy(X) == pytest.approx(all_pairs(X).mean(), abs=1e-12)
-    assert anisotropy(np.array([[1.0, 0], [1, 1], [0, 2]])) == pytest.approx(0.471405, abs=1e-6)       # with the rows' own cosines it would be 0.647603
+    assert anisotropy(np.array([[1.0, 0], [1, 1], [0, 2]])) == pytest.approx(
+        0.471405, abs=1e-6
+    )  # with the rows' own cosines it would be 0.647603
     assert anisotropy(np.array([[1.0, 0], [2, 1], [1, 2], [-1, 1]])) == pytest.approx(0.239089, abs=1e-6)
 
 
@@ -32,10 +41,14 @@ def test_a_zero_vector_has_cosine_zero_with_all_others():
 
 @given(arrays(np.float64, st.tuples(st.integers(2, 9), st.just(3)), elements=st.floats(-5, 5)))
 def test_anisotropy_lies_between_its_bounds(x: np.ndarray):
-    assert -1 / (len(x) - 1) - 1e-9 <= anisotropy(x) <= 1 + 1e-9        # n vectors can point apart on average by 1 / (n - 1) only
+    assert (
+        -1 / (len(x) - 1) - 1e-9 <= anisotropy(x) <= 1 + 1e-9
+    )  # n vectors can point apart on average by 1 / (n - 1) only
 
 
-@pytest.mark.parametrize("measure", [anisotropy, lambda x: uniformity(x).value, lambda x: alignment(x[:45], x[45:])])
+@pytest.mark.parametrize(
+    "measure", [anisotropy, lambda x: uniformity(x).value, lambda x: alignment(x[:45], x[45:])]
+)
 def test_turning_all_vectors_and_scaling_each_changes_nothing(measure):
     scaled = X @ ROTATION * np.random.default_rng(2).uniform(0.1, 9, size=(len(X), 1))
     assert measure(scaled) == pytest.approx(measure(X), abs=1e-12)
@@ -44,13 +57,17 @@ def test_turning_all_vectors_and_scaling_each_changes_nothing(measure):
 def test_alignment_is_the_mean_squared_distance_of_pairs():
     x, y = np.eye(2), np.array([[1.0, 1], [0, 2]])
     assert alignment(x, y) == pytest.approx(0.292893, abs=1e-6)
-    assert alignment(X[:45], X[45:]) == pytest.approx(((unit_rows(X[:45]) - unit_rows(X[45:])) ** 2).sum(axis=1).mean(), abs=1e-12)
+    assert alignment(X[:45], X[45:]) == pytest.approx(
+        ((unit_rows(X[:45]) - unit_rows(X[45:])) ** 2).sum(axis=1).mean(), abs=1e-12
+    )
     assert alignment(X, X) == pytest.approx(0, abs=1e-12)
 
 
 def test_uniformity_is_taken_over_different_pairs():
     figure = uniformity(np.array([[1.0, 0], [0, 1], [-1, 0]]))
-    assert figure.value == pytest.approx(-4.396349, abs=1e-6)          # with each vector beside itself it would be -1.074266
+    assert figure.value == pytest.approx(
+        -4.396349, abs=1e-6
+    )  # with each vector beside itself it would be -1.074266
     assert (figure.count, figure.seed) == (3, None)
     assert uniformity(X).value == pytest.approx(np.log(np.exp(-2 * (2 - 2 * all_pairs(X))).mean()), abs=1e-12)
 
@@ -81,7 +98,9 @@ def test_the_spectrum_and_its_participation_ratio():
     assert participation_ratio(singular_spectrum(np.eye(5))) == pytest.approx(5)
     assert participation_ratio(singular_spectrum(np.outer(np.arange(1, 5), [1.0, 2, 3]))) == pytest.approx(1)
     covariance = np.cov(X.T, bias=True)
-    assert participation_ratio(singular_spectrum(X, centred=True)) == pytest.approx(np.trace(covariance) ** 2 / (covariance**2).sum())
+    assert participation_ratio(singular_spectrum(X, centred=True)) == pytest.approx(
+        np.trace(covariance) ** 2 / (covariance**2).sum()
+    )
 
 
 def test_too_little_to_measure_is_an_error():

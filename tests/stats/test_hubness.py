@@ -27,11 +27,13 @@ def test_occurrences_are_those_of_sorting_all_similarities(block: int, monkeypat
 
 
 def test_a_planted_hub_and_the_vectors_that_nobody_finds():
-    x = np.vstack([np.ones(40), np.eye(40)])           # the first is nearest to each of the others, which stand at right angles
+    x = np.vstack(
+        [np.ones(40), np.eye(40)]
+    )  # the first is nearest to each of the others, which stand at right angles
     found = hubness(x, 1)
     assert found.counts[0] == 40
     assert found.largest_share == 1.0
-    assert found.antihub_share == pytest.approx(39 / 41)               # the hub itself has one of them as its nearest
+    assert found.antihub_share == pytest.approx(39 / 41)  # the hub itself has one of them as its nearest
     assert found.skewness > 5
 
 

@@ -27,7 +27,10 @@ def test_it_is_the_distance_of_the_table(left: str, right: str):
     assert edit_distance(left, right) == edit_distance(right, left) == by_table(left, right)
 
 
-@pytest.mark.parametrize(("left", "right", "distance"), [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("same", "same", 0), ("日本語", "日本人", 1)])
+@pytest.mark.parametrize(
+    ("left", "right", "distance"),
+    [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("same", "same", 0), ("日本語", "日本人", 1)],
+)
 def test_known_distances(left: str, right: str, distance: int):
     assert edit_distance(left, right) == distance
 
@@ -45,7 +48,9 @@ def test_rank_correlation_is_that_of_scipy_and_none_where_nothing_varies():
     assert figure is not None
     assert figure.value == pytest.approx(100 * spearmanr(x, y).statistic)
     assert (figure.count, figure.of, figure.seed) == (200, "pairs", 3)
-    lengths = np.linalg.norm((y[:, None] / np.abs(y)[:, None]).astype(np.float32), axis=1) * (1 + 1e-8 * rng.normal(size=200))
+    lengths = np.linalg.norm((y[:, None] / np.abs(y)[:, None]).astype(np.float32), axis=1) * (
+        1 + 1e-8 * rng.normal(size=200)
+    )
     assert rank_correlation(x, lengths, "pairs") is None
     assert rank_correlation(np.ones(5), y[:5], "pairs") is None
 

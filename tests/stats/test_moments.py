@@ -37,7 +37,7 @@ def test_golden_of_two_merged_parts() -> None:
 
 @given(cuts=st.lists(st.integers(0, 1_000), max_size=12), shuffle=st.integers(0, 2**32 - 1))
 def test_moments_depend_on_neither_split_nor_order(cuts: list[int], shuffle: int) -> None:
-    x = sample(1_000, 8, loc=1e4)                   # far from zero: the textbook formula is off by 2e-7 here
+    x = sample(1_000, 8, loc=1e4)  # far from zero: the textbook formula is off by 2e-7 here
     parts = [Moments.of(part) for part in np.split(x, sorted(cuts))]
     order = np.random.default_rng(shuffle).permutation(len(parts))
     assert_same(reduce(Moments.merge, [parts[place] for place in order]), x)
@@ -66,7 +66,7 @@ def test_layout_in_memory_does_not_matter() -> None:
     for other in (np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2], np.hstack([x, x])[:, :12]):
         np.testing.assert_allclose(Moments.of(other).scatter, Moments.of(x).scatter, rtol=1e-10)
     frozen = x.copy()
-    frozen.flags.writeable = False                  # as a memory-mapped column is
+    frozen.flags.writeable = False  # as a memory-mapped column is
     assert (Moments.of(frozen).scatter == Moments.of(x).scatter).all()
 
 
@@ -109,7 +109,9 @@ def test_the_tree_has_one_result_and_it_is_right(units: int) -> None:
 
 def test_a_group_merged_elsewhere_gives_the_same_bits() -> None:
     parts = [Moments.of(part) for part in np.split(sample(200 * 7, 5), 200)]
-    groups = [merge_tree(parts[start : start + 64]) for start in range(0, 200, 64)]       # as cached groups of units would be
+    groups = [
+        merge_tree(parts[start : start + 64]) for start in range(0, 200, 64)
+    ]  # as cached groups of units would be
     assert (merge_tree(groups).scatter == merge_tree(parts).scatter).all()
 
 

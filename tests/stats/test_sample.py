@@ -18,14 +18,18 @@ def test_a_sample_does_not_depend_on_order_or_on_parts() -> None:
     assert len(chosen) == 50
     backwards = everything[::-1]
     assert {backwards[place] for place in sample_by_key(backwards, 50)} == chosen
-    union = [part[place] for part in (everything[:300], everything[300:]) for place in sample_by_key(part, 50)]
+    union = [
+        part[place] for part in (everything[:300], everything[300:]) for place in sample_by_key(part, 50)
+    ]
     assert {union[place] for place in sample_by_key(union, 50)} == chosen
 
 
 def test_a_sample_is_spread_evenly_and_depends_on_the_seed() -> None:
     places = sample_by_key(keys(20_000), 2_000)
     assert (np.diff(places) > 0).all()
-    assert np.histogram(places, 10, (0, 20_000))[0] == pytest.approx([200] * 10, abs=60)      # 4 standard deviations
+    assert np.histogram(places, 10, (0, 20_000))[0] == pytest.approx(
+        [200] * 10, abs=60
+    )  # 4 standard deviations
     assert len(set(places) & set(sample_by_key(keys(20_000), 2_000, seed=1))) == pytest.approx(200, abs=60)
 
 

@@ -5,10 +5,21 @@ import pytest
 from scipy.stats import spearmanr
 
 from pipeline.stats.geometry import alignment, anisotropy, cosines, uniformity
-from pipeline.stats.space import Pairs, Space, cosine_bands, edit_bins, sentence_space, with_pairs, word_figures
+from pipeline.stats.space import (
+    Pairs,
+    Space,
+    cosine_bands,
+    edit_bins,
+    sentence_space,
+    with_pairs,
+    word_figures,
+)
 
 RNG = np.random.default_rng(0)
-TEXTS = [" ".join(RNG.choice(["a", "long", "short", "dog", "sentence"], size)) + f" {number}" for number, size in enumerate(RNG.integers(1, 12, size=120))]
+TEXTS = [
+    " ".join(RNG.choice(["a", "long", "short", "dog", "sentence"], size)) + f" {number}"
+    for number, size in enumerate(RNG.integers(1, 12, size=120))
+]
 X = RNG.normal(loc=0.3, size=(120, 10)).astype(np.float32)
 PAIRS = Pairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 5, 60), "characters")
 
@@ -21,8 +32,12 @@ def test_figures_of_sentences_are_those_of_their_definitions():
     assert sum(times * count for times, count in enumerate(space.found)) == 5 * 120
     norms, lengths = np.linalg.norm(X, axis=1), [len(text) for text in TEXTS]
     assert space.figures["length_norm"].value == pytest.approx(100 * spearmanr(norms, lengths).statistic)
-    assert abs(space.figures["length_cosine"].value) < 10                                   # random vectors know no lengths
-    np.testing.assert_allclose(space.spectrum_centred, np.linalg.svd(X - X.mean(axis=0), compute_uv=False) / np.linalg.svd(X - X.mean(axis=0))[1][0], atol=1e-5)
+    assert abs(space.figures["length_cosine"].value) < 10  # random vectors know no lengths
+    np.testing.assert_allclose(
+        space.spectrum_centred,
+        np.linalg.svd(X - X.mean(axis=0), compute_uv=False) / np.linalg.svd(X - X.mean(axis=0))[1][0],
+        atol=1e-5,
+    )
 
 
 def test_a_space_that_knows_lengths_is_found_out():
@@ -40,8 +55,12 @@ def test_pairs_add_alignment_bands_and_edit_distance():
     assert space.figures["alignment"].value == pytest.approx(alignment(X[:60][positive], X[60:][positive]))
     assert space.figures["alignment"].count == positive.sum() == 12
     assert space.figures["pair_uniformity"] == uniformity(X)
-    assert space.figures["edit_correlation"].value == pytest.approx(100 * spearmanr(similarity, PAIRS.edits).statistic)
-    assert space.figures["gold_correlation"].value == pytest.approx(100 * spearmanr(similarity, PAIRS.gold).statistic)
+    assert space.figures["edit_correlation"].value == pytest.approx(
+        100 * spearmanr(similarity, PAIRS.edits).statistic
+    )
+    assert space.figures["gold_correlation"].value == pytest.approx(
+        100 * spearmanr(similarity, PAIRS.gold).statistic
+    )
     assert Space.model_validate_json(space.model_dump_json()) == space
 
 
@@ -59,14 +78,19 @@ def test_edit_bins_are_equally_filled_and_rise():
     assert sorted(one.distance for one in bins) == [one.distance for one in bins]
     falling = [one.similarity for one in bins]
     assert sorted(falling, reverse=True) == falling
-    assert np.mean(falling) == pytest.approx(np.mean([one.gold for one in bins])) == pytest.approx(61 / 120)       # the mean rank of 60, as a share
-    assert edit_bins(10 * similarity**3, PAIRS) == bins                 # ranks know no scale
+    assert (
+        np.mean(falling) == pytest.approx(np.mean([one.gold for one in bins])) == pytest.approx(61 / 120)
+    )  # the mean rank of 60, as a share
+    assert edit_bins(10 * similarity**3, PAIRS) == bins  # ranks know no scale
 
 
 def test_what_cannot_be_measured_is_named():
     normalised = X / np.linalg.norm(X, axis=1, keepdims=True)
     few = sentence_space(normalised[:5], TEXTS[:5], 5, 0)
-    assert few.missing == {"hubness": "needs more than 5 sentences, there are 5", "length_norm": "all vectors have the same length"}
+    assert few.missing == {
+        "hubness": "needs more than 5 sentences, there are 5",
+        "length_norm": "all vectors have the same length",
+    }
     flat = Pairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 4, 60), "words")
     assert with_pairs(few, X, flat, 0).missing["alignment"] == "no pair has a score above 4"
 
@@ -76,9 +100,12 @@ def test_a_table_sorted_by_frequency_is_found_out():
     radius = np.linspace(1, 5, 200)
     table = radius[:, None] * RNG.normal(size=(200, 8)) / 3
     found, missing = word_figures(radius[:, None] * np.eye(200), counts, 5)
-    assert found["frequency_norm"].value == pytest.approx(100)          # the rarer, the longer
+    assert found["frequency_norm"].value == pytest.approx(100)  # the rarer, the longer
     assert found["frequency_distance"].value > 99
     assert found["table_anisotropy"].value == pytest.approx(0)
     assert missing == {}
     assert word_figures(table, counts, 5)[0]["frequency_norm"].value > 50
-    assert word_figures(table[:5], counts[:5], 5) == ({}, {"word_frequency": "needs more than 5 words, there are 5"})
+    assert word_figures(table[:5], counts[:5], 5) == (
+        {},
+        {"word_frequency": "needs more than 5 words, there are 5"},
+    )

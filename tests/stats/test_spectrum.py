@@ -27,7 +27,9 @@ def test_a_known_spectrum_comes_out() -> None:
 def test_eigenvectors_rebuild_the_covariance_with_one_sign() -> None:
     moments = moments_with([3.0, 2.0, 1.0, 0.5])
     spectrum = spectrum_of(moments)
-    np.testing.assert_allclose((spectrum.vectors * spectrum.eigenvalues) @ spectrum.vectors.T, moments.covariance(), atol=1e-12)
+    np.testing.assert_allclose(
+        (spectrum.vectors * spectrum.eigenvalues) @ spectrum.vectors.T, moments.covariance(), atol=1e-12
+    )
     assert (spectrum.vectors[np.abs(spectrum.vectors).argmax(0), range(4)] > 0).all()
 
 
@@ -48,7 +50,10 @@ def test_nothing_to_decompose_is_an_error(moments: Moments, message: str) -> Non
 
 def test_without_centring_it_is_that_of_the_singular_values_of_the_rows() -> None:
     x = np.random.default_rng(0).normal(loc=3, size=(200, 6))
-    spectrum, (_, singular, right) = uncentred_spectrum_of(Moments.of(x)), np.linalg.svd(x, full_matrices=False)
+    spectrum, (_, singular, right) = (
+        uncentred_spectrum_of(Moments.of(x)),
+        np.linalg.svd(x, full_matrices=False),
+    )
     np.testing.assert_allclose(spectrum.eigenvalues, singular**2 / 200, rtol=1e-10)
     np.testing.assert_allclose(np.abs(spectrum.vectors.T @ right.T), np.eye(6), atol=1e-8)
     with pytest.raises(DataError, match="not zero"):

@@ -23,7 +23,12 @@ from tests.faults import Faults, FaultyProxy
 
 CONTENT = np.random.default_rng(0).bytes(3 << 20)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-ENCODER = {"config.json": b"{}", "model.safetensors": CONTENT, "1_Pooling/config.json": b'{"pooling": 1}', "onnx/model.onnx": b"not wanted"}
+ENCODER = {
+    "config.json": b"{}",
+    "model.safetensors": CONTENT,
+    "1_Pooling/config.json": b'{"pooling": 1}',
+    "onnx/model.onnx": b"not wanted",
+}
 
 
 @pytest.fixture
@@ -59,7 +64,9 @@ def starter(store: Store) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
-def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(store: Store, faulty: FaultyProxy, cache: Path):
+def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(
+    store: Store, faulty: FaultyProxy, cache: Path
+):
     faulty.faults = Faults(delayed=1.0, delay_s=1.0)
     killed = starter(store)
     while not any(place.name.startswith(PARTIAL) for place in cache.rglob("*")) and faulty.calls["GET"] == 0:
@@ -74,7 +81,9 @@ def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(store:
     # one index, three files of the encoder, and listings: two by the one that copies the folder, one by each of the others
     assert faulty.calls["GET"] == 1 + 3 + 2 + 3
     folder = locate(f"{store.uri}/encoder")
-    assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == set(ENCODER) - {"onnx/model.onnx"}
+    assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == set(
+        ENCODER
+    ) - {"onnx/model.onnx"}
 
 
 def test_headway_of_the_process_that_copies_is_headway_of_those_that_wait(cache: Path, tmp_path: Path):
@@ -145,7 +154,9 @@ def test_a_changed_remote_file_gets_a_copy_of_its_own(store: Store, cache: Path)
     assert before.read_bytes() == CONTENT, "who has the old one keeps it"
 
 
-def test_a_body_that_is_cut_short_never_becomes_a_copy(store: Store, faulty: FaultyProxy, cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_is_cut_short_never_becomes_a_copy(
+    store: Store, faulty: FaultyProxy, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.5")
     faulty.faults = Faults(cut=1.0)
     with pytest.raises(TransientError, match=r"index\.faiss"):
@@ -156,11 +167,13 @@ def test_a_body_that_is_cut_short_never_becomes_a_copy(store: Store, faulty: Fau
 def test_what_was_used_longest_ago_goes_first_and_what_is_in_use_stays(store: Store, cache: Path):
     for number in range(6):
         store.write(f"{number}", bytes([number]) * 1000)
-    places = [store.local(f"{number}", hashlib.sha256(bytes([number]) * 1000).hexdigest()) for number in range(6)]
+    places = [
+        store.local(f"{number}", hashlib.sha256(bytes([number]) * 1000).hexdigest()) for number in range(6)
+    ]
     assert shrink(0) == 0, "all were handed out within the hour"
     for number, place in enumerate(places):
         age(place, hours=10 - number)
-    store.local("1", places[1].stem)            # used again
+    store.local("1", places[1].stem)  # used again
     with places[0].open("rb") as reader:
         assert shrink(3_500) == 3_000
         assert [number for number, place in enumerate(places) if place.exists()] == [1, 4, 5]
@@ -179,7 +192,7 @@ def test_folders_of_encoders_go_as_a_whole(store: Store, cache: Path):
 def test_the_environment_bounds_the_cache(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch):
     first = store.local("index.faiss", SHA256)
     age(first, hours=2)
-    monkeypatch.setenv("MANTA_CACHE_GIB", "0.004")          # 4 MiB: both do not fit
+    monkeypatch.setenv("MANTA_CACHE_GIB", "0.004")  # 4 MiB: both do not fit
     store.write("other", CONTENT[::-1])
     other = store.local("other")
     assert (first.exists(), other.exists()) == (False, True)
@@ -222,7 +235,9 @@ def test_nobody_else_can_write_to_what_the_cache_makes(store: Store, cache: Path
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o2775, 0o1777])
-def test_below_a_directory_that_others_write_to_the_cache_is_a_directory_of_this_user(bits: int, cache: Path, store: Store):
+def test_below_a_directory_that_others_write_to_the_cache_is_a_directory_of_this_user(
+    bits: int, cache: Path, store: Store
+):
     cache.mkdir()
     cache.chmod(bits)
     place = store.local("index.faiss", SHA256)
@@ -231,7 +246,9 @@ def test_below_a_directory_that_others_write_to_the_cache_is_a_directory_of_this
     assert mode(own) == 0o700
     assert store.local("index.faiss", SHA256) == place
     own.chmod(0o770)
-    with pytest.raises(ConfigError, match=r"others may write to \(mode \d*770\); set MANTA_CACHE to a directory of your own"):
+    with pytest.raises(
+        ConfigError, match=r"others may write to \(mode \d*770\); set MANTA_CACHE to a directory of your own"
+    ):
         cache_directory()
 
 
@@ -266,7 +283,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("harm", ["a file", "a file above", pytest.param("another owner", marks=as_root)])
-def test_without_a_directory_of_its_own_a_user_who_named_none_goes_on(harm: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_without_a_directory_of_its_own_a_user_who_named_none_goes_on(
+    harm: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     home = tmp_path / "home"
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     if harm == "another owner":
@@ -287,7 +306,9 @@ def test_without_a_directory_of_its_own_a_user_who_named_none_goes_on(harm: str,
 
 
 @as_root
-def test_a_planted_directory_for_temporary_copies_is_not_used(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_planted_directory_for_temporary_copies_is_not_used(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
     (temporary / "manta-0").mkdir()
@@ -332,7 +353,9 @@ def test_what_links_lead_to_stays_when_the_cache_shrinks(cache: Path, tmp_path: 
         os.utime(link, ns=(then, then), follow_symlinks=False)
     shrink(0)
     assert (precious / "file").read_bytes() == bytes(1_000)
-    assert not any(os.path.lexists(place) for place in (linked, file, own)), "the links themselves are the cache's"
+    assert not any(os.path.lexists(place) for place in (linked, file, own)), (
+        "the links themselves are the cache's"
+    )
 
 
 def test_a_link_in_the_place_of_a_copy_is_replaced(cache: Path, tmp_path: Path):
@@ -340,7 +363,12 @@ def test_a_link_in_the_place_of_a_copy_is_replaced(cache: Path, tmp_path: Path):
     place = cache / "ab" / f"{5:064x}"
     place.parent.mkdir(parents=True)
     place.symlink_to(tmp_path / "forged")
-    assert kept(place, lambda copy: copy.write_bytes(b"mine") and None, lambda copy: copy.stat().st_size > 0).read_bytes() == b"mine"
+    assert (
+        kept(
+            place, lambda copy: copy.write_bytes(b"mine") and None, lambda copy: copy.stat().st_size > 0
+        ).read_bytes()
+        == b"mine"
+    )
     assert (tmp_path / "forged").read_bytes() == b"forged"
 
 

@@ -44,7 +44,9 @@ def test_of_publishers_at_once_one_wins_and_its_manifest_stays(releases: Release
     assert current.release == 1
 
 
-def test_a_publisher_that_was_stopped_before_its_commit_leaves_a_number_unused(releases: Releases, monkeypatch: pytest.MonkeyPatch):
+def test_a_publisher_that_was_stopped_before_its_commit_leaves_a_number_unused(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("pipeline.store.release._GRACE_S", 0.2)
     stopped = candidate(releases.store, "stopped", None).model_copy(update={"release": 1})
     assert releases._is_reserved(manifest_path(1), stopped)

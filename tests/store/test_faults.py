@@ -19,7 +19,7 @@ from tests.faults import Faults, FaultyProxy
 
 KINDS = ["throttled", "internal", "limited", "reset", "delayed", "cut", "lost"]
 SHARES = {"delayed": 0.1, "lost": 0.5}
-LARGE = 40 << 20        # three parts
+LARGE = 40 << 20  # three parts
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def play(store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folde
         case 4:
             assert store.size(path) == (None if there is None else len(there))
         case 5:
-            assert {entry.path: entry.size for entry in store.list("d0")} == {name: len(one) for name, one in oracle.items() if name.startswith("d0/")}
+            assert {entry.path: entry.size for entry in store.list("d0")} == {
+                name: len(one) for name, one in oracle.items() if name.startswith("d0/")
+            }
         case 6 if there is not None:
             assert store.local(path, sha256).read_bytes() == there
         case 7 if there is not None:
@@ -64,7 +66,9 @@ def play(store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folde
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_give_what_they_give_on_a_sound_store(store: Store, faulty: FaultyProxy, tmp_path: Path, kind: str):
+def test_operations_give_what_they_give_on_a_sound_store(
+    store: Store, faulty: FaultyProxy, tmp_path: Path, kind: str
+):
     faulty.faults = Faults(**{kind: SHARES.get(kind, 0.25)}, delay_s=0.8, seed=10 + KINDS.index(kind))
     oracle: dict[str, bytes] = {}
     rng = np.random.default_rng(0)
@@ -76,22 +80,31 @@ def test_operations_give_what_they_give_on_a_sound_store(store: Store, faulty: F
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lost"])
-def test_an_outage_ends_at_the_deadline_in_words(store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_an_outage_ends_at_the_deadline_in_words(
+    store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str
+):
     store.write("there", b"1234")
     monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.6")
     faulty.faults = Faults(**{kind: 1.0}, delay_s=0.8)
     reading: dict[str, Callable[[], object]] = {
-        "read": lambda: store.read("there"), "local": lambda: store.local("there", "0" * 64), "open": lambda: store.open("there"),
+        "read": lambda: store.read("there"),
+        "local": lambda: store.local("there", "0" * 64),
+        "open": lambda: store.open("there"),
     }
     others: dict[str, Callable[[], object]] = {
-        "write": lambda: store.write("a", b"1"), "create": lambda: store.create("b", b"1"), "size": lambda: store.size("a"), "list": store.list,
+        "write": lambda: store.write("a", b"1"),
+        "create": lambda: store.create("b", b"1"),
+        "size": lambda: store.size("a"),
+        "list": store.list,
         "delete": lambda: store.delete("a"),
     }
     for operation in (reading if kind == "cut" else reading | others).values():
         start = time.monotonic()
         with pytest.raises(TransientError, match=store.uri):
             operation()
-        assert time.monotonic() - start < 10, "one layer of trying again, not the product of three, which is minutes"
+        assert time.monotonic() - start < 10, (
+            "one layer of trying again, not the product of three, which is minutes"
+        )
 
 
 def test_a_creation_whose_answer_is_lost_is_known_as_ours(store: Store, faulty: FaultyProxy):
@@ -116,7 +129,9 @@ def test_a_large_object_goes_in_parts_and_is_created_once_all_the_same(store: St
     assert store.list("")[0].stamp.endswith("-3"), "three parts"
 
 
-def test_of_many_creators_of_a_large_object_one_wins_though_answers_are_lost(store: Store, faulty: FaultyProxy):
+def test_of_many_creators_of_a_large_object_one_wins_though_answers_are_lost(
+    store: Store, faulty: FaultyProxy
+):
     contents = [bytes([number]) * LARGE for number in range(3)]
     faulty.faults = Faults(lost=0.25, seed=5)
     with ThreadPoolExecutor(3) as pool:
@@ -126,7 +141,9 @@ def test_of_many_creators_of_a_large_object_one_wins_though_answers_are_lost(sto
     assert store.read("large") == contents[won.index(True)]
 
 
-def test_a_large_file_is_published_from_disk_and_read_by_ranges(store: Store, faulty: FaultyProxy, tmp_path: Path):
+def test_a_large_file_is_published_from_disk_and_read_by_ranges(
+    store: Store, faulty: FaultyProxy, tmp_path: Path
+):
     content = np.random.default_rng(1).bytes(LARGE)
     (tmp_path / "file").write_bytes(content)
     faulty.faults = Faults(internal=0.2, reset=0.2, seed=1)
@@ -141,8 +158,12 @@ def test_uploads_that_killed_writers_began_are_given_up_by_age(store: Store, fau
 
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
     client().call_s3("create_multipart_upload", Bucket=bucket, Key=f"{prefix}/large")
-    began = lambda: [upload["Key"] for upload in client().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads", ())]      # noqa: E731
-    store.sweep(0)                                  # the test's server dates every upload to 2010
+
+    def began() -> list[str]:
+        listed = client().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        return [upload["Key"] for upload in listed.get("Uploads", ())]
+
+    store.sweep(0)  # the test's server dates every upload to 2010
     assert began() == [f"{prefix}/large"]
     store.sweep(time.time())
     assert began() == []
@@ -157,14 +178,24 @@ def test_a_server_without_conditional_writes_is_told_apart(store: Store, faulty:
     with pytest.raises(ConfigError, match=r"release\.commits_root") as caught:
         check_store(store, creates_once=True)
     assert caught.value.exit_code == 2
-    assert [store.create("record", b"1") for _ in range(2)] == [True, True], "records of equal bytes may be created over one another"
+    assert [store.create("record", b"1") for _ in range(2)] == [True, True], (
+        "records of equal bytes may be created over one another"
+    )
     assert store.read("record") == b"1"
 
 
-@pytest.mark.parametrize(("fault", "words"), [("denied", "AccessDenied|403"), ("unknown", "InvalidAccessKeyId|403")])
+@pytest.mark.parametrize(
+    ("fault", "words"), [("denied", "AccessDenied|403"), ("unknown", "InvalidAccessKeyId|403")]
+)
 def test_what_the_store_refuses_is_said_at_once(store: Store, faulty: FaultyProxy, fault: str, words: str):
     faulty.faults = Faults(**{fault: 1.0})
-    for operation in (lambda: store.read("x"), lambda: store.write("x", b""), lambda: store.create("x", b""), lambda: store.size("x"), lambda: store.list()):
+    for operation in (
+        lambda: store.read("x"),
+        lambda: store.write("x", b""),
+        lambda: store.create("x", b""),
+        lambda: store.size("x"),
+        lambda: store.list(),
+    ):
         before = faulty.calls.total()
         with pytest.raises(ConfigError, match=words) as caught:
             operation()
@@ -174,7 +205,12 @@ def test_what_the_store_refuses_is_said_at_once(store: Store, faulty: FaultyProx
 
 def test_a_bucket_that_does_not_exist_is_named(faulty: FaultyProxy):
     nowhere = open_store("s3://no-such-bucket-here/prefix")
-    for operation in (lambda: nowhere.write("x", b""), lambda: nowhere.list(), lambda: nowhere.read("x"), lambda: nowhere.create("x", b"x" * (LARGE))):
+    for operation in (
+        lambda: nowhere.write("x", b""),
+        lambda: nowhere.list(),
+        lambda: nowhere.read("x"),
+        lambda: nowhere.create("x", b"x" * (LARGE)),
+    ):
         with pytest.raises(ConfigError, match=r"no-such-bucket-here.*a bucket that exists"):
             operation()
     assert nowhere.size("x") is None
@@ -184,22 +220,32 @@ def test_without_credentials_the_variables_are_named(faulty: FaultyProxy, tmp_pa
     program = "from pipeline.store.store import open_store; open_store('s3://bucket/x').write('a', b'')"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     bare |= {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": faulty.url}
-    ended = subprocess.run([sys.executable, "-c", program], env=bare, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=bare, capture_output=True, text=True, check=False
+    )
     assert "ConfigError: s3://bucket/x/a: expected credentials in the environment" in ended.stderr
     assert faulty.calls.total() == 0
 
 
 def test_content_that_is_not_the_one_meant_is_refused_after_a_second_look(store: Store, faulty: FaultyProxy):
     store.write("unit", b"tampered")
-    for operation in (lambda: store.local("unit", "0" * 64), lambda: store.open("unit", "0" * 64), lambda: store.read_checked("unit", "0" * 64)):
+    for operation in (
+        lambda: store.local("unit", "0" * 64),
+        lambda: store.open("unit", "0" * 64),
+        lambda: store.read_checked("unit", "0" * 64),
+    ):
         before = faulty.calls["GET"]
         with pytest.raises(DataError, match="sha256 0000"):
             operation()
         assert faulty.calls["GET"] == before + 2
 
 
-def test_a_process_makes_no_more_calls_at_once_than_it_has_connections(store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MANTA_STORE_TIMEOUT_S", "30")   # a call that is given up is still at work on the server
+def test_a_process_makes_no_more_calls_at_once_than_it_has_connections(
+    store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(
+        "MANTA_STORE_TIMEOUT_S", "30"
+    )  # a call that is given up is still at work on the server
     store.write("x", b"1")
     faulty.most_at_work, faulty.faults = 0, Faults(delayed=1.0, delay_s=0.05)
     with ThreadPoolExecutor(80) as pool:

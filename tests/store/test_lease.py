@@ -58,11 +58,15 @@ def test_the_stores_clock_counts_and_not_this_machines(tmp_path: Path, monkeypat
     assert store.exists("units/vectors/of-a-running-night.parquet")
 
 
-def test_what_ended_the_night_is_told_although_its_lease_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_ended_the_night_is_told_although_its_lease_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     store = open_store(tmp_path)
 
     def refused(*_: object) -> None:
-        raise ConfigError("root", "a place where files can be written", "PermissionError", "check the permissions")
+        raise ConfigError(
+            "root", "a place where files can be written", "PermissionError", "check the permissions"
+        )
 
     monkeypatch.setattr(type(store), "delete", refused)
     with pytest.raises(DataError, match="the real error"), lease(store):

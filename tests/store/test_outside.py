@@ -31,9 +31,18 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def test_no_operation_takes_a_path_that_leaves_the_root(store: Store, path: str, tmp_path: Path):
     (tmp_path / "file").write_bytes(b"1")
     operations = [
-        lambda: store.read(path), lambda: store.write(path, b""), lambda: store.create(path, b""), lambda: store.put(tmp_path / "file", path), lambda: store.open(path),
-        lambda: store.local(path), lambda: store.size(path), lambda: store.delete(path), lambda: store.uri_of(path), lambda: store.fetch(path, tmp_path / "copy"),
-        lambda: store.read_checked(path, "0" * 64), *([lambda: store.list(path)] if path else []),
+        lambda: store.read(path),
+        lambda: store.write(path, b""),
+        lambda: store.create(path, b""),
+        lambda: store.put(tmp_path / "file", path),
+        lambda: store.open(path),
+        lambda: store.local(path),
+        lambda: store.size(path),
+        lambda: store.delete(path),
+        lambda: store.uri_of(path),
+        lambda: store.fetch(path, tmp_path / "copy"),
+        lambda: store.read_checked(path, "0" * 64),
+        *([lambda: store.list(path)] if path else []),
     ]
     for operation in operations:
         with pytest.raises(DataError, match="below the root"):
@@ -48,7 +57,11 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path):
     (secret / "key").write_bytes(b"secret")
     store = open_store(tmp_path / "root")
     store.write("inside/key", b"open")
-    for name, target in {"folder": secret, "file": secret / "key", "within": tmp_path / "root" / "inside"}.items():
+    for name, target in {
+        "folder": secret,
+        "file": secret / "key",
+        "within": tmp_path / "root" / "inside",
+    }.items():
         (tmp_path / "root" / name).symlink_to(target)
     reading, writing = (store.read, store.open, store.local, store.size), (store.write, store.create)
     for path in ("folder/key", "file"):
@@ -71,38 +84,74 @@ def test_a_root_that_is_a_link_is_as_good_as_the_place_itself(tmp_path: Path):
     assert [entry.path for entry in store.list()] == ["a/b"]
 
 
-def test_keys_that_climb_out_of_an_encoder_folder_are_not_copied(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_keys_that_climb_out_of_an_encoder_folder_are_not_copied(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from pipeline.store.s3 import client
 
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache" / "deep"))
     for key in ("config.json", "../../../../climbed.json", "a\\b.json"):
-        client().call_s3("put_object", Bucket=s3.removeprefix("s3://"), Key=f"{tmp_path.name}/{key}", Body=b"{}")
+        client().call_s3(
+            "put_object", Bucket=s3.removeprefix("s3://"), Key=f"{tmp_path.name}/{key}", Body=b"{}"
+        )
     folder = locate(f"{s3}/{tmp_path.name}")
     assert [file.name for file in folder.iterdir()] == ["config.json"]
     assert not list(tmp_path.rglob("climbed.json"))
 
 
-@pytest.mark.parametrize("uri", [
-    "s3://AKIASECRET:pass/word@bucket/prefix", "s3://AKIASECRET:pass@bucket", "s3://pass@bucket/x", "s3://bucket/x?key=AKIASECRET&secret=pass", "s3://bucket?token=pass",
-    "https://user:pass@host/file.parquet", "s3://AKIASECRET:pass/word+more/x@bucket/prefix",
-])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://AKIASECRET:pass/word@bucket/prefix",
+        "s3://AKIASECRET:pass@bucket",
+        "s3://pass@bucket/x",
+        "s3://bucket/x?key=AKIASECRET&secret=pass",
+        "s3://bucket?token=pass",
+        "https://user:pass@host/file.parquet",
+        "s3://AKIASECRET:pass/word+more/x@bucket/prefix",
+    ],
+)
 def test_a_uri_with_credentials_is_refused_without_showing_them(uri: str):
     with pytest.raises(ConfigError, match="environment") as caught:
         open_store(uri)
     assert caught.value.exit_code == 2
-    assert not [word for word in ("AKIASECRET", "pass/", "pass@", "word") if word in str(caught.value).replace("user, password", "")]
+    assert not [
+        word
+        for word in ("AKIASECRET", "pass/", "pass@", "word")
+        if word in str(caught.value).replace("user, password", "")
+    ]
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/a@b/c", "s3://bucket", "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name/prefix", "memory://a/b:c"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket/a@b/c",
+        "s3://bucket",
+        "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name/prefix",
+        "memory://a/b:c",
+    ],
+)
 def test_other_uris_pass(uri: str):
     assert open_store(uri).uri == uri
 
 
-@pytest.mark.parametrize("setting", ["release.root", "release.commits_root", "corpus.uri", "encoder.path", "whiten.dev"])
+@pytest.mark.parametrize(
+    "setting", ["release.root", "release.commits_root", "corpus.uri", "encoder.path", "whiten.dev"]
+)
 def test_settings_with_credentials_in_a_uri_end_a_job_with_2_and_are_not_shown(setting: str, tmp_path: Path):
     for job in ("preflight", "nightly") if setting == "corpus.uri" else ("nightly",):
-        given = [f"release.root={tmp_path / 'releases'}", f"corpus.uri={tmp_path}", f"{setting}=s3://AKIASECRET:hush/hush@bucket/prefix"]
-        ended = subprocess.run([sys.executable, "-m", "jobs.cli", job, *given, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+        given = [
+            f"release.root={tmp_path / 'releases'}",
+            f"corpus.uri={tmp_path}",
+            f"{setting}=s3://AKIASECRET:hush/hush@bucket/prefix",
+        ]
+        ended = subprocess.run(
+            [sys.executable, "-m", "jobs.cli", job, *given, "--json"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert ended.returncode == 2, ended.stderr
         assert not [word for word in ("AKIASECRET", "hush") if word in ended.stdout + ended.stderr]
     assert not list(tmp_path.rglob("*.json"))
@@ -129,12 +178,16 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
         "    try: work(); print('no error')\n"
         "    except TransientError as error: print(error.exit_code, error)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "root")], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "root")], capture_output=True, text=True, check=False
+    )
     lines = ended.stdout.splitlines()
     assert len(lines) == 4, ended.stderr
     assert all(line.startswith("75 ") and "room for a new file" in line for line in lines), lines
     assert open_store(tmp_path / "root").list() == []
-    assert not [place for place in (tmp_path / "root").rglob("*") if place.is_file()], "no temporary file is left either"
+    assert not [place for place in (tmp_path / "root").rglob("*") if place.is_file()], (
+        "no temporary file is left either"
+    )
 
 
 @pytest.mark.parametrize("path", ["a", "b/c"])
@@ -146,7 +199,13 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
         raise OSError(errno.EROFS, "Read-only file system")
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("Error in faiss: write error: No space left on device")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("Error in faiss: write error: No space left on device"),
+    ],
+)
 def test_a_full_disk_is_told_in_any_librarys_words(error: Exception):
     with pytest.raises(TransientError, match="make room"), room("/somewhere"):
         raise error
@@ -159,13 +218,21 @@ def test_a_full_disk_is_told_in_any_librarys_words(error: Exception):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_disk_that_is_really_full(tmp_path: Path):
     tmp_path.joinpath("root").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "root")], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "root")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
     try:
         store = open_store(tmp_path / "root")
         store.write("fits", b"1" * 100_000)
-        for operation in (lambda: store.write("a", b"x" * 2_000_000), lambda: store.create("b", b"x" * 2_000_000)):
+        for operation in (
+            lambda: store.write("a", b"x" * 2_000_000),
+            lambda: store.create("b", b"x" * 2_000_000),
+        ):
             with pytest.raises(TransientError, match="No space left"):
                 operation()
         assert [entry.path for entry in store.list()] == ["fits"]
@@ -178,27 +245,53 @@ def test_a_disk_that_is_really_full(tmp_path: Path):
 def loads_of(source: Path) -> list[str]:
     """Calls in a module that could run what a file says."""
     calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
-    unsafe = [call for call in calls if _is_unsafe(ast.unparse(call.func), {each.arg: ast.unparse(each.value) for each in call.keywords})]
+    unsafe = [
+        call
+        for call in calls
+        if _is_unsafe(ast.unparse(call.func), {each.arg: ast.unparse(each.value) for each in call.keywords})
+    ]
     return [f"{source.relative_to(ROOT)}: {ast.unparse(call)[:80]}" for call in unsafe]
 
 
 def _is_unsafe(function: str, options: dict[str | None, str]) -> bool:
     module, _, name = function.rpartition(".")
-    if module in ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle") and name in ("load", "loads", "Unpickler", "open"):
+    if module in ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle") and name in (
+        "load",
+        "loads",
+        "Unpickler",
+        "open",
+    ):
         return True
     if module == "torch" and name == "load":
         return options.get("weights_only") != "True"
     if module in ("np", "numpy") and name == "load":
         return options.get("allow_pickle", "False") != "False"
-    return function in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "pd.read_pickle", "pandas.read_pickle", "Unpickler")
+    return function in (
+        "eval",
+        "exec",
+        "yaml.load",
+        "yaml.unsafe_load",
+        "pd.read_pickle",
+        "pandas.read_pickle",
+        "Unpickler",
+    )
 
 
 def test_nothing_that_is_read_from_a_store_is_unpickled():
-    found = [call for top in ("pipeline", "jobs") for source in sorted((ROOT / top).rglob("*.py")) for call in loads_of(source)]
+    found = [
+        call
+        for top in ("pipeline", "jobs")
+        for source in sorted((ROOT / top).rglob("*.py"))
+        for call in loads_of(source)
+    ]
     by_ray, to_a_child = "pipeline/flows/workers/pool.py", "pipeline/flows/workers/local.py"
-    between_processes = (f"{by_ray}: pickle.loads(", f"{to_a_child}: pickle.loads(")        # never through a store
+    between_processes = (f"{by_ray}: pickle.loads(", f"{to_a_child}: pickle.loads(")  # never through a store
     moved = [call for call in found if call.startswith(between_processes)]
     assert moved
-    settings = [call for call in found if call.startswith("pipeline/config.py: yaml.load(") and call.endswith("_Loader)")]
+    settings = [
+        call
+        for call in found
+        if call.startswith("pipeline/config.py: yaml.load(") and call.endswith("_Loader)")
+    ]
     assert issubclass(config._Loader, yaml.SafeLoader)
     assert set(found) == {*moved, *settings}

@@ -14,7 +14,15 @@ from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, T
 from pipeline.log import listening
 from pipeline.store.lease import lease, running
 from pipeline.store.prune import prune
-from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit, commit_path, manifest_path
+from pipeline.store.release import (
+    EncoderFiles,
+    IndexFiles,
+    ReleaseManifest,
+    Releases,
+    ReleaseUnit,
+    commit_path,
+    manifest_path,
+)
 from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus, CorpusUnit, FileRef
 
@@ -26,22 +34,48 @@ def store(tmp_path: Path) -> Store:
 
 def candidate(store: Store, name: str, parent: int | None, shared: str = "shared") -> ReleaseManifest:
     """A release with files of its own and one unit that it shares with others of the same `shared`."""
+
     def ref(path: str) -> FileRef:
         store.write(path, path.encode())
         return FileRef(path=path, sha256="0" * 64, rows=1, bytes=len(path))
 
     text = ref(f"units/corpus/{shared}.parquet")
     row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=1, sha256="0" * 64)
-    corpus = Corpus(id=name, digest=name, units=(row,), keys=(ref(f"keys/{name}/00000.parquet"),),
-                    quarantine=ref(f"quarantine/{name}.parquet"), counts={"rows": 1, "quarantined": 0})
+    corpus = Corpus(
+        id=name,
+        digest=name,
+        units=(row,),
+        keys=(ref(f"keys/{name}/00000.parquet"),),
+        quarantine=ref(f"quarantine/{name}.parquet"),
+        counts={"rows": 1, "quarantined": 0},
+    )
     store.write(f"keys/{name}/corpus.json", corpus.to_json())
-    unit = ReleaseUnit(ordinal=0, path=ref(f"units/vectors/s/{shared}.parquet").path, rows=1, sha256="0" * 64, space_id="s", numerics_id="n", corpus=text,
-                       record=ref(f"units/vectors/s/{shared}.json").path, moments=ref(f"moments/s/{shared}.safetensors"))
+    unit = ReleaseUnit(
+        ordinal=0,
+        path=ref(f"units/vectors/s/{shared}.parquet").path,
+        rows=1,
+        sha256="0" * 64,
+        space_id="s",
+        numerics_id="n",
+        corpus=text,
+        record=ref(f"units/vectors/s/{shared}.json").path,
+        moments=ref(f"moments/s/{shared}.safetensors"),
+    )
     return ReleaseManifest(
-        parent=parent, space_id="s", numerics={"n": 1}, rows=1, units=(unit,), next_ordinal=1, ids=(ref(f"ids/{name}.arrow"),),
+        parent=parent,
+        space_id="s",
+        numerics={"n": 1},
+        rows=1,
+        units=(unit,),
+        next_ordinal=1,
+        ids=(ref(f"ids/{name}.arrow"),),
         moments=ref(f"moments/{name}.safetensors"),
-        index=IndexFiles(kind="flat", factory="Flat", dim=2, files=(ref(f"indexes/{name}.faiss"),)), transform=ref(f"transforms/{name}.safetensors"),
-        encoder=EncoderFiles(path="encoders/e", files=(ref("encoders/e/config.json").model_copy(update={"path": "config.json"}),)),
+        index=IndexFiles(kind="flat", factory="Flat", dim=2, files=(ref(f"indexes/{name}.faiss"),)),
+        transform=ref(f"transforms/{name}.safetensors"),
+        encoder=EncoderFiles(
+            path="encoders/e",
+            files=(ref("encoders/e/config.json").model_copy(update={"path": "config.json"}),),
+        ),
         corpus=FileRef(path=f"keys/{name}/corpus.json", sha256=sha256(corpus.to_json()).hexdigest()),
     )
 
@@ -49,7 +83,9 @@ def candidate(store: Store, name: str, parent: int | None, shared: str = "shared
 def publish(store: Store, name: str, shared: str = "shared") -> ReleaseManifest:
     releases = Releases(store)
     current = releases.current()
-    return releases.publish(candidate(store, name, current.release if current else None, shared), lambda number: f"<html>{number}")
+    return releases.publish(
+        candidate(store, name, current.release if current else None, shared), lambda number: f"<html>{number}"
+    )
 
 
 def test_releases_count_from_one_and_the_last_is_current(store: Store):
@@ -88,7 +124,9 @@ def test_a_night_that_is_overtaken_changes_nothing(store: Store):
     assert {entry.path for entry in store.list()} == before
 
 
-def test_a_number_reserved_by_a_run_that_died_is_skipped_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_number_reserved_by_a_run_that_died_is_skipped_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
     dead = candidate(store, "dead", None).model_copy(update={"release": 1})
     store.create(manifest_path(1), dead.to_json())
     monkeypatch.setattr("pipeline.store.release._GRACE_S", 0.3)
@@ -169,14 +207,25 @@ def test_ordinals_of_a_release_that_was_rolled_back_are_not_used_again(store: St
 
 def test_a_number_that_was_only_reserved_has_used_no_ordinals(store: Store):
     publish(store, "one")
-    store.create(manifest_path(2), candidate(store, "stopped", 1).model_copy(update={"release": 2, "next_ordinal": 9}).to_json())
+    store.create(
+        manifest_path(2),
+        candidate(store, "stopped", 1).model_copy(update={"release": 2, "next_ordinal": 9}).to_json(),
+    )
     assert Releases(store).next_ordinal() == 1
 
 
-@pytest.mark.parametrize("path", [
-    "units/corpus/shared.parquet", "units/vectors/s/shared.parquet", "keys/two/00000.parquet", "quarantine/two.parquet", "keys/two/corpus.json",
-    "encoders/e/config.json", "indexes/two.faiss",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "units/corpus/shared.parquet",
+        "units/vectors/s/shared.parquet",
+        "keys/two/00000.parquet",
+        "quarantine/two.parquet",
+        "keys/two/corpus.json",
+        "encoders/e/config.json",
+        "indexes/two.faiss",
+    ],
+)
 def test_a_night_whose_files_were_pruned_publishes_nothing(store: Store, path: str):
     publish(store, "one")
     night = candidate(store, "two", 1)
@@ -251,7 +300,9 @@ def test_a_hold_keeps_its_release_current_until_it_ends(store: Store):
     assert Releases(store).current() == Releases(store).get(1)
     assert Releases(store).hold(1).commit == 3, "once"
     for change in (Releases(store).rollback, Releases(store).hold):
-        with pytest.raises(ConfigError, match=r"release 2: expected a root that is not held, found release 1 held since"):
+        with pytest.raises(
+            ConfigError, match=r"release 2: expected a root that is not held, found release 1 held since"
+        ):
             change(2)
     ended = Releases(store).unhold()
     assert ended is not None
@@ -300,10 +351,19 @@ def test_a_forged_commit_is_named_and_makes_no_later_night_invisible(store: Stor
     publish(store, "two")
     forged = Releases(store).commits.read(1)
     assert forged is not None
-    store.create(commit_path(99_999_999), content or forged.model_copy(update={"commit": 99_999_999}).to_json())
+    store.create(
+        commit_path(99_999_999), content or forged.model_copy(update={"commit": 99_999_999}).to_json()
+    )
     late = candidate(store, "late", 2)
-    for change in (lambda: Releases(store).publish(late, str), lambda: Releases(store).rollback(1), lambda: Releases(store).hold(1)):
-        with pytest.raises(DataError, match=r"expected commit 3 after commit 2, found commit 99999999.*delete commits/99999999\.json"):
+    for change in (
+        lambda: Releases(store).publish(late, str),
+        lambda: Releases(store).rollback(1),
+        lambda: Releases(store).hold(1),
+    ):
+        with pytest.raises(
+            DataError,
+            match=r"expected commit 3 after commit 2, found commit 99999999.*delete commits/99999999\.json",
+        ):
             change()
     with listening() as said:
         assert Releases(store).chosen(None).release == (2 if content else 1)
@@ -339,7 +399,12 @@ def test_no_commit_comes_after_the_last_number(store: Store):
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [(2, "written by a newer version: update this one"), (99, "a newer version"), (-1, "restore it, or roll back"), ("1", "restore it")],
+    [
+        (2, "written by a newer version: update this one"),
+        (99, "a newer version"),
+        (-1, "restore it, or roll back"),
+        ("1", "restore it"),
+    ],
 )
 def test_a_manifest_of_another_schema_is_refused(store: Store, version: object, words: str):
     publish(store, "one")
@@ -364,16 +429,32 @@ def test_a_dry_run_of_prune_names_what_prune_then_removes(store: Store):
     done = prune(Releases(store), keep=1)
     removed = before.keys() - {entry.path for entry in store.list()}
     assert planned.dry_run
-    assert (planned.kept, planned.removed, planned.files, planned.bytes) == (done.kept, done.removed, done.files, done.bytes)
+    assert (planned.kept, planned.removed, planned.files, planned.bytes) == (
+        done.kept,
+        done.removed,
+        done.files,
+        done.bytes,
+    )
     assert (planned.files, planned.bytes) == (len(removed), sum(before[path] for path in removed))
     assert planned.samples.items() <= {path: before[path] for path in removed}.items()
     assert sum(planned.folders.values()) == planned.bytes
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: content.replace(b"publish", b"publisH"), lambda _: b""])
-def test_prune_keeps_what_a_release_with_a_damaged_commit_needs(store: Store, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"publish", b"publisH"),
+        lambda _: b"",
+    ],
+)
+def test_prune_keeps_what_a_release_with_a_damaged_commit_needs(
+    store: Store, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+):
     manifests = [publish(store, name, name) for name in ("one", "two", "three")]
-    whole = {entry.path for entry in store.list() if "one" not in entry.path and "/00000001" not in entry.path}
+    whole = {
+        entry.path for entry in store.list() if "one" not in entry.path and "/00000001" not in entry.path
+    }
     store.write(commit_path(3), damage(store.read(commit_path(3))))
     assert prune(Releases(store), keep=1, now=time.time() + 48 * 3600).kept == (2,)
     assert {path for path in whole if not store.exists(path)} == set()

@@ -6,19 +6,37 @@ import pytest
 from pipeline.errors import TransientError
 from pipeline.store.retry import is_transient, retrying
 
-SLOW = botocore.exceptions.ClientError({"Error": {"Code": "SlowDown", "Message": "Please reduce your request rate."}}, "PutObject")
+SLOW = botocore.exceptions.ClientError(
+    {"Error": {"Code": "SlowDown", "Message": "Please reduce your request rate."}}, "PutObject"
+)
 DENIED = botocore.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
 
 
-@pytest.mark.parametrize("error", [
-    SLOW, OSError("When reading information for key 'x': AWS Error SLOW_DOWN during HeadObject operation"), ConnectionResetError(), TimeoutError(),
-    botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), OSError(16, "Please reduce your request rate."),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SLOW,
+        OSError("When reading information for key 'x': AWS Error SLOW_DOWN during HeadObject operation"),
+        ConnectionResetError(),
+        TimeoutError(),
+        botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"),
+        OSError(16, "Please reduce your request rate."),
+    ],
+)
 def test_what_may_pass_is_transient(error: Exception):
     assert is_transient(error)
 
 
-@pytest.mark.parametrize("error", [DENIED, FileNotFoundError("timeout.parquet"), PermissionError("503"), KeyError("x"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        DENIED,
+        FileNotFoundError("timeout.parquet"),
+        PermissionError("503"),
+        KeyError("x"),
+        OSError(28, "No space left on device"),
+    ],
+)
 def test_what_will_not_pass_is_final(error: Exception):
     assert not is_transient(error)
 

@@ -64,7 +64,9 @@ def test_a_local_file_is_published_and_moved(store: Store, tmp_path: Path):
         store.put(scratch / "unit", "units/u.parquet")
         assert not (scratch / "unit").exists()
     assert store.read("units/u.parquet") == b"x" * 1000
-    assert [entry.path for entry in store.list()] == ["units/u.parquet"], "the scratch directory is not listed"
+    assert [entry.path for entry in store.list()] == ["units/u.parquet"], (
+        "the scratch directory is not listed"
+    )
 
 
 def test_listings_are_sorted_recursive_and_fresh(store: Store):
@@ -112,7 +114,7 @@ def test_a_file_system_without_links_still_creates_once(tmp_path: Path, monkeypa
 def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
     program = (
         "import os, sys; from pipeline.store.local import LocalStore\n"
-        "os.replace = os.link = lambda *_: os.kill(os.getpid(), 9)\n"           # dies after the data are durable, before the name is taken
+        "os.replace = os.link = lambda *_: os.kill(os.getpid(), 9)\n"  # dies after the data are durable, before the name is taken
         "store = LocalStore(sys.argv[1]); getattr(store, sys.argv[2])('unit', b'x' * 100_000)"
     )
     for verb in ("write", "create"):
@@ -136,16 +138,22 @@ def test_what_a_killed_run_left_in_scratch_is_gone_with_the_next_one(tmp_path: P
 
 
 @pytest.mark.parametrize("differs", ["host name", "process namespace"])
-def test_a_scratch_of_another_pod_on_the_same_root_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str):
+def test_a_scratch_of_another_pod_on_the_same_root_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str
+):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     here, there, living = socket.gethostname(), os.readlink, contextlib.ExitStack()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(os, "getpid", lambda: ended.pid)         # lives over there; here nothing has that number
+        elsewhere.setattr(os, "getpid", lambda: ended.pid)  # lives over there; here nothing has that number
         if differs == "host name":
-            elsewhere.setattr(socket, "gethostname", lambda: here[:4] + "-" + here[4:])     # the same letters and digits
+            elsewhere.setattr(
+                socket, "gethostname", lambda: here[:4] + "-" + here[4:]
+            )  # the same letters and digits
         else:
-            elsewhere.setattr(os, "readlink", lambda path: "pid:[1]" if path == "/proc/self/ns/pid" else there(path))
+            elsewhere.setattr(
+                os, "readlink", lambda path: "pid:[1]" if path == "/proc/self/ns/pid" else there(path)
+            )
         foreign = living.enter_context(open_store(tmp_path).scratch())
     with living, open_store(tmp_path).scratch() as mine:
         assert set(tmp_path.iterdir()) == {foreign, mine}

@@ -5,14 +5,14 @@ from pipeline.objectives.supervised import Supervised
 from tests.objectives.tiny import Table, batch_of
 
 NEAR = 1e-6
-X = [[1, 0], [.5, 1], [-1, .5], [.2, -1]]
-Y = [[1, .1], [.4, 1.2], [-.8, .6], [0, -1]]
-WEIGHT = [[1, .2], [-.3, .8]]
-LOSS = .325431
-GRADIENT = [[.028625, -.055471], [-.059860, -.044361]]
-HALVES = [[.053182, .201146], [.247166, -.024077]]
+X = [[1, 0], [0.5, 1], [-1, 0.5], [0.2, -1]]
+Y = [[1, 0.1], [0.4, 1.2], [-0.8, 0.6], [0, -1]]
+WEIGHT = [[1, 0.2], [-0.3, 0.8]]
+LOSS = 0.325431
+GRADIENT = [[0.028625, -0.055471], [-0.059860, -0.044361]]
+HALVES = [[0.053182, 0.201146], [0.247166, -0.024077]]
 """where each half sees its own negatives alone; the mean of their losses is 0.146462"""
-DETACHED = [[.043093, .071606], [.078338, -.042391]]
+DETACHED = [[0.043093, 0.071606], [0.078338, -0.042391]]
 """where candidates of the other half carry no gradient; the losses of the halves are 0.401016 and 0.249846"""
 
 
@@ -22,4 +22,10 @@ def objective_of_four() -> Supervised:
 
 def four_pairs(start: int = 0, end: int = 4, peers: Peers = ALONE) -> Batch:
     """Pairs start to end - 1; the table's row of a text is its only character's number."""
-    return batch_of({"anchor": [chr(row) for row in range(start, end)], "positive": [chr(4 + row) for row in range(start, end)]}, peers)
+    return batch_of(
+        {
+            "anchor": [chr(row) for row in range(start, end)],
+            "positive": [chr(4 + row) for row in range(start, end)],
+        },
+        peers,
+    )

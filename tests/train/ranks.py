@@ -18,9 +18,16 @@ from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, gradients, texts
 from tests.train.four_pairs import four_pairs, objective_of_four
 
-ROWS = 6        # of the whole batch: 2 and 3 processes take equal parts
-COLUMNS = {"anchor": texts(ROWS, 1), "positive": texts(ROWS, 2), "negative": texts(ROWS, 3), "text": texts(ROWS, 4)}
-ALIKE = np.random.default_rng(0).random((ROWS, 2 * ROWS)) < 0.3         # false negatives among positives, then negatives
+ROWS = 6  # of the whole batch: 2 and 3 processes take equal parts
+COLUMNS = {
+    "anchor": texts(ROWS, 1),
+    "positive": texts(ROWS, 2),
+    "negative": texts(ROWS, 3),
+    "text": texts(ROWS, 4),
+}
+ALIKE = (
+    np.random.default_rng(0).random((ROWS, 2 * ROWS)) < 0.3
+)  # false negatives among positives, then negatives
 
 
 class Detached(Ranks):
@@ -44,14 +51,19 @@ class Full(Supervised):
 def objectives() -> dict[str, Objective]:
     """The same on every rank and in the parent."""
     torch.manual_seed(5)
-    with_negatives = Supervised(Tiny(seed=1), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0).double()
+    with_negatives = Supervised(
+        Tiny(seed=1), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0
+    ).double()
     return {"supervised": with_negatives, "simcse": SimCSE(Tiny(seed=2), temperature=0.3).double()}
 
 
 def part(rank: int, world: int, peers: Peers = ALONE, alike: np.ndarray | None = None) -> Batch:
     """Its slice of the whole batch."""
     rows = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
-    return replace(batch_of(COLUMNS, peers).of_rows(rows), false_negatives={} if alike is None else dict.fromkeys(("text", "anchor"), alike[rows]))
+    return replace(
+        batch_of(COLUMNS, peers).of_rows(rows),
+        false_negatives={} if alike is None else dict.fromkeys(("text", "anchor"), alike[rows]),
+    )
 
 
 def candidates(name: str) -> np.ndarray:
@@ -94,7 +106,11 @@ def message(rank: int, world: int, chunk_rows: int | None) -> str:
 
 def unused(rank: int) -> list[Tensor | None]:
     """Means of gradients: one that rank 0 alone has, one that no rank has, one of half precision."""
-    parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))]
+    parameters = [
+        torch.nn.Parameter(torch.zeros(2)),
+        torch.nn.Parameter(torch.zeros(2)),
+        torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)),
+    ]
     if rank == 0:
         parameters[0].grad = torch.tensor([2.0, 4.0])
     parameters[2].grad = torch.full((3,), float(rank), dtype=torch.bfloat16)
@@ -106,7 +122,12 @@ def variants(rank: int) -> dict[str, Any]:
     """The gradients of the known example, each as its way of gathering gives it."""
     found = {}
     full = Full(objective_of_four().encoder, temperature=0.5, head="none")
-    ways = {"right": (objective_of_four(), Ranks()), "detached": (objective_of_four(), Detached()), "local": (objective_of_four(), ALONE), "full": (full, ALONE)}
+    ways = {
+        "right": (objective_of_four(), Ranks()),
+        "detached": (objective_of_four(), Detached()),
+        "local": (objective_of_four(), ALONE),
+        "full": (full, ALONE),
+    }
     for name, (objective, peers) in ways.items():
         batch = four_pairs(2 * rank, 2 * rank + 2, peers)
         own = objective.loss(tuple(view.encode() for view in objective.views(batch)), batch).total.item()

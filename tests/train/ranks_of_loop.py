@@ -20,8 +20,8 @@ from pipeline.train.loop import Training, fit
 from tests.objectives.tiny import Tiny
 from tests.train.small import STEPS, figures, rows_of, training
 
-CASES = {"supervised": None, "queue": 2}            # objective -> chunk_rows
-KILLED = 4                                          # steps that were made; the last checkpoint is one before
+CASES = {"supervised": None, "queue": 2}  # objective -> chunk_rows
+KILLED = 4  # steps that were made; the last checkpoint is one before
 
 
 class Broken(Supervised):
@@ -41,7 +41,15 @@ def work(rank: int, world: int, folder: Path) -> None:
     found: dict[str, Any] = {}
     for name, chunk_rows in CASES.items():
         found[name] = trainings(name, settings_of(chunk_rows), rank, world, folder / name)
-        found[f"{name} without dropout"] = figures(list(fit(training(settings_of(chunk_rows), name, dropout=0.0), rows_of(0, rank, world, Ranks()), until=STEPS)))
+        found[f"{name} without dropout"] = figures(
+            list(
+                fit(
+                    training(settings_of(chunk_rows), name, dropout=0.0),
+                    rows_of(0, rank, world, Ranks()),
+                    until=STEPS,
+                )
+            )
+        )
     found["error"] = error(rank, world)
     found["due"] = due(rank, folder)
     torch.save(found, folder / f"{rank}.pt")
@@ -56,7 +64,10 @@ def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder:
         return rows_of(start, rank, world, Ranks())
 
     undisturbed = figures(list(fit(training(settings, name), rows(0), until=STEPS)))
-    killed, checkpoints = training(settings, name), Checkpoints(open_store(folder), "checkpoints", CheckpointSettings())
+    killed, checkpoints = (
+        training(settings, name),
+        Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()),
+    )
     states = []
     for step in islice(fit(killed, rows(0), until=STEPS), KILLED):
         if step.number == KILLED - 1:
@@ -68,7 +79,13 @@ def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder:
     last = Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()).last()
     resumed.restore(last.load())
     again = figures(list(fit(resumed, rows(KILLED - 1), until=STEPS)))
-    return {"undisturbed": undisturbed, "again": again, "empty": states[0] == {}, "draw": torch.rand(2), "weights": resumed.objective.state_dict()}
+    return {
+        "undisturbed": undisturbed,
+        "again": again,
+        "empty": states[0] == {},
+        "draw": torch.rand(2),
+        "weights": resumed.objective.state_dict(),
+    }
 
 
 def error(rank: int, world: int) -> dict[str, Any]:
@@ -77,7 +94,13 @@ def error(rank: int, world: int) -> dict[str, Any]:
     try:
         list(fit(made, rows_of(0, rank, world, Ranks()), until=1))
     except NonFinite as caught:
-        return {"step": caught.step, "rows": caught.rows, "anchor": caught.columns["anchor"], "text": str(caught), "number": made.number}
+        return {
+            "step": caught.step,
+            "rows": caught.rows,
+            "anchor": caught.columns["anchor"],
+            "text": str(caught),
+            "number": made.number,
+        }
     return {}
 
 

@@ -23,13 +23,18 @@ from tests.models.folders import LONG
 
 ROWS, STEPS = 6, 3
 # a large epsilon: Adam turns the rounding of gradients that are almost zero into whole steps
-_COMMON: dict[str, Any] = {"dropout": 0.1, "optimizer": {"learning_rate": 1e-3, "clip": 0.5, "weight_decay": 0.1, "epsilon": 1e-3}}
+_COMMON: dict[str, Any] = {
+    "dropout": 0.1,
+    "optimizer": {"learning_rate": 1e-3, "clip": 0.5, "weight_decay": 0.1, "epsilon": 1e-3},
+}
 _MIXED = [{"name": "simcse", "options": {"head": "cls_mlp"}}, {"name": "masked_lm", "weight": 0.5}]
 SETTINGS = {
     "supervised": TrainSettings(objective="supervised", **_COMMON),
     "in chunks, beside whole weights": TrainSettings(objective=_MIXED, chunk_rows=2, **_COMMON),
     "followed by a copy": TrainSettings(objective={"name": "cert", "options": {"queue": 12}}, **_COMMON),
-    "views made at the embeddings": TrainSettings(objective={"name": "consert", "options": {"views": ["adversarial", "none"]}}, **_COMMON),
+    "views made at the embeddings": TrainSettings(
+        objective={"name": "consert", "options": {"views": ["adversarial", "none"]}}, **_COMMON
+    ),
     "layers computed again": TrainSettings(objective="supervised", checkpoint_layers=True, **_COMMON),
     "adapters": TrainSettings(objective="supervised", lora=LoraSettings(rank=2), **_COMMON),
     "through transformers": TrainSettings(objective="supervised", **_COMMON),
@@ -41,7 +46,12 @@ def training(name: str, folders: dict[str, Path], strategy: str) -> Training:
     """Equal on all ranks."""
     settings = SETTINGS[name].model_copy(update={"strategy": strategy})
     torch.manual_seed(3)
-    encoder = load_trainable(open_folder(EncoderSettings(path=str(folders["electra" if name == "through transformers" else "bert"]))), dropout=settings.dropout)
+    encoder = load_trainable(
+        open_folder(
+            EncoderSettings(path=str(folders["electra" if name == "through transformers" else "bert"]))
+        ),
+        dropout=settings.dropout,
+    )
     adapt(encoder, settings.lora)
     return Training(build_objective(settings, encoder), settings, steps=STEPS, steps_per_epoch=STEPS)
 
@@ -49,7 +59,10 @@ def training(name: str, folders: dict[str, Path], strategy: str) -> Training:
 def batch_of(made: Training, step: int, rank: int, world: int) -> Batch:
     """This rank's part."""
     words, random = LONG.split(), np.random.default_rng(step)
-    columns = {role: [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(ROWS)] for role in ("anchor", "positive", "negative", "text")}
+    columns = {
+        role: [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(ROWS)]
+        for role in ("anchor", "positive", "negative", "text")
+    }
     whole = Batch(columns, np.arange(ROWS), made.objective.encoder.folder.tokenizer(), Ranks())
     return replace(whole.of_rows(np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)), places=None)
 
@@ -72,7 +85,13 @@ def work(rank: int, world: int, folder: Path, folders: dict[str, Path]) -> None:
             figures.append(next(course))
             dev, middle = DEV.score(Product(made.objective.encoder)), made.state()
             figures += course
-            found[f"{name} {strategy}"] = {"figures": figures, "dev": dev, "middle": middle, "end": made.state(), "held": held(made)}
+            found[f"{name} {strategy}"] = {
+                "figures": figures,
+                "dev": dev,
+                "middle": middle,
+                "end": made.state(),
+                "held": held(made),
+            }
         states = [found[f"{name} fsdp"]["middle"]]
         dist.broadcast_object_list(states, src=0)
         for strategy in ("ddp", "fsdp"):
@@ -87,4 +106,7 @@ def work(rank: int, world: int, folder: Path, folders: dict[str, Path]) -> None:
 
 def held(made: Training) -> int:
     """Numbers of trained weights on this rank."""
-    return sum(getattr(parameter, "to_local", lambda own=parameter: own)().numel() for parameter in made.parameters.values())
+    return sum(
+        getattr(parameter, "to_local", lambda own=parameter: own)().numel()
+        for parameter in made.parameters.values()
+    )

@@ -16,7 +16,7 @@ from pipeline.settings.training import TrainSettings
 from pipeline.train.loop import Step, Training
 from tests.objectives.tiny import Tiny, batch_of, texts
 
-ROWS, STEPS = 6, 6      # of every batch of all ranks; of a training
+ROWS, STEPS = 6, 6  # of every batch of all ranks; of a training
 
 
 class Queue(Objective):
@@ -31,11 +31,17 @@ class Queue(Objective):
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
 
     def views(self, batch: Batch) -> Sequence[View]:
-        return View(self.encoder, batch.tokens("anchor")), View(self.follower, batch.tokens("positive"), grad=False)
+        return View(self.encoder, batch.tokens("anchor")), View(
+            self.follower, batch.tokens("positive"), grad=False
+        )
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         queries, keys = reps
-        return Loss.of(info_nce=info_nce(queries, torch.cat([batch.peers.gather(keys), self.keys]), temperature=0.5, first=batch.first))
+        return Loss.of(
+            info_nce=info_nce(
+                queries, torch.cat([batch.peers.gather(keys), self.keys]), temperature=0.5, first=batch.first
+            )
+        )
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         keys, place = batch.peers.gather(reps[1]), int(self.filled) % len(self.keys)
@@ -50,7 +56,11 @@ def objective(name: str, dropout: float = 0.2, seed: int = 5) -> Objective:
     tiny = Tiny(dropout=dropout, seed=seed)
     if name == "queue":
         return Queue(tiny)
-    made = SimCSE(tiny, temperature=0.3) if name == "simcse" else Supervised(tiny, temperature=0.3, head="cls_mlp")
+    made = (
+        SimCSE(tiny, temperature=0.3)
+        if name == "simcse"
+        else Supervised(tiny, temperature=0.3, head="cls_mlp")
+    )
     return made.double()
 
 
@@ -62,10 +72,16 @@ def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = ALONE)
     """This rank's part of the batch of step `start` and of all later ones."""
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     for step in count(start):
-        columns = {role: texts(ROWS, 10 * step + place) for place, role in enumerate(("anchor", "positive", "negative", "text"))}
+        columns = {
+            role: texts(ROWS, 10 * step + place)
+            for place, role in enumerate(("anchor", "positive", "negative", "text"))
+        }
         yield batch_of(columns, peers).of_rows(own)
 
 
 def figures(steps: Sequence[Step]) -> list[tuple[float, ...]]:
     """All that a step tells in numbers, but for the time."""
-    return [(step.number, float(step.loss.total), step.gradient_norm, step.learning_rate, step.rows, step.tokens) for step in steps]
+    return [
+        (step.number, float(step.loss.total), step.gradient_norm, step.learning_rate, step.rows, step.tokens)
+        for step in steps
+    ]

@@ -32,8 +32,15 @@ class Counting:
             if step == self.bad:
                 raise DataError("rows", "numbers", "letters", "mend them")
             self.opened += 1
-            anchors, positives = (pa.array(texts(6, 2 * step + second), pa.large_string()) for second in (0, 1))
-            columns = {"anchor": anchors, "positive": positives, "score": np.arange(6.0), "row": np.arange(6 * step, 6 * step + 6)}
+            anchors, positives = (
+                pa.array(texts(6, 2 * step + second), pa.large_string()) for second in (0, 1)
+            )
+            columns = {
+                "anchor": anchors,
+                "positive": positives,
+                "score": np.arange(6.0),
+                "row": np.arange(6 * step, 6 * step + 6),
+            }
             yield GlobalBatch("there", pa.table(columns), exchanged=step, mask=True)
 
 
@@ -55,7 +62,10 @@ def assert_equal(found: Tokens, expected: Tokens) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
-    made, rows = batches(Counting(), tokenize, start=3, share=Share(rank, 2), peers=Ranks()), share_of(Counting(), 3, Share(rank, 2))
+    made, rows = (
+        batches(Counting(), tokenize, start=3, share=Share(rank, 2), peers=Ranks()),
+        share_of(Counting(), 3, Share(rank, 2)),
+    )
     for _ in range(4):
         batch, expected = next(made), next(rows)
         assert batch.columns.keys() == expected.columns.keys()
@@ -82,9 +92,15 @@ def test_texts_are_tokenized_once_whatever_an_objective_asks_for():
     made.close()
     before, own = len(tokenizer.seen), batch.column("anchor")
     assert_equal(batch.of_rows(np.array([4, 1])).tokens("anchor"), tokenize([own[4], own[1]]))
-    assert_equal(replace(batch, columns={"text": [*own[:2], *batch.column("positive")[:4]]}).tokens("text"), tokenize([*own[:2], *batch.column("positive")[:4]]))
+    assert_equal(
+        replace(batch, columns={"text": [*own[:2], *batch.column("positive")[:4]]}).tokens("text"),
+        tokenize([*own[:2], *batch.column("positive")[:4]]),
+    )
     assert len(tokenizer.seen) == before
-    assert_equal(replace(batch, columns={"text": [f"about {text}" for text in own]}).tokens("text"), tokenize([f"about {text}" for text in own]))
+    assert_equal(
+        replace(batch, columns={"text": [f"about {text}" for text in own]}).tokens("text"),
+        tokenize([f"about {text}" for text in own]),
+    )
     assert tokenizer.seen[before:] == [f"about {text}" for text in own]
 
 
@@ -103,7 +119,7 @@ def test_few_batches_wait_and_closing_ends_the_thread():
     while order.opened < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert order.opened <= 4                            # the one that was taken, two that wait, one in hand
+    assert order.opened <= 4  # the one that was taken, two that wait, one in hand
     made.close()
     assert threading.active_count() == before
 

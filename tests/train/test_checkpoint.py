@@ -56,22 +56,28 @@ def test_the_last_ones_and_the_best_ones_stay(tmp_path: Path):
     checkpoints = saved(store, {1: 80.0, 2: 90.0, 3: 85.0, 4: 90.0, 5: None, 6: 70.0}, keep=2, keep_best=1)
     assert steps_in(store) == [(2, ".json"), (2, ".pt"), (5, ".json"), (5, ".pt"), (6, ".json"), (6, ".pt")]
     assert checkpoints.last().step == 6
-    assert checkpoints.best().step == 2                 # the first of equal ones
+    assert checkpoints.best().step == 2  # the first of equal ones
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])
-def test_a_damaged_one_is_passed_over_and_that_is_said(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_one_is_passed_over_and_that_is_said(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     store = open_store(tmp_path)
     checkpoints = saved(store, {1: 1.0, 2: 2.0})
-    place = next((tmp_path / TOP).glob("step-00000002-*.json" if damage == "record" else "step-00000002-*.pt"))
+    place = next(
+        (tmp_path / TOP).glob("step-00000002-*.json" if damage == "record" else "step-00000002-*.pt")
+    )
     content = place.read_bytes()
     if damage == "gone":
         place.unlink()
     else:
-        place.write_bytes(content[:-40] if damage == "cut" else content[:100] + bytes([content[100] ^ 1]) + content[101:])
+        place.write_bytes(
+            content[:-40] if damage == "cut" else content[:100] + bytes([content[100] ^ 1]) + content[101:]
+        )
     assert checkpoints.last().step == checkpoints.best().step == 1
     assert "passed over" in capsys.readouterr().err
-    again = saved(store, {2: 2.0}, keep=1)              # the training has come there again
+    again = saved(store, {2: 2.0}, keep=1)  # the training has come there again
     assert again.last().step == 2
     assert again.last().load()["step"] == 2
 

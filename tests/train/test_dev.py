@@ -43,7 +43,10 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random, known = np.random.default_rng(0), [" ".join(texts(8, seed)) for seed in range(300)]
     left, right = ([known[place] for place in random.integers(0, 300, PAIRS)] for _ in range(2))
     scores = [None, *random.uniform(0, 80, PAIRS - 1)]
-    return write(tmp_path_factory.mktemp("dev") / "dev.parquet", {"sentence1": [left[0], None, *left[2:]], "sentence2": right, "score": scores})
+    return write(
+        tmp_path_factory.mktemp("dev") / "dev.parquet",
+        {"sentence1": [left[0], None, *left[2:]], "sentence2": right, "score": scores},
+    )
 
 
 def write(path: Path, columns: Mapping[str, object]) -> Path:
@@ -55,7 +58,10 @@ def expected(folder: Path, pairs: Path) -> float:
     """By the encoder of `manta encode` and SciPy."""
     table = pq.read_table(pairs).slice(1)
     encoder = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings())
-    left, right = (encoder.encode([text or " " for text in table[side].to_pylist()]).astype(np.float64) for side in ("sentence1", "sentence2"))
+    left, right = (
+        encoder.encode([text or " " for text in table[side].to_pylist()]).astype(np.float64)
+        for side in ("sentence1", "sentence2")
+    )
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     return float(100 * spearmanr(cosines, table["score"].to_numpy()).statistic)
 
@@ -63,7 +69,9 @@ def expected(folder: Path, pairs: Path) -> float:
 def test_the_figure_is_that_of_an_evaluation_of_the_folder(folder: Path, pairs: Path):
     dev = Dev.open(DevSettings(uri=str(pairs)))
     assert dev.score(Product(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
-    assert pickle.loads(pickle.dumps(dev)).score(Product(encoder_of(folder))) == dev.score(Product(encoder_of(folder)))
+    assert pickle.loads(pickle.dumps(dev)).score(Product(encoder_of(folder))) == dev.score(
+        Product(encoder_of(folder))
+    )
 
 
 def test_it_is_of_what_inference_uses(folder: Path, pairs: Path):
@@ -72,7 +80,10 @@ def test_it_is_of_what_inference_uses(folder: Path, pairs: Path):
     head = TanhHead(encoder.dim)
     torch.nn.init.normal_(head.linear.weight)
     twin = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling="cls")))
-    figures = [dev.score(product) for product in (Product(encoder), Product(encoder, head), Product(encoder, twin=twin), Product(twin))]
+    figures = [
+        dev.score(product)
+        for product in (Product(encoder), Product(encoder, head), Product(encoder, twin=twin), Product(twin))
+    ]
     assert len(set(figures)) == 4
 
 
@@ -83,7 +94,7 @@ def test_a_measurement_leaves_modes_gradients_and_random_numbers_alone(folder: P
     assert True in modes
     assert False in modes
     first = dev.score(Product(encoder))
-    assert dev.score(Product(encoder)) == first         # with dropout it would be another
+    assert dev.score(Product(encoder)) == first  # with dropout it would be another
     assert [module.training for module in encoder.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in encoder.parameters())
@@ -110,7 +121,7 @@ def test_ranks_share_the_sentences_and_have_one_figure(folder: Path, pairs: Path
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert [each["figure"] for each in found] == [figure] * 2
     passes = [each["passes"] for each in found]
-    assert len(alone) % 2                               # so that the last turn is not everybody's
+    assert len(alone) % 2  # so that the last turn is not everybody's
     assert {len(each) for each in passes} == {-(-len(alone) // 2)}
     assert [each[turn] for turn in range(len(passes[0])) for each in passes][: len(alone)] == alone
 
@@ -119,7 +130,9 @@ def test_vectors_that_are_not_finite_are_an_error(folder: Path, pairs: Path):
     encoder = encoder_of(folder)
     with torch.no_grad():
         next(encoder.parameters()).fill_(float("nan"))
-    with pytest.raises(DataError, match=r"finite vectors, found values that are none in .* the weights have diverged"):
+    with pytest.raises(
+        DataError, match=r"finite vectors, found values that are none in .* the weights have diverged"
+    ):
         Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder))
     assert encoder.training
 
@@ -136,7 +149,13 @@ GOOD = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "score": [1.
     (GOOD | {"score": [2.5, 2.5, 2.5]}, {}, DataError, "scores that differ, found 3 pairs, all with 2.5"),
     (GOOD | {"score": [None, None, 1.0]}, {}, DataError, "at least two pairs with a score"),
 ])  # fmt: skip
-def test_what_cannot_be_measured_is_told_when_it_is_opened(tmp_path: Path, columns: Mapping[str, object], named: dict[str, str], kind: type[PipelineError], message: str):
+def test_what_cannot_be_measured_is_told_when_it_is_opened(
+    tmp_path: Path,
+    columns: Mapping[str, object],
+    named: dict[str, str],
+    kind: type[PipelineError],
+    message: str,
+):
     place = write(tmp_path / "dev.parquet", columns)
     with pytest.raises(kind, match=message):
         Dev.open(DevSettings(uri=str(place), columns=named))
@@ -151,25 +170,44 @@ def test_a_file_that_is_not_there_is_told_too(tmp_path: Path):
 
 def test_columns_have_other_names_and_scores_any_scale(tmp_path: Path, folder: Path, pairs: Path):
     table = pq.read_table(pairs).rename_columns(["a", "b", "gold"])
-    table = table.set_column(2, "gold", pa.array([None if score is None else -1e6 + 1e3 * score for score in table["gold"].to_pylist()]))
+    table = table.set_column(
+        2,
+        "gold",
+        pa.array([None if score is None else -1e6 + 1e3 * score for score in table["gold"].to_pylist()]),
+    )
     pq.write_table(table, tmp_path / "dev.parquet")
-    dev = Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}))
-    assert dev.score(Product(encoder_of(folder))) == Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder_of(folder)))
+    dev = Dev.open(
+        DevSettings(
+            uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}
+        )
+    )
+    assert dev.score(Product(encoder_of(folder))) == Dev.open(DevSettings(uri=str(pairs))).score(
+        Product(encoder_of(folder))
+    )
 
 
-NLI = {"premise": ["a", "b", None, "d", "a"], "hypothesis": ["d", "e", "f", "g", "h"], "label": ["neutral", "-", "entailment", "contradiction", "neutral"]}
+NLI = {
+    "premise": ["a", "b", None, "d", "a"],
+    "hypothesis": ["d", "e", "f", "g", "h"],
+    "label": ["neutral", "-", "entailment", "contradiction", "neutral"],
+}
 
 
 def test_accuracy_is_that_of_the_classifier_over_what_inference_uses(folder: Path, tmp_path: Path):
     dev = Dev.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
     encoder = encoder_of(folder)
     objective, figures = Classification(encoder), []
-    vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(["a", " ", "d", "a", "d", "f", "g", "h"])
-    left, right, gold = vectors[:4], vectors[4:], [1, 0, 2, 1]                     # without the row that has no label
+    vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(
+        ["a", " ", "d", "a", "d", "f", "g", "h"]
+    )
+    left, right, gold = vectors[:4], vectors[4:], [1, 0, 2, 1]  # without the row that has no label
     for seed in range(12):
         torch.manual_seed(seed)
         torch.nn.init.normal_(linear := objective.classifier.get_parameter("weight"))
-        logits = np.concatenate([left, right, np.abs(left - right)], axis=1) @ linear.detach().numpy().T + objective.classifier.get_parameter("bias").detach().numpy()
+        logits = (
+            np.concatenate([left, right, np.abs(left - right)], axis=1) @ linear.detach().numpy().T
+            + objective.classifier.get_parameter("bias").detach().numpy()
+        )
         figures.append(dev.score(Product(encoder), objective))
         assert figures[-1] == 100 * np.mean(logits.argmax(1) == gold)
         assert linear.grad is None
@@ -184,18 +222,32 @@ def test_accuracy_is_that_of_the_classifier_over_what_inference_uses(folder: Pat
     (NLI | {"label": ["-"] * 5}, {}, DataError, "rows to train on, found"),
     (NLI, {"labels": "label"}, ConfigError, "did you mean 'label'"),
 ])  # fmt: skip
-def test_labels_that_cannot_be_measured_are_told(tmp_path: Path, columns: Mapping[str, object], named: dict[str, str], kind: type[PipelineError], message: str):
+def test_labels_that_cannot_be_measured_are_told(
+    tmp_path: Path,
+    columns: Mapping[str, object],
+    named: dict[str, str],
+    kind: type[PipelineError],
+    message: str,
+):
     with pytest.raises(kind, match=message):
-        Dev.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", columns)), measure="accuracy", columns=named))
+        Dev.open(
+            DevSettings(uri=str(write(tmp_path / "nli.parquet", columns)), measure="accuracy", columns=named)
+        )
 
 
 def test_labels_mean_what_they_do_in_the_training_rows(tmp_path: Path):
-    place = write(tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]})
-    assert Dev.open(DevSettings(uri=str(place), measure="accuracy"), Values(labels=("yes", "no"))).gold.tolist() == [1, 0]
+    place = write(
+        tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]}
+    )
+    assert Dev.open(
+        DevSettings(uri=str(place), measure="accuracy"), Values(labels=("yes", "no"))
+    ).gold.tolist() == [1, 0]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data")
+@pytest.mark.skipif(
+    "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
+)
 def test_minilm_has_the_figure_that_it_is_known_for():
     dev = Dev.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
     assert round(dev.score(Product(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72

@@ -70,7 +70,7 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(stop: int):
     rows = bent(640)
     whole = run(fresh(), rows, range(20))
     first = run(fresh(), rows, range(stop))
-    second = fresh(SETTINGS.model_copy(update={"seed": 5}))         # initial weights that must not matter any more
+    second = fresh(SETTINGS.model_copy(update={"seed": 5}))  # initial weights that must not matter any more
     second.go_on_from(first.to_bytes())
     assert second.to_bytes() == first.to_bytes()
     run(second, rows, range(stop, 20))
@@ -85,7 +85,7 @@ def test_decay_leaves_locations_and_scales_alone():
     settings = FlowSettings(learning_rate=0.1, weight_decay=0.5)
     fit = fresh(settings)
     fit.begin(bent(32), HELD)
-    fit.glow.bits_per_dimension = lambda x: sum(parameter.sum() * 0 for parameter in fit.glow.parameters())      # type: ignore[method-assign]
+    fit.glow.bits_per_dimension = lambda x: sum(parameter.sum() * 0 for parameter in fit.glow.parameters())  # type: ignore[method-assign]
     before = {name: value.detach().clone() for name, value in fit.glow.named_parameters()}
     fit.take(bent(32))
     for name, value in fit.glow.named_parameters():
@@ -96,7 +96,10 @@ def test_decay_leaves_locations_and_scales_alone():
 def test_a_likelihood_that_is_not_finite_ends_the_training():
     fit = run(fresh(), bent(640), range(2))
     weights = fit.glow.state_dict()["levels.0.0.actnorm.b"].clone()
-    with pytest.raises(Diverged, match=r"flow training: expected a finite likelihood and gradient, found inf bits.*at step 3; lower whiten\.flow\.learning_rate"):
+    with pytest.raises(
+        Diverged,
+        match=r"flow training: expected a finite likelihood and gradient, found inf bits.*at step 3; lower whiten\.flow\.learning_rate",
+    ):
         fit.take(np.full((32, DIM), 1e30, np.float32))
     assert torch.equal(fit.glow.state_dict()["levels.0.0.actnorm.b"], weights)
     with pytest.raises(Diverged, match="rows held out, found inf bits"):

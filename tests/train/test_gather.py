@@ -31,7 +31,9 @@ def test_vectors_come_in_the_order_of_ranks(found: list[dict[str, Any]]):
 
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("name", ["supervised", "simcse"])
-def test_ranks_with_gathered_candidates_are_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str, alike: bool):
+def test_ranks_with_gathered_candidates_are_one_process_with_the_whole_batch(
+    found: list[dict[str, Any]], name: str, alike: bool
+):
     objective = objectives()[name]
     whole = loss_and_backward(objective, part(0, 1, alike=candidates(name) if alike else None))
     expected = gradients(objective)
@@ -49,7 +51,9 @@ def test_gradients_of_two_batches_add_up(found: list[dict[str, Any]]):
     loss_and_backward(objective, part(0, 1))
     expected = gradients(objective)
     for each in found:
-        assert_same(each["supervised twice"], {parameter: 2 * gradient for parameter, gradient in expected.items()})
+        assert_same(
+            each["supervised twice"], {parameter: 2 * gradient for parameter, gradient in expected.items()}
+        )
 
 
 def test_unequal_ranks_are_an_error_on_every_one(found: list[dict[str, Any]]):
@@ -59,7 +63,9 @@ def test_unequal_ranks_are_an_error_on_every_one(found: list[dict[str, Any]]):
             assert "3 of 6 values on rank 0, 2 of 6 values on rank 1" in message
 
 
-def test_a_gradient_that_some_ranks_lack_is_zero_there_and_one_that_all_lack_stays_none(found: list[dict[str, Any]]):
+def test_a_gradient_that_some_ranks_lack_is_zero_there_and_one_that_all_lack_stays_none(
+    found: list[dict[str, Any]],
+):
     for each in found:
         some, none, half = each["unused"]
         assert torch.equal(some, torch.tensor([2.0, 4.0]) / len(found))
@@ -73,12 +79,17 @@ def test_known_values_of_the_right_way_and_of_the_wrong_ones(found: list[dict[st
         pytest.skip("the example is one of two ranks")
     for each in found:
         for name, loss, gradient in [
-            ("right", LOSS, np.array(GRADIENT)), ("full", LOSS, np.array(GRADIENT) / 2), ("detached", LOSS, np.array(DETACHED)), ("local", .146462, np.array(HALVES)),
+            ("right", LOSS, np.array(GRADIENT)),
+            ("full", LOSS, np.array(GRADIENT) / 2),
+            ("detached", LOSS, np.array(DETACHED)),
+            ("local", 0.146462, np.array(HALVES)),
         ]:
             assert each[name][0].item() == pytest.approx(loss, abs=NEAR)
             np.testing.assert_allclose(each[name][2], gradient, atol=NEAR)
-    assert [each["detached"][1] for each in found] == pytest.approx([.401016, .249846], abs=NEAR)      # equal losses, another gradient
-    assert [each["right"][1] for each in found] == pytest.approx([.401016, .249846], abs=NEAR)
+    assert [each["detached"][1] for each in found] == pytest.approx(
+        [0.401016, 0.249846], abs=NEAR
+    )  # equal losses, another gradient
+    assert [each["right"][1] for each in found] == pytest.approx([0.401016, 0.249846], abs=NEAR)
 
 
 def test_without_a_process_group_nothing_is_gathered_and_nothing_averaged():

@@ -23,7 +23,9 @@ TRIPLES = {"anchor": texts(ROWS, 1), "positive": texts(ROWS, 2), "negative": tex
 
 def supervised(dropout: float = 0.0) -> Supervised:
     torch.manual_seed(3)
-    return Supervised(Tiny(dropout=dropout), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0).double()
+    return Supervised(
+        Tiny(dropout=dropout), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0
+    ).double()
 
 
 def step(objective: Objective, batch: Batch, **options: object) -> tuple[Loss, dict[str, Tensor]]:
@@ -52,9 +54,11 @@ def test_each_vector_s_own_gradient_is_known():
     objective, batch = objective_of_four(), four_pairs()
     leaves = tuple(view.encode().detach().requires_grad_() for view in objective.views(batch))
     objective.loss(leaves, batch).total.backward()
-    known = torch.tensor([[-.126205, -.024595], [.056579, -.137998], [.114661, .024307], [.041574, .153396]]).double()
+    known = torch.tensor(
+        [[-0.126205, -0.024595], [0.056579, -0.137998], [0.114661, 0.024307], [0.041574, 0.153396]]
+    ).double()
     z = leaves[0].detach()
-    across = known - (known * z).sum(dim=1, keepdim=True) * z            # cosines do not change along a vector
+    across = known - (known * z).sum(dim=1, keepdim=True) * z  # cosines do not change along a vector
     np.testing.assert_allclose(leaves[0].grad, across, atol=NEAR)
 
 
@@ -81,15 +85,21 @@ def chunked_graph(objective: Objective, batch: Batch, cuts: Sequence[int]) -> di
     torch.manual_seed(11)
     parts = []
     for start, end in pairwise(cuts):
-        joined = [text for role in ("anchor", "positive", "negative") for text in batch.columns[role][start:end]]
+        joined = [
+            text for role in ("anchor", "positive", "negative") for text in batch.columns[role][start:end]
+        ]
         parts.append(objective.encoder(batch.tokenize(joined)).chunk(3))
     loss = objective.loss(tuple(torch.cat(column) for column in zip(*parts, strict=True)), batch)
     loss.total.backward()
     return gradients(objective)
 
 
-@pytest.mark.parametrize(("chunk_rows", "cuts"), [(None, [0, 7]), (7, [0, 7]), (3, [0, 3, 6, 7]), (1, range(8))])
-def test_with_dropout_it_is_that_of_one_graph_over_the_same_chunks(chunk_rows: int | None, cuts: Sequence[int]):
+@pytest.mark.parametrize(
+    ("chunk_rows", "cuts"), [(None, [0, 7]), (7, [0, 7]), (3, [0, 3, 6, 7]), (1, range(8))]
+)
+def test_with_dropout_it_is_that_of_one_graph_over_the_same_chunks(
+    chunk_rows: int | None, cuts: Sequence[int]
+):
     objective, batch = supervised(dropout=0.3), batch_of(TRIPLES)
     loss, found = step(objective, batch, chunk_rows=chunk_rows)
     assert_same(found, chunked_graph(objective, batch, cuts))
@@ -103,7 +113,13 @@ class Careless(SimCSE):
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens, random = batch.tokens("text"), np.random.default_rng(0)
-        return 2 * (View(self.encoder, tokens, at_embedding=lambda x, where: x * torch.from_numpy(random.random(x.shape) > 0.1)),)
+        return 2 * (
+            View(
+                self.encoder,
+                tokens,
+                at_embedding=lambda x, where: x * torch.from_numpy(random.random(x.shape) > 0.1),
+            ),
+        )
 
 
 def test_other_masks_in_the_second_pass_are_an_error():
@@ -138,13 +154,20 @@ class Momentum(Objective):
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
-        changed = View(self.encoder, tokens, positions=np.zeros(len(tokens.ids), np.int64), at_embedding=lambda x, where: self.noise(x))
+        changed = View(
+            self.encoder,
+            tokens,
+            positions=np.zeros(len(tokens.ids), np.int64),
+            at_embedding=lambda x, where: self.noise(x),
+        )
         return View(self.twin, tokens, grad=False), View(self.encoder, tokens), changed
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         keys, queries, others = reps
         assert not keys.requires_grad
-        return Loss.of(info_nce=info_nce(queries, keys, temperature=0.5), others=info_nce(others, keys, temperature=0.5))
+        return Loss.of(
+            info_nce=info_nce(queries, keys, temperature=0.5), others=info_nce(others, keys, temperature=0.5)
+        )
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert len(outputs[0]) == len(batch)
@@ -161,7 +184,9 @@ def test_views_without_gradient_are_encoded_once_and_row_terms_weigh_as_their_ro
     known = gradients(objective)
     for chunk_rows in (None, 1, 3, 7):
         passes = []
-        handle = objective.twin.register_forward_hook(lambda module, inputs, output, passes=passes: passes.append(len(output)))
+        handle = objective.twin.register_forward_hook(
+            lambda module, inputs, output, passes=passes: passes.append(len(output))
+        )
         loss, found = step(objective, batch, chunk_rows=chunk_rows)
         handle.remove()
         assert_same(found, known)
@@ -175,9 +200,15 @@ def test_views_without_gradient_are_encoded_once_and_row_terms_weigh_as_their_ro
 
 
 def test_masks_are_the_same_again_where_another_encoder_drew_in_between_and_row_terms_draw_new_ones():
-    objective, batch = Momentum(Tiny(seed=1, dropout=0.4), Tiny(seed=2, dropout=0.4), rate=0.4), batch_of({"text": texts(ROWS)})
+    objective, batch = (
+        Momentum(Tiny(seed=1, dropout=0.4), Tiny(seed=2, dropout=0.4), rate=0.4),
+        batch_of({"text": texts(ROWS)}),
+    )
     torch.manual_seed(11)
-    parts = [tuple(view.of_rows(rows).encode() for view in objective.views(batch)) for rows in np.array_split(np.arange(ROWS), [3, 6])]
+    parts = [
+        tuple(view.of_rows(rows).encode() for view in objective.views(batch))
+        for rows in np.array_split(np.arange(ROWS), [3, 6])
+    ]
     reps = tuple(torch.cat(column) for column in zip(*parts, strict=True))
     loss = objective.loss(reps, batch)
     for outputs, rows in zip(parts, np.array_split(np.arange(ROWS), [3, 6]), strict=True):
@@ -203,7 +234,9 @@ def test_what_comes_back_has_no_graph_and_is_in_the_order_of_the_views():
     objective, batch = Momentum(Tiny(seed=1), Tiny(seed=2)), batch_of({"text": texts(ROWS)})
     expected = [view.encode().detach() for view in objective.views(batch)]
     outcome = loss_and_backward(objective, batch, chunk_rows=2)
-    assert not any(rep.requires_grad for rep in (*outcome.reps, outcome.loss.total, *outcome.loss.parts.values()))
+    assert not any(
+        rep.requires_grad for rep in (*outcome.reps, outcome.loss.total, *outcome.loss.parts.values())
+    )
     for rep, view in zip(outcome.reps, expected, strict=True):
         torch.testing.assert_close(rep, view, rtol=0, atol=1e-14)
 
@@ -213,7 +246,9 @@ class Whole(SimCSE):
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
-        return View(self.encoder, tokens), View(self.encoder, tokens, undivided="the perturbation follows the gradient of the whole batch's loss")
+        return View(self.encoder, tokens), View(
+            self.encoder, tokens, undivided="the perturbation follows the gradient of the whole batch's loss"
+        )
 
 
 def test_a_view_that_cannot_be_divided_refuses_chunks_and_goes_through_whole():

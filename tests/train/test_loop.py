@@ -44,7 +44,9 @@ def test_a_step_moves_the_weights_by_the_rate_times_the_gradient_and_tells_of_it
     assert step.gradient_norm == pytest.approx(norm, rel=1e-6)
     assert step.tokens == sum(len(batch.tokens(role).ids) for role in ("anchor", "positive", "negative"))
     for name, value in made.parameters.items():
-        torch.testing.assert_close(value.detach(), before[name].detach() - 0.1 * twin.get_parameter(name).grad, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            value.detach(), before[name].detach() - 0.1 * twin.get_parameter(name).grad, rtol=0, atol=1e-12
+        )
     assert all(value.grad is None for value in made.parameters.values())
     assert not any(rep.requires_grad for rep in (*step.reps, step.loss.total))
     for rep, expected in zip(step.reps, outcome.reps, strict=True):
@@ -52,21 +54,31 @@ def test_a_step_moves_the_weights_by_the_rate_times_the_gradient_and_tells_of_it
 
 
 def test_a_long_gradient_is_clipped_and_told_as_it_was():
-    settings = TrainSettings(optimizer=OptimizerSettings(name="sgd", learning_rate=1.0, clip=1e-3), schedule=ScheduleSettings(name="constant"))
+    settings = TrainSettings(
+        optimizer=OptimizerSettings(name="sgd", learning_rate=1.0, clip=1e-3),
+        schedule=ScheduleSettings(name="constant"),
+    )
     made = training(settings, dropout=0.0)
     before = [value.detach().clone() for value in made.parameters.values()]
     [step] = fit(made, rows_of(), until=1)
-    moved = math.sqrt(sum(float(((value.detach() - old) ** 2).sum()) for value, old in zip(made.parameters.values(), before, strict=True)))
+    moved = math.sqrt(
+        sum(
+            float(((value.detach() - old) ** 2).sum())
+            for value, old in zip(made.parameters.values(), before, strict=True)
+        )
+    )
     assert step.gradient_norm > 0.01
     assert moved == pytest.approx(1e-3, rel=1e-5)
 
 
 def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
-    settings = TrainSettings(optimizer=SGD, schedule=ScheduleSettings(name="plateau", decay=0.1, drop=0.1, least=5e-3))
+    settings = TrainSettings(
+        optimizer=SGD, schedule=ScheduleSettings(name="plateau", decay=0.1, drop=0.1, least=5e-3)
+    )
     made, batches = training(settings), rows_of()
     steps = list(fit(made, batches, until=2))
     made.told(60.0)
-    steps += fit(made, batches, until=4)                # an epoch is 3 steps
+    steps += fit(made, batches, until=4)  # an epoch is 3 steps
     made.told(59.0)
     assert [step.learning_rate for step in steps] == pytest.approx([0.1, 0.1, 0.1, 0.01])
     assert made.ended
@@ -74,7 +86,8 @@ def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
 
 
 CASES = {
-    "adamw": OptimizerSettings(learning_rate=0.01, weight_decay=0.1), "momentum": OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9),
+    "adamw": OptimizerSettings(learning_rate=0.01, weight_decay=0.1),
+    "momentum": OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9),
     "rmsprop": OptimizerSettings(name="rmsprop", learning_rate=0.01, momentum=0.5),
 }
 
@@ -82,8 +95,12 @@ CASES = {
 @pytest.mark.parametrize("name", ["supervised", "simcse", "queue"])
 @pytest.mark.parametrize("chunk_rows", [None, 4])
 @pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
-def test_a_training_goes_on_from_a_checkpoint_to_the_last_digit(name: str, chunk_rows: int | None, optimizer: OptimizerSettings, tmp_path: Path):
-    settings = TrainSettings(optimizer=optimizer, chunk_rows=chunk_rows, schedule=ScheduleSettings(name="cosine", warmup=2))
+def test_a_training_goes_on_from_a_checkpoint_to_the_last_digit(
+    name: str, chunk_rows: int | None, optimizer: OptimizerSettings, tmp_path: Path
+):
+    settings = TrainSettings(
+        optimizer=optimizer, chunk_rows=chunk_rows, schedule=ScheduleSettings(name="cosine", warmup=2)
+    )
     undisturbed = training(settings, name)
     expected = figures(list(fit(undisturbed, rows_of(), until=STEPS)))
     drawn = torch.rand(3)
@@ -91,8 +108,8 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_last_digit(name: str, chunk
     with Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()) as checkpoints:
         for step in islice(fit(killed, rows_of(), until=STEPS), 4):
             if step.number == 3:
-                checkpoints.save(3, killed.state())         # step 4 is lost
-    resumed = training(settings, name, seed=6)              # of other weights
+                checkpoints.save(3, killed.state())  # step 4 is lost
+    resumed = training(settings, name, seed=6)  # of other weights
     last = Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()).last()
     resumed.restore(last.load())
     assert figures(list(fit(resumed, rows_of(3), until=STEPS))) == expected[3:]
@@ -141,13 +158,22 @@ class Broken(Supervised):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         self.calls += 1
         value = super().loss(reps, batch)
-        return value + Loss.of(broken=reps[0].sum() * math.inf) if self.where == "loss" and self.calls == 3 else value
+        return (
+            value + Loss.of(broken=reps[0].sum() * math.inf)
+            if self.where == "loss" and self.calls == 3
+            else value
+        )
 
 
-@pytest.mark.parametrize(("where", "culprit"), [("loss", r"loss (-?inf|nan) \(broken (-?inf|nan)\)"), ("gradient", "a gradient of encoder.layer")])
+@pytest.mark.parametrize(
+    ("where", "culprit"),
+    [("loss", r"loss (-?inf|nan) \(broken (-?inf|nan)\)"), ("gradient", "a gradient of encoder.layer")],
+)
 @pytest.mark.parametrize("chunk_rows", [None, 2])
 def test_what_is_not_finite_stops_before_the_weights_move(where: str, culprit: str, chunk_rows: int | None):
-    made = Training(Broken(where), TrainSettings(optimizer=SGD, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3)
+    made = Training(
+        Broken(where), TrainSettings(optimizer=SGD, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3
+    )
     steps = fit(made, rows_of(), until=STEPS)
     assert [next(steps).number, next(steps).number] == [1, 2]
     before = {name: value.clone() for name, value in made.objective.state_dict().items()}

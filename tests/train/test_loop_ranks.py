@@ -35,13 +35,15 @@ def test_two_ranks_go_on_from_a_checkpoint_to_the_last_digit(found: list[dict[st
         assert each[name]["again"] == each[name]["undisturbed"][KILLED - 1 :]
         assert each[name]["undisturbed"] == found[0][name]["undisturbed"]
     assert [each[name]["empty"] for each in found] == [False, True]
-    assert not torch.equal(*(each[name]["draw"] for each in found))     # each rank its own masks
+    assert not torch.equal(*(each[name]["draw"] for each in found))  # each rank its own masks
     for key, value in found[0][name]["weights"].items():
         assert torch.equal(found[1][name]["weights"][key], value), key
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_process_goes_on_where_two_were_with_their_data(folder: Path, found: list[dict[str, Any]], name: str):
+def test_one_process_goes_on_where_two_were_with_their_data(
+    folder: Path, found: list[dict[str, Any]], name: str
+):
     """Its masks are others, so its losses are near and not equal; its weights, optimizer and rows are the same."""
     checkpoint = Checkpoints(open_store(folder / name), "checkpoints", CheckpointSettings()).last()
     made = training(settings_of(CASES[name]), name)
@@ -55,12 +57,16 @@ def test_one_process_goes_on_where_two_were_with_their_data(folder: Path, found:
 
 @pytest.mark.parametrize("name", CASES)
 def test_without_dropout_two_ranks_are_one_process(found: list[dict[str, Any]], name: str):
-    expected = figures(list(fit(training(settings_of(CASES[name]), name, dropout=0.0), rows_of(), until=STEPS)))
+    expected = figures(
+        list(fit(training(settings_of(CASES[name]), name, dropout=0.0), rows_of(), until=STEPS))
+    )
     for each in found:
         np.testing.assert_allclose(each[f"{name} without dropout"], expected, rtol=1e-6)
 
 
-def test_all_ranks_stop_where_one_rank_s_loss_is_infinite_and_have_the_whole_batch(found: list[dict[str, Any]]):
+def test_all_ranks_stop_where_one_rank_s_loss_is_infinite_and_have_the_whole_batch(
+    found: list[dict[str, Any]],
+):
     batch = next(rows_of())
     for each in found:
         error = each["error"]

@@ -24,7 +24,12 @@ def test_they_are_those_of_numpy_in_float64():
     x, y = left.double().numpy(), right.double().numpy()
     every = cosines(np.repeat(x, 40, 0), np.tile(y, (40, 1))).reshape(40, 40)
     negative = every[~np.eye(40, dtype=bool)].mean()
-    expected = {"alignment": alignment(x, y), "uniformity": uniformity(x).value, "positive_cosine": cosines(x, y).mean(), "negative_cosine": negative}
+    expected = {
+        "alignment": alignment(x, y),
+        "uniformity": uniformity(x).value,
+        "positive_cosine": cosines(x, y).mean(),
+        "negative_cosine": negative,
+    }
     assert measured((left, right), positives=True) == pytest.approx(expected, abs=2e-6)
 
 
@@ -36,9 +41,13 @@ def test_more_views_change_nothing_and_many_rows_cost_no_more():
 
 def test_ends_of_the_scales():
     same = torch.ones(8, 3)
-    assert measured((same, same), positives=True) == pytest.approx({"alignment": 0, "uniformity": 0, "positive_cosine": 1, "negative_cosine": 1}, abs=1e-6)
-    apart = torch.eye(2) - torch.tensor([[0.0, 1.0], [1.0, 0.0]])       # two opposite vectors
-    assert measured((apart, -apart), positives=True) == pytest.approx({"alignment": 4, "uniformity": -8, "positive_cosine": -1, "negative_cosine": 1}, abs=1e-5)
+    assert measured((same, same), positives=True) == pytest.approx(
+        {"alignment": 0, "uniformity": 0, "positive_cosine": 1, "negative_cosine": 1}, abs=1e-6
+    )
+    apart = torch.eye(2) - torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # two opposite vectors
+    assert measured((apart, -apart), positives=True) == pytest.approx(
+        {"alignment": 4, "uniformity": -8, "positive_cosine": -1, "negative_cosine": 1}, abs=1e-5
+    )
 
 
 def test_without_pairs_there_is_uniformity_alone_and_of_one_row_nothing():

@@ -23,7 +23,13 @@ def after_steps(parameter: nn.Parameter, **settings: object) -> np.ndarray:
     return parameter.detach().numpy().ravel()
 
 
-def adam(x: np.ndarray, decay: float, decoupled: bool, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8) -> np.ndarray:
+def adam(
+    x: np.ndarray,
+    decay: float,
+    decoupled: bool,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+) -> np.ndarray:
     """Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, algorithm 2."""
     mean, square = np.zeros(6), np.zeros(6)
     for step, gradient in enumerate(GRADIENTS, start=1):
@@ -42,7 +48,9 @@ def sgd(x: np.ndarray, decay: float, momentum: float) -> np.ndarray:
     return x
 
 
-def rmsprop(x: np.ndarray, decay: float, momentum: float, alpha: float = 0.99, epsilon: float = 1e-8) -> np.ndarray:
+def rmsprop(
+    x: np.ndarray, decay: float, momentum: float, alpha: float = 0.99, epsilon: float = 1e-8
+) -> np.ndarray:
     """Tieleman and Hinton 2012, lecture 6.5; Graves 2013, with momentum."""
     square, moved = np.zeros(6), np.zeros(6)
     for gradient in GRADIENTS:
@@ -54,8 +62,10 @@ def rmsprop(x: np.ndarray, decay: float, momentum: float, alpha: float = 0.99, e
 
 
 CASES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    "adamw": lambda x, decay: adam(x, decay, decoupled=True), "adam": lambda x, decay: adam(x, decay, decoupled=False),
-    "sgd": lambda x, decay: sgd(x, decay, 0.9), "rmsprop": lambda x, decay: rmsprop(x, decay, 0.9),
+    "adamw": lambda x, decay: adam(x, decay, decoupled=True),
+    "adam": lambda x, decay: adam(x, decay, decoupled=False),
+    "sgd": lambda x, decay: sgd(x, decay, 0.9),
+    "rmsprop": lambda x, decay: rmsprop(x, decay, 0.9),
 }
 
 
@@ -63,7 +73,10 @@ CASES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 def test_matrices_decay_and_vectors_do_not(name: str):
     begin = np.linspace(-1, 1, 6)
     settings = {"name": name, "weight_decay": DECAY, "momentum": 0.9}
-    matrix, vector = nn.Parameter(torch.from_numpy(begin.copy()).view(2, 3)), nn.Parameter(torch.from_numpy(begin.copy()))
+    matrix, vector = (
+        nn.Parameter(torch.from_numpy(begin.copy()).view(2, 3)),
+        nn.Parameter(torch.from_numpy(begin.copy())),
+    )
     np.testing.assert_allclose(after_steps(matrix, **settings), CASES[name](begin, DECAY), atol=1e-12)
     np.testing.assert_allclose(after_steps(vector, **settings), CASES[name](begin, 0.0), atol=1e-12)
 

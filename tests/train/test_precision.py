@@ -26,7 +26,10 @@ from tests.models.folders import LONG, save_folder
 from tests.objectives.tiny import Tiny, gradients
 from tests.train.small import STEPS, rows_of
 
-PLAIN = {"optimizer": OptimizerSettings(name="sgd", learning_rate=0.01, clip=None), "schedule": ScheduleSettings(name="constant")}
+PLAIN = {
+    "optimizer": OptimizerSettings(name="sgd", learning_rate=0.01, clip=None),
+    "schedule": ScheduleSettings(name="constant"),
+}
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet"])
@@ -41,10 +44,14 @@ def batch_for(folder: Path, rows: int = 20) -> Batch:
     return Batch({"text": drawn}, np.arange(rows), load_tokenizer(folder, 64))
 
 
-def step(folder: Path, dropout: float, chunk_rows: int | None = None, **settings: Any) -> tuple[Loss, dict[str, Tensor], tuple[Tensor, ...]]:
+def step(
+    folder: Path, dropout: float, chunk_rows: int | None = None, **settings: Any
+) -> tuple[Loss, dict[str, Tensor], tuple[Tensor, ...]]:
     """Loss, gradients and vectors of an untrained step."""
     torch.manual_seed(0)
-    objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=dropout), temperature=0.2)
+    objective = SimCSE(
+        load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=dropout), temperature=0.2
+    )
     prepare(objective, TrainSettings(**settings))
     torch.manual_seed(1)
     outcome = loss_and_backward(objective, batch_for(folder), chunk_rows=chunk_rows)
@@ -58,12 +65,14 @@ def cosine(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("bfloat16", 1e-4, 0.02), ("float16", 1e-5, 0.003)])
-def test_in_half_precision_vectors_and_gradients_stay_float32_and_near(folder: Path, precision: str, least: float, most: float):
+def test_in_half_precision_vectors_and_gradients_stay_float32_and_near(
+    folder: Path, precision: str, least: float, most: float
+):
     loss, expected, vectors = step(folder, 0.0)
     half_loss, found, half_vectors = step(folder, 0.0, precision=precision)
     assert {value.dtype for value in (*found.values(), *half_vectors, half_loss.total)} == {torch.float32}
     apart = float((half_vectors[0] - vectors[0]).norm() / vectors[0].norm())
-    assert least < apart < most                         # 8 and 11 digits of two
+    assert least < apart < most  # 8 and 11 digits of two
     assert float(half_loss.total) == pytest.approx(float(loss.total), rel=0.01)
     assert cosine(found, expected) > 0.99
 
@@ -133,16 +142,28 @@ class Weighted(Supervised):
         return super().loss(reps, batch) * self.weight
 
 
-def weighted(weight: float, encoder: type[Tiny] = HalfEncoder, precision: str = "float16", chunk_rows: int | None = None) -> Training:
+def weighted(
+    weight: float,
+    encoder: type[Tiny] = HalfEncoder,
+    precision: str = "float16",
+    chunk_rows: int | None = None,
+) -> Training:
     torch.manual_seed(0)
     objective = Weighted(encoder(dropout=0.2), temperature=0.3, head="none")
     objective.weight = weight
-    return Training(objective, TrainSettings(**PLAIN, precision=precision, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3)
+    return Training(
+        objective,
+        TrainSettings(**PLAIN, precision=precision, chunk_rows=chunk_rows),
+        steps=STEPS,
+        steps_per_epoch=3,
+    )
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 4])
 def test_an_overflow_lowers_the_scale_and_the_step_is_taken_with_the_same_masks(chunk_rows: int | None):
-    known = [step.gradient_norm for step in fit(weighted(2_000.0, Tiny, "float32", chunk_rows), rows_of(), until=1)]
+    known = [
+        step.gradient_norm for step in fit(weighted(2_000.0, Tiny, "float32", chunk_rows), rows_of(), until=1)
+    ]
     half = weighted(2_000.0, chunk_rows=chunk_rows)
     steps = list(fit(half, rows_of(), until=3))
     assert [steps[0].gradient_norm] == pytest.approx(known, rel=0.01)
@@ -157,7 +178,9 @@ def test_an_overflow_lowers_the_scale_and_the_step_is_taken_with_the_same_masks(
 def test_gradients_too_small_for_float16_survive_by_the_scale():
     weight = 1e-7
     known = next(iter(fit(weighted(weight, Tiny, "float32"), rows_of(), until=1))).gradient_norm
-    assert next(iter(fit(weighted(weight), rows_of(), until=1))).gradient_norm == pytest.approx(known, rel=0.01)
+    assert next(iter(fit(weighted(weight), rows_of(), until=1))).gradient_norm == pytest.approx(
+        known, rel=0.01
+    )
     lost = next(iter(fit(weighted(weight, precision="float32"), rows_of(), until=1))).gradient_norm
     assert lost != pytest.approx(known, rel=0.1)
 
@@ -188,7 +211,11 @@ def test_steps_in_half_precision_lower_the_loss(folder: Path):
             yield batch
 
     torch.manual_seed(0)
-    objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=0.1), temperature=0.2)
+    objective = SimCSE(
+        load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=0.1), temperature=0.2
+    )
     settings = TrainSettings(optimizer=OptimizerSettings(learning_rate=1e-3), precision="bfloat16")
-    steps = list(fit(Training(objective, settings, steps=8, steps_per_epoch=8), same(batch_for(folder)), until=8))
+    steps = list(
+        fit(Training(objective, settings, steps=8, steps_per_epoch=8), same(batch_for(folder)), until=8)
+    )
     assert float(steps[-1].loss.total) < 0.9 * float(steps[0].loss.total)

@@ -21,11 +21,15 @@ def test_linear_falls_by_equal_parts_to_one_part_at_the_last_step():
 @pytest.mark.parametrize("warmup", [4, 0.4, 0.31])
 def test_linear_rises_by_equal_parts_to_its_height_first(warmup: float):
     """A share of the steps is rounded up: 4 of 10 for 0.31."""
-    assert rates(name="linear", warmup=warmup) == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7])
+    assert rates(name="linear", warmup=warmup) == pytest.approx(
+        [1 / 4, 2 / 4, 3 / 4, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7]
+    )
 
 
 def test_cosine_follows_half_a_wave():
-    assert rates(name="cosine", warmup=2) == pytest.approx([0.5, *((1 + math.cos(math.pi * part / 9)) / 2 for part in range(9))])
+    assert rates(name="cosine", warmup=2) == pytest.approx(
+        [0.5, *((1 + math.cos(math.pi * part / 9)) / 2 for part in range(9))]
+    )
 
 
 def test_constant_stays_after_its_rise():
@@ -33,7 +37,9 @@ def test_constant_stays_after_its_rise():
 
 
 def test_stairs_go_where_they_are_told_from_their_step_on():
-    assert rates(name="stairs", stairs={7: 0.1, 4: 0.5}) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.5, 0.1, 0.1, 0.1, 0.1])
+    assert rates(name="stairs", stairs={7: 0.1, 4: 0.5}) == pytest.approx(
+        [1, 1, 1, 0.5, 0.5, 0.5, 0.1, 0.1, 0.1, 0.1]
+    )
     with pytest.raises(ConfigError, match="stairs"):
         rates(name="stairs")
 
@@ -50,12 +56,12 @@ def plateau(**settings: object) -> Schedule:
 def test_plateau_falls_with_every_epoch_and_whenever_dev_got_worse():
     schedule = plateau(decay=0.99, drop=0.2)
     assert [schedule.rate(step) for step in (1, 5, 6, 11)] == pytest.approx([0.1, 0.1, 0.099, 0.1 * 0.99**2])
-    for figure in (70.0, 71.0, 71.0):                   # better, and as good
+    for figure in (70.0, 71.0, 71.0):  # better, and as good
         schedule.told(figure)
     assert schedule.rate(6) == pytest.approx(0.099)
     schedule.told(70.9)
     assert schedule.rate(6) == pytest.approx(0.099 / 5)
-    schedule.told(70.95)                                # better than the last one, though not than the best
+    schedule.told(70.95)  # better than the last one, though not than the best
     assert schedule.rate(6) == pytest.approx(0.099 / 5)
 
 

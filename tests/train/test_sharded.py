@@ -49,12 +49,14 @@ def test_steps_and_weights_are_those_of_whole_weights(found: Found, name: str):
     assert sharded["dev"] == pytest.approx(whole["dev"], abs=1e-9)
     assert_near(sharded["middle"], whole["middle"], 1e-6)
     assert_near(sharded["end"], whole["end"], 1e-6)
-    if name != "adapters":                                      # of which most are heads here
+    if name != "adapters":  # of which most are heads here
         assert sharded["held"] < 0.6 * whole["held"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_checkpoint_goes_on_with_shards_to_the_last_digit_and_with_whole_weights_too(found: Found, name: str):
+def test_a_checkpoint_goes_on_with_shards_to_the_last_digit_and_with_whole_weights_too(
+    found: Found, name: str
+):
     figures, state = found[f"{name} again fsdp"]
     assert figures == found[f"{name} fsdp"]["figures"][1:]
     assert_near(state, found[f"{name} fsdp"]["end"], 0)

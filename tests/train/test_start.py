@@ -28,8 +28,14 @@ from pipeline.train.start import start_of
 from tests.models.folder.wordfiles import minilm_table, write_words
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
-TOPICS = ("dog cat horse animal runs", "music song plays guitar loud", "rain snow wind cold storm", "bread soup eats kitchen salt", "car road drives fast wheel",
-          "book page reads story words")
+TOPICS = (
+    "dog cat horse animal runs",
+    "music song plays guitar loud",
+    "rain snow wind cold storm",
+    "bread soup eats kitchen salt",
+    "car road drives fast wheel",
+    "book page reads story words",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +78,9 @@ def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     columns, optional, order = roles_of(settings)
     rows = open_pairs(settings.data[0], columns, optional)
     torch.manual_seed(settings.seed)
-    objective = build_objective(settings, load_trainable(folder, dropout=settings.dropout, fresh=settings.fresh))
+    objective = build_objective(
+        settings, load_trainable(folder, dropout=settings.dropout, fresh=settings.fresh)
+    )
     ordered = (NeighbourOrder if order == "contiguous" else ShuffledOrder)(rows, settings.order)
     training = Training(objective, settings, steps=steps, steps_per_epoch=ordered.steps_per_epoch)
     stream = batches(ordered, folder.tokenizer(), start=0, share=Share(0, 1))
@@ -81,22 +89,46 @@ def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
 
 def test_sentences_find_their_neighbours_through_two_grus_that_began_with_nothing(tmp_path):
     data = write_books(tmp_path / "books.parquet")
-    small = ("train.recurrent.width=16", "train.recurrent.word_dim=12", "train.order.batch_rows=12", "train.optimizer.learning_rate=0.02")
+    small = (
+        "train.recurrent.width=16",
+        "train.recurrent.word_dim=12",
+        "train.order.batch_rows=12",
+        "train.optimizer.learning_rate=0.02",
+    )
     training, found = losses(configured("quickthoughts-gru.yaml", f"train.data={data}", *small), 40)
-    assert found[0] > 1.9                               # eleven candidates, two of them right, no idea yet: log 11 - log 2 above the least, log 2
+    assert (
+        found[0] > 1.9
+    )  # eleven candidates, two of them right, no idea yet: log 11 - log 2 above the least, log 2
     assert np.mean(found[-5:]) < 0.7 * found[0]
     product = training.objective.product()
     assert (product.encoder.dim, product.dim) == (32, 64)
-    saved, texts = save_joined((product.encoder, product.twin), tmp_path / "saved"), ["a dog runs", "music", ""]
+    saved, texts = (
+        save_joined((product.encoder, product.twin), tmp_path / "saved"),
+        ["a dog runs", "music", ""],
+    )
     training.objective.eval()
     expected = product(saved.tokenizer()(texts)).detach()
-    np.testing.assert_allclose(load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(texts), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(texts),
+        expected,
+        atol=1e-6,
+    )
 
 
 def test_a_maximum_over_two_lstms_learns_to_infer_over_fixed_words(tmp_path):
     words = write_words(tmp_path / "words.txt", *minilm_table())
-    small = (f"train.recurrent.words={words}", "train.recurrent.width=16", "train.recurrent.vocabulary=null", "train.order.batch_rows=16")
-    job = configured("infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.optimizer.learning_rate=1.0", *small)
+    small = (
+        f"train.recurrent.words={words}",
+        "train.recurrent.width=16",
+        "train.recurrent.vocabulary=null",
+        "train.order.batch_rows=16",
+    )
+    job = configured(
+        "infersent.yaml",
+        f"train.data={write_nli(tmp_path / 'nli.parquet')}",
+        "train.optimizer.learning_rate=1.0",
+        *small,
+    )
     training, found = losses(job, 36)
     assert np.mean(found[-6:]) < 0.8 * np.mean(found[:3])
     assert training.objective.product().encoder.folder.pooling == ("max",)
@@ -104,7 +136,13 @@ def test_a_maximum_over_two_lstms_learns_to_infer_over_fixed_words(tmp_path):
 
 def test_the_start_is_made_once_for_equal_rows_and_settings(tmp_path, capfd):
     data = write_books(tmp_path / "books.parquet")
-    job = configured("quickthoughts-gru.yaml", f"train.data={data}", "train.recurrent.width=4", "train.recurrent.word_dim=4", "train.recurrent.vocabulary=10")
+    job = configured(
+        "quickthoughts-gru.yaml",
+        f"train.data={data}",
+        "train.recurrent.width=4",
+        "train.recurrent.word_dim=4",
+        "train.recurrent.vocabulary=10",
+    )
     first, again = (start_of(job.train, job.encoder) for _ in range(2))
     assert first == again
     assert capfd.readouterr().err.count("are counted") == 1
@@ -120,12 +158,26 @@ def test_the_start_is_made_once_for_equal_rows_and_settings(tmp_path, capfd):
 
 
 def test_word_vectors_that_are_none_are_told_before_anything_is_made(tmp_path):
-    job = configured("infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.recurrent.width=2")
+    job = configured(
+        "infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.recurrent.width=2"
+    )
     with pytest.raises(ConfigError, match=r"no file glove.840B.300d.txt"):
         start_of(job.train, job.encoder)
-    other = start_of(configured("quickthoughts-gru.yaml", f"train.data={write_books(tmp_path / 'books.parquet')}", "train.recurrent.width=2").train, job.encoder).path
+    other = start_of(
+        configured(
+            "quickthoughts-gru.yaml",
+            f"train.data={write_books(tmp_path / 'books.parquet')}",
+            "train.recurrent.width=2",
+        ).train,
+        job.encoder,
+    ).path
     with pytest.raises(ConfigError, match="the manta-recurrent encoder"):
-        start_of(job.train.model_copy(update={"recurrent": job.train.recurrent.model_copy(update={"words": other})}), job.encoder)
+        start_of(
+            job.train.model_copy(
+                update={"recurrent": job.train.recurrent.model_copy(update={"words": other})}
+            ),
+            job.encoder,
+        )
 
 
 def test_without_a_cell_the_encoder_is_the_one_that_is_named(tmp_path):

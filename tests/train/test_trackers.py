@@ -32,15 +32,26 @@ def step(number: int, **changes: Any) -> Step:
     vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(int(number)))
     loss = Loss.of(near=torch.tensor(1.0 / number), far=torch.tensor(0.25 * number))
     values: dict[str, Any] = {
-        "number": number, "loss": loss, "gradient_norm": 2.0 * number, "learning_rate": 1e-3 * number, "rows": 64, "tokens": 640, "seconds": 0.5 + 0.1 * number,
-        "waited_s": 0.1 * number, "counts": {"repeated": number, "blank": 0}, "reps": (vectors, vectors + 0.1), "batch": batch_of({"text": ["a"] * 6}),
+        "number": number,
+        "loss": loss,
+        "gradient_norm": 2.0 * number,
+        "learning_rate": 1e-3 * number,
+        "rows": 64,
+        "tokens": 640,
+        "seconds": 0.5 + 0.1 * number,
+        "waited_s": 0.1 * number,
+        "counts": {"repeated": number, "blank": 0},
+        "reps": (vectors, vectors + 0.1),
+        "batch": batch_of({"text": ["a"] * 6}),
     }
     return Step(**values | changes)
 
 
 @pytest.fixture(params=["folder", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return open_store(tmp_path if request.param == "folder" else f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}")
+    return open_store(
+        tmp_path if request.param == "folder" else f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}"
+    )
 
 
 def log_of(store: Store, done: int = 0) -> TrainingLog:
@@ -61,12 +72,16 @@ def test_a_line_holds_the_means_of_its_steps(store: Store):
     numbers = np.arange(5, 9)
     second = lines[1]
     assert second.epoch == 1.0
-    assert second.parts == pytest.approx({"near": (1 / numbers).mean(), "far": (numbers / 4).mean()}, rel=1e-6)
+    assert second.parts == pytest.approx(
+        {"near": (1 / numbers).mean(), "far": (numbers / 4).mean()}, rel=1e-6
+    )
     assert second.loss == pytest.approx((1 / numbers + numbers / 4).mean(), rel=1e-6)
     assert (second.gradient_norm, second.learning_rate) == (pytest.approx(13.0), 8e-3)
     took = 4 * 0.5 + 0.1 * numbers.sum()
-    assert (second.tokens_per_s, second.rows_per_s, second.waiting) == pytest.approx((4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took))
-    assert second.counts == {"repeated": 26}            # what never happened is not told
+    assert (second.tokens_per_s, second.rows_per_s, second.waiting) == pytest.approx(
+        (4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took)
+    )
+    assert second.counts == {"repeated": 26}  # what never happened is not told
     assert totals(lines) == {"repeated": 36}
     assert (second.rows, second.seconds) == (256, pytest.approx(took))
     found = [measured(step(number).reps, positives=True) for number in numbers]
@@ -81,7 +96,12 @@ def test_a_figure_on_dev_ends_a_line_and_the_first_stands_before_all_steps(store
         log.begin(50.5)
         for number in range(1, 8):
             log.add(step(number), dev=61.25 if number == 6 else None)
-    assert [(line.step, line.dev, line.rows) for line in read_metrics(store)] == [(0, 50.5, 0), (4, None, 256), (6, 61.25, 128), (7, None, 64)]
+    assert [(line.step, line.dev, line.rows) for line in read_metrics(store)] == [
+        (0, 50.5, 0),
+        (4, None, 256),
+        (6, 61.25, 128),
+        (7, None, 64),
+    ]
     assert in_file(store)[0] == {"step": 0, "epoch": 0.0, "dev": 50.5}
 
 
@@ -93,7 +113,7 @@ def test_a_training_that_was_stopped_leaves_the_lines_of_one_that_was_not(store:
         log.add(step(number))
         if number == 6:
             log.checkpoint()
-    with log_of(store, done=6) as log:                  # the first one was killed: nobody closed it
+    with log_of(store, done=6) as log:  # the first one was killed: nobody closed it
         for number in range(7, 11):
             log.add(step(number))
     lines = read_metrics(store)
@@ -113,12 +133,19 @@ def test_beginning_anew_is_counted_however_far_back_it_goes(store: Store):
 
 
 def test_the_figure_before_the_first_step_stands_there_once(store: Store):
-    for figure in (50.5, 50.5, None):                   # killed before a checkpoint, killed behind that of step 0, which has the figure
+    for figure in (
+        50.5,
+        50.5,
+        None,
+    ):  # killed before a checkpoint, killed behind that of step 0, which has the figure
         log = log_of(store)
         log.begin(figure)
         log.add(step(1))
         log.checkpoint()
-    assert [(line.step, line.dev, line.resumed) for line in read_metrics(store)] == [(0, 50.5, 2), (1, None, 0)]
+    assert [(line.step, line.dev, line.resumed) for line in read_metrics(store)] == [
+        (0, 50.5, 2),
+        (1, None, 0),
+    ]
 
 
 def test_a_file_that_is_none_of_ours_is_told(store: Store):
@@ -140,7 +167,7 @@ def test_the_file_is_not_written_for_every_line(tmp_path: Path):
     with log_of(store) as log:
         for number in range(1, 200 * EVERY + 1):
             log.add(step(number, reps=()))
-    assert store.written <= 4                           # the first line, the last ones, and what a slow machine takes longer for
+    assert store.written <= 4  # the first line, the last ones, and what a slow machine takes longer for
     assert len(read_metrics(store)) == 200
 
 
@@ -153,14 +180,18 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     shown = EventAccumulator(str(folder)).Reload()
-    return {name: [(event.step, event.value) for event in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
+    return {
+        name: [(event.step, event.value) for event in shown.Scalars(name)] for name in shown.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_shows_each_step_once_wherever_the_training_lies(store: Store, tmp_path: Path):
     pytest.importorskip("tensorboard")
     for done, made in ((0, 12), (8, 16)):
         board = TensorBoard(watched(store, done))
-        with TrainingLog(MetricsFile(store, step=done), [board], every=EVERY, steps_per_epoch=PER_EPOCH, positives=True) as log:
+        with TrainingLog(
+            MetricsFile(store, step=done), [board], every=EVERY, steps_per_epoch=PER_EPOCH, positives=True
+        ) as log:
             for number in range(done + 1, made + 1):
                 log.add(step(number), dev=60.0 + number if number == 8 else None)
                 if number == 8:
@@ -174,14 +205,28 @@ def test_tensorboard_shows_each_step_once_wherever_the_training_lies(store: Stor
     assert shown["loss"] == [(line.step, pytest.approx(line.loss)) for line in lines]
     assert [number for number, _ in shown["loss"]] == [4, 8, 12, 16]
     assert shown["dev"] == [(8, 68.0)]
-    assert {"parts/near", "parts/far", "counts/repeated", "alignment", "waiting", "learning_rate", "tokens_per_s"} <= shown.keys()
+    assert {
+        "parts/near",
+        "parts/far",
+        "counts/repeated",
+        "alignment",
+        "waiting",
+        "learning_rate",
+        "tokens_per_s",
+    } <= shown.keys()
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert chosen(WatchSettings()) == ()
-    for name, command in (("tensorboard", r'pip install "manta-embeddings\[watch\]"'), ("mlflow", "pip install mlflow"), ("wandb", "pip install wandb")):
-        with pytest.raises(ConfigError, match=rf"train.watch.trackers: expected the package {name} .* {command}"):
+    for name, command in (
+        ("tensorboard", r'pip install "manta-embeddings\[watch\]"'),
+        ("mlflow", "pip install mlflow"),
+        ("wandb", "pip install wandb"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"train.watch.trackers: expected the package {name} .* {command}"
+        ):
             chosen(WatchSettings(trackers=(name,)))
 
 
@@ -196,7 +241,9 @@ def test_trackers_that_nobody_wants_are_none(tmp_path: Path):
 
 
 def test_figures_have_one_level_of_names():
-    line = Figures(step=4, epoch=0.5, loss=1.5, parts={"info_nce": 1.0}, counts={"repeated": 2}, rows=8, seconds=2.0)
+    line = Figures(
+        step=4, epoch=0.5, loss=1.5, parts={"info_nce": 1.0}, counts={"repeated": 2}, rows=8, seconds=2.0
+    )
     assert flat(line) == {"epoch": 0.5, "loss": 1.5, "parts/info_nce": 1.0, "counts/repeated": 2.0}
 
 
@@ -216,8 +263,15 @@ def test_mlflow_keeps_one_run_for_a_training(tmp_path: Path, monkeypatch: pytest
     tell_twice("mlflow", open_store(tmp_path / "run"))
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("manta").experiment_id])
-    assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "loss")] == [(4, 1.5), (8, 0.5)]
-    assert (run.data.params, run.info.run_name, run.info.status) == ({"train.seed": "7"}, "simcse-1", "FINISHED")
+    assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "loss")] == [
+        (4, 1.5),
+        (8, 0.5),
+    ]
+    assert (run.data.params, run.info.run_name, run.info.status) == (
+        {"train.seed": "7"},
+        "simcse-1",
+        "FINISHED",
+    )
 
 
 def tell_twice(name: str, store: Store) -> None:

@@ -19,7 +19,9 @@ class Linear:
     def predict(self, x: np.ndarray) -> np.ndarray:
         """(F, S, n) classes of x (n, d)."""
         logits = np.tensordot(self.weights, x, axes=(3, 1)) + self.bias[..., None]
-        return np.asarray((logits[:, :, 0] > 0).astype(np.int64) if logits.shape[2] == 1 else logits.argmax(axis=2))
+        return np.asarray(
+            (logits[:, :, 0] > 0).astype(np.int64) if logits.shape[2] == 1 else logits.argmax(axis=2)
+        )
 
 
 class Solver(Protocol):
@@ -29,7 +31,9 @@ class Solver(Protocol):
     strengths: ClassVar[Sequence[float]]
     """what is tried, the strongest penalty first"""
 
-    def fit(self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]) -> Linear:
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
+    ) -> Linear:
         """Classifiers of x (n, d) with labels y (n,) in 0..classes-1, each fitted on the rows of one of parts (F, n) bool, in which every class occurs."""
         ...
 

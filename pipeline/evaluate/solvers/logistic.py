@@ -15,7 +15,9 @@ from scipy.special import expit
 
 from pipeline.evaluate.solvers import Linear
 
-GRADIENT = 1e-8                 # largest entry at the end, of the mean loss in scaled coordinates, where the curvature is at most 1
+GRADIENT = (
+    1e-8  # largest entry at the end, of the mean loss in scaled coordinates, where the curvature is at most 1
+)
 OPTIONS = {"maxiter": 1_000, "maxfun": 2_000, "gtol": GRADIENT, "ftol": 0.0, "maxcor": 20}
 
 
@@ -27,29 +29,40 @@ class Lbfgs:
     strengths: ClassVar[Sequence[float]] = tuple(2.0**power for power in range(-2, 4))
     """C, the inverse strength (SentEval's grid for this solver)"""
 
-    def fit(self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]) -> Linear:
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
+    ) -> Linear:
         x = x.astype(np.float64)
         mean = x.mean(axis=0)
         variance, axes = np.linalg.eigh((x - mean).T @ (x - mean) / len(x))
         rows = np.c_[(x - mean) @ axes, np.ones(len(x))]
-        penalty = np.outer(np.r_[np.ones(len(axes)), 0.0], 1.0 / np.asarray(strengths)) / len(x)            # (d + 1, S); the bias has none
+        penalty = np.outer(np.r_[np.ones(len(axes)), 0.0], 1.0 / np.asarray(strengths)) / len(
+            x
+        )  # (d + 1, S); the bias has none
         share = np.bincount(y, minlength=classes)[classes == 2 :] / len(y)
         # one curvature for all classes: adding the same to every class changes no loss, and steps that are alike for all never go that way
         curvature = (share * (1.0 - share)).mean() * np.r_[np.maximum(variance, 0.0), 1.0]
         scale = 1.0 / np.sqrt(curvature[:, None] + penalty)[:, None, None]
         shape = (rows.shape[1], len(share), len(parts), len(strengths))
         objective = _objective(rows, y, parts, penalty[:, None, None], scale, shape)
-        found = minimize(objective, np.zeros(int(np.prod(shape))), jac=True, method="L-BFGS-B", options=OPTIONS)
+        found = minimize(
+            objective, np.zeros(int(np.prod(shape))), jac=True, method="L-BFGS-B", options=OPTIONS
+        )
         weights = (found.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
         plain = weights[..., :-1] @ axes.T
         return Linear(plain, weights[..., -1] - plain @ mean, bool(found.success))
 
 
 def _objective(
-    rows: np.ndarray, y: np.ndarray, parts: np.ndarray, penalty: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]
+    rows: np.ndarray,
+    y: np.ndarray,
+    parts: np.ndarray,
+    penalty: np.ndarray,
+    scale: np.ndarray,
+    shape: tuple[int, ...],
 ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """The sum of all problems' mean losses and penalties, with its gradient, in scaled coordinates."""
-    inside = (parts.T / len(rows))[:, None, :, None]                        # (n, 1, F, 1)
+    inside = (parts.T / len(rows))[:, None, :, None]  # (n, 1, F, 1)
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
         weights = point.reshape(shape) * scale
@@ -57,7 +70,9 @@ def _objective(
         losses, residuals = _binary(logits, y) if shape[1] == 1 else _softmax(logits, y)
         residuals *= inside
         slope = (rows.T @ residuals.reshape(len(rows), -1)).reshape(shape) + penalty * weights
-        return float(np.vdot(losses.sum(axis=(1, 3)), inside) + 0.5 * (penalty * weights**2).sum()), (slope * scale).ravel()
+        return float(np.vdot(losses.sum(axis=(1, 3)), inside) + 0.5 * (penalty * weights**2).sum()), (
+            slope * scale
+        ).ravel()
 
     return objective
 

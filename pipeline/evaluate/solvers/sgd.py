@@ -14,10 +14,10 @@ from torch import Tensor
 from pipeline.evaluate.solvers import Linear
 
 BATCH = 64
-RATE = 1e-3                     # Adam's usual one
-HELD_OUT = 0.05                 # share of a part's rows that says when to stop
-EPOCHS = 4                      # of a round: after each the rows held out are looked at
-PATIENCE = 5                    # rounds in a row without a better accuracy
+RATE = 1e-3  # Adam's usual one
+HELD_OUT = 0.05  # share of a part's rows that says when to stop
+EPOCHS = 4  # of a round: after each the rows held out are looked at
+PATIENCE = 5  # rounds in a row without a better accuracy
 MOST_EPOCHS = 200
 
 
@@ -30,7 +30,9 @@ class Sgd:
     strengths: ClassVar[Sequence[float]] = (1e-2, 1e-3, 1e-4, 1e-5)
     """weight decay, in Adam's gradient"""
 
-    def fit(self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]) -> Linear:
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
+    ) -> Linear:
         rows = torch.from_numpy(np.c_[x, np.ones(len(x))].astype(np.float32))
         batches = _Batches(rows, torch.from_numpy(y), classes, parts, self.seed)
         weights = self._train(batches, torch.tensor(strengths, dtype=torch.float32))
@@ -39,7 +41,9 @@ class Sgd:
 
     def _train(self, batches: "_Batches", decay: Tensor) -> Tensor:
         """(F, S, K, d + 1), the bias last."""
-        weights = self._start((len(batches.held), len(decay), batches.targets.shape[1], batches.rows.shape[1]))
+        weights = self._start(
+            (len(batches.held), len(decay), batches.targets.shape[1], batches.rows.shape[1])
+        )
         optimizer = torch.optim.Adam([weights], lr=RATE, fused=True)
         best, accuracy = weights.clone(), torch.full(weights.shape[:2], -1.0)
         stale = torch.zeros(weights.shape[:2], dtype=torch.int64)
@@ -48,7 +52,10 @@ class Sgd:
                 batches.epoch(weights, optimizer, decay)
             reached = batches.held_accuracy(weights)
             better = (reached > accuracy) & (stale < PATIENCE)
-            best, accuracy = torch.where(better[..., None, None], weights, best), torch.where(better, reached, accuracy)
+            best, accuracy = (
+                torch.where(better[..., None, None], weights, best),
+                torch.where(better, reached, accuracy),
+            )
             stale = torch.where(better, 0, stale + 1)
             if bool((stale >= PATIENCE).all()):
                 break
@@ -82,18 +89,25 @@ class _Batches:
     def _order(self) -> tuple[Tensor, Tensor]:
         """(steps, F, BATCH) places of rows in a new order, and the share of each in its batch's mean: 0 where a part has no rows left."""
         steps = -(-max(len(part) for part in self._used) // BATCH)
-        places, there = np.zeros((len(self._used), steps * BATCH), np.int64), np.zeros((len(self._used), steps * BATCH), np.float32)
+        places, there = (
+            np.zeros((len(self._used), steps * BATCH), np.int64),
+            np.zeros((len(self._used), steps * BATCH), np.float32),
+        )
         for row, mark, part in zip(places, there, self._used, strict=True):
             row[: len(part)], mark[: len(part)] = self._drawn.permutation(part), 1.0
         batched = there.reshape(len(self._used), steps, BATCH)
         shares = batched / np.maximum(batched.sum(axis=2, keepdims=True), 1.0)
-        return torch.from_numpy(places).view(shares.shape).transpose(0, 1).contiguous(), torch.from_numpy(shares).transpose(0, 1).contiguous()
+        return torch.from_numpy(places).view(shares.shape).transpose(0, 1).contiguous(), torch.from_numpy(
+            shares
+        ).transpose(0, 1).contiguous()
 
     def _slope(self, weights: Tensor, places: Tensor, shares: Tensor) -> Tensor:
         """Gradient of the mean cross-entropy over a batch; places and shares (F, b)."""
         parts, strengths, classes, width = weights.shape
         rows = self.rows.index_select(0, places.view(-1)).view(parts, -1, width)
-        logits = torch.bmm(weights.view(parts, -1, width), rows.transpose(1, 2)).view(parts, strengths, classes, -1)
+        logits = torch.bmm(weights.view(parts, -1, width), rows.transpose(1, 2)).view(
+            parts, strengths, classes, -1
+        )
         target = self.targets.index_select(0, places.view(-1)).view(parts, 1, -1, classes).transpose(2, 3)
         residuals = (logits.softmax(dim=2) - target) * shares[:, None, None]
         return torch.bmm(residuals.view(parts, strengths * classes, -1), rows).view_as(weights)
@@ -101,7 +115,9 @@ class _Batches:
     def held_accuracy(self, weights: Tensor) -> Tensor:
         """(F, S) share of the rows held out that are classified right."""
         found = [
-            (torch.einsum("skd,nd->skn", one, self.rows[held]).argmax(dim=1) == self.y[held]).float().mean(dim=1)
+            (torch.einsum("skd,nd->skn", one, self.rows[held]).argmax(dim=1) == self.y[held])
+            .float()
+            .mean(dim=1)
             for one, held in zip(weights, self.held, strict=True)
         ]
         return torch.stack(found)

@@ -29,8 +29,11 @@ from pipeline.store.units import Corpus, FileRef, UnitRecord
 from pipeline.text.corpus.ingest import Parent, corpus_digest, record_path
 from pipeline.text.corpus.sources import list_files
 
-_FORMAT = 1                     # of the units written here
-_TRANSLATION, _EDITS = 10, 20   # what a model makes of a text takes so many times as long as its vector; so many edits take as long
+_FORMAT = 1  # of the units written here
+_TRANSLATION, _EDITS = (
+    10,
+    20,
+)  # what a model makes of a text takes so many times as long as its vector; so many edits take as long
 
 
 @dataclass(frozen=True)
@@ -88,23 +91,42 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
     if before is not None and _same(job, store, before, making):
         return _shown(Augmentation("unchanged", store, series, number, before), making, stages)
     for other in holders(store, series.folder):
-        say(f"another command is at work on {series.folder} ({other}): the one that ends first leaves the manifest")
+        say(
+            f"another command is at work on {series.folder} ({other}): the one that ends first leaves the manifest"
+        )
     with lease(store, series.folder):
         parent = Corpus.left(store, before.corpus.path) if before is not None else None
-        corpus = ingested(job.corpus, job.augment.unit_rows, store, Parent(parent, parent.next_ordinal if parent is not None else 0), stages)
-        with standing_by(making.is_small(store, corpus), job.cluster.patience_s) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+        corpus = ingested(
+            job.corpus,
+            job.augment.unit_rows,
+            store,
+            Parent(parent, parent.next_ordinal if parent is not None else 0),
+            stages,
+        )
+        with (
+            standing_by(making.is_small(store, corpus), job.cluster.patience_s) as process,
+            connect(job.cluster, stages, verbose=verbose, process=process) as cluster,
+        ):
             worked = making.models(store, corpus, parent, cluster, stages)
             units = making.assembled(store, corpus, cluster, stages)
         manifest = making.manifest(store, corpus, units)
         if before is not None and manifest.model_copy(update={"settings": before.settings}) == before:
-            return _shown(Augmentation("unchanged", store, series, number, before, corpus, worked), making, stages)
-        return _shown(Augmentation("augmented", store, series, series.add(manifest, number), manifest, corpus, worked), making, stages)
+            return _shown(
+                Augmentation("unchanged", store, series, number, before, corpus, worked), making, stages
+            )
+        return _shown(
+            Augmentation("augmented", store, series, series.add(manifest, number), manifest, corpus, worked),
+            making,
+            stages,
+        )
 
 
 def _shown(made: Augmentation, making: "_Making", stages: Stages) -> Augmentation:
     """With its page beside the manifest; one that is there stays, for it tells of the run that left the manifest."""
     if made.status == "augmented" or not made.store.exists(made.series.page(made.number)):
-        from pipeline.flows.augment.page import write_page  # here: most runs that find nothing new draw nothing
+        from pipeline.flows.augment.page import (
+            write_page,
+        )  # here: most runs that find nothing new draw nothing
 
         seconds = sum(stages.seconds().values())
         with stages("report"):
@@ -120,13 +142,29 @@ def _checked(job: Job) -> tuple[Named, ...]:
         raise ConfigError("augment.variants", "at least one variant to make", "none", remedy)
     labels = [label for each in named for label in each.labels]
     if twice := sorted(label for label, count in Counter(labels).items() if count > 1):
-        raise ConfigError("augment.variants", "names that give each column once", f"{', '.join(twice)} twice", "rename one of them")
-    own = {"text_key", *(["text"] if job.corpus.text != "text" else []), *(column for label in labels for column in columns_of(label))}
+        raise ConfigError(
+            "augment.variants",
+            "names that give each column once",
+            f"{', '.join(twice)} twice",
+            "rename one of them",
+        )
+    own = {
+        "text_key",
+        *(["text"] if job.corpus.text != "text" else []),
+        *(column for label in labels for column in columns_of(label)),
+    }
     taken = own & {job.corpus.id, *job.corpus.keep}
     if taken:
-        raise ConfigError("corpus.keep", f"names other than {', '.join(sorted(taken))}, which the augmented units use", "these", "rename the column")
+        raise ConfigError(
+            "corpus.keep",
+            f"names other than {', '.join(sorted(taken))}, which the augmented units use",
+            "these",
+            "rename the column",
+        )
     for each, keep in zip(named, keeps(named, job.augment), strict=True):
-        check_keep(keep, "augment.keep" if each.settings.keep is None else f"augment.variants.{each.name}.keep")
+        check_keep(
+            keep, "augment.keep" if each.settings.keep is None else f"augment.variants.{each.name}.keep"
+        )
     for each in named:
         each.augmenter.check()
     if measures(named, job.augment):
@@ -146,7 +184,9 @@ def measures(named: Sequence[Named], settings: AugmentSettings) -> bool:
 
 def _same(job: Job, store: Store, before: Augmented, making: "_Making") -> bool:
     """Whether the newest manifest is what the job would make, and its files are there. Opens no unit."""
-    if before.settings_digest != making.digest or before.corpus_digest != corpus_digest(job.corpus, list_files(job.corpus)):
+    if before.settings_digest != making.digest or before.corpus_digest != corpus_digest(
+        job.corpus, list_files(job.corpus)
+    ):
         return False
     there = {entry.path: entry.size for entry in store.list(making.folder)}
     return all(there.get(unit.path) == unit.bytes for unit in before.units)
@@ -165,10 +205,19 @@ class _Making:
     """of all that decides what is made of a row"""
 
     def __post_init__(self) -> None:
-        legs = {each.name: each.augmenter.legs() for each in self.named if isinstance(each.augmenter, ModelAugmenter)}
+        legs = {
+            each.name: each.augmenter.legs()
+            for each in self.named
+            if isinstance(each.augmenter, ModelAugmenter)
+        }
         folders = {name: makings(each, self.job.augment.seed) for name, each in legs.items()}
         own = [
-            [each.name, list(each.labels), folders.get(each.name) or each.augmenter.identity(), (each.settings.keep or self.job.augment.keep).model_dump(mode="json")]
+            [
+                each.name,
+                list(each.labels),
+                folders.get(each.name) or each.augmenter.identity(),
+                (each.settings.keep or self.job.augment.keep).model_dump(mode="json"),
+            ]
             for each in self.named
         ]
         space = open_folder(self.job.encoder).space_id if measures(self.named, self.job.augment) else None
@@ -183,27 +232,45 @@ class _Making:
 
     def is_small(self, store: Store, corpus: Corpus) -> bool:
         """Whether one process of this machine is done before Ray has started."""
-        todo = sum(rows_of(list(waiting(store, folder, corpus.units))) for folders in self.folders.values() for folder in folders)
+        todo = sum(
+            rows_of(list(waiting(store, folder, corpus.units)))
+            for folders in self.folders.values()
+            for folder in folders
+        )
         vectors = len(self.named) * corpus.rows if measures(self.named, self.job.augment) else 0
         edits = len(self.named) * corpus.rows // _EDITS
-        return is_local(self.job.cluster) and _TRANSLATION * todo + vectors + edits <= self.job.cluster.small_rows
+        return (
+            is_local(self.job.cluster)
+            and _TRANSLATION * todo + vectors + edits <= self.job.cluster.small_rows
+        )
 
-    def models(self, store: Store, corpus: Corpus, parent: Corpus | None, cluster: Cluster, stages: Stages) -> tuple[Worked, ...]:
+    def models(
+        self, store: Store, corpus: Corpus, parent: Corpus | None, cluster: Cluster, stages: Stages
+    ) -> tuple[Worked, ...]:
         """Every unit of the corpus taken through the models of each augmenter; what that took."""
         known = {unit.ordinal: unit.sha256 for unit in parent.units} if parent is not None else {}
         worked = []
         for each in self.named:
             legs, folders = self.legs.get(each.name, ()), self.folders.get(each.name, ())
             together = isinstance(each.augmenter, ModelAugmenter) and each.augmenter.together
-            for first, last in [(0, len(legs))] if together and legs else [(number, number + 1) for number in range(len(legs))]:
+            for first, last in (
+                [(0, len(legs))]
+                if together and legs
+                else [(number, number + 1) for number in range(len(legs))]
+            ):
                 reads = folders[first - 1] if first else None
-                task = MakeUnit(store, legs[first:last], folders[first:last], first, reads, self.job.augment, known)
+                task = MakeUnit(
+                    store, legs[first:last], folders[first:last], first, reads, self.job.augment, known
+                )
                 worked.append(self._worked(each.name, task, corpus, cluster, stages))
         return tuple(worked)
 
     def _worked(self, name: str, task: MakeUnit, corpus: Corpus, cluster: Cluster, stages: Stages) -> Worked:
         title = f"{name}: {', '.join(leg.title for leg in task.legs)}"
-        todo, rows = list(waiting(task.store, task.folders[-1], corpus.units)), len(task.legs) * rows_of(corpus.units)
+        todo, rows = (
+            list(waiting(task.store, task.folders[-1], corpus.units)),
+            len(task.legs) * rows_of(corpus.units),
+        )
         effort = Effort()
         with stages(title, rows) as bar:
             bar.skip(rows - len(task.legs) * rows_of(todo))
@@ -215,13 +282,23 @@ class _Making:
             bar.stage.note = _rate(effort)
         return Worked(title, effort, stages.seconds()[title])
 
-    def assembled(self, store: Store, corpus: Corpus, cluster: Cluster, stages: Stages) -> tuple[UnitRecord, ...]:
+    def assembled(
+        self, store: Store, corpus: Corpus, cluster: Cluster, stages: Stages
+    ) -> tuple[UnitRecord, ...]:
         """The units of variants, in the corpus's order; those without a live row are left out."""
         asks = measures(self.named, self.job.augment)
         encoder = for_workers(self.job.encoder, store) if asks else None
         makings = {name: folders[-1] for name, folders in self.folders.items()}
         task = AssembleUnit(
-            store, self.named, makings, self.folder, self.job.augment, self.job.corpus.id, corpus.dead, encoder, arithmetic(self.job.encode),
+            store,
+            self.named,
+            makings,
+            self.folder,
+            self.job.augment,
+            self.job.corpus.id,
+            corpus.dead,
+            encoder,
+            arithmetic(self.job.encode),
         )
         live = [unit for unit in corpus.units if unit.rows > unit.dead]
         todo = sorted(live, key=lambda unit: (-unit.bytes, unit.sha256))
@@ -236,23 +313,41 @@ class _Making:
         path = record_path(corpus.id)
         content = store.read(path)
         return Augmented(
-            stage="augmented", units=units, parents=(corpus.id,), settings_digest=self.digest, labels=tuple(label for each in self.named for label in each.labels),
-            corpus=FileRef(path=path, sha256=sha256(content).hexdigest(), bytes=len(content)), corpus_digest=corpus.digest, makings=self.folders,
+            stage="augmented",
+            units=units,
+            parents=(corpus.id,),
+            settings_digest=self.digest,
+            labels=tuple(label for each in self.named for label in each.labels),
+            corpus=FileRef(path=path, sha256=sha256(content).hexdigest(), bytes=len(content)),
+            corpus_digest=corpus.digest,
+            makings=self.folders,
             settings=self.job.augment.model_dump(mode="json"),
         )
 
 
 def _placed(cluster: ClusterSettings, models: Sequence[ModelSettings]) -> ClusterSettings:
     """The cluster's settings for workers that hold these models: what one of them asks for goes before."""
-    cpus, gpus = [model.cpus_per_worker for model in models if model.cpus_per_worker], [one for model in models if (one := model.gpus_per_worker) is not None]
+    cpus, gpus = (
+        [model.cpus_per_worker for model in models if model.cpus_per_worker],
+        [one for model in models if (one := model.gpus_per_worker) is not None],
+    )
     workers = [model.workers for model in models if model.workers]
-    own = {"cpus_per_worker": max(cpus, default=cluster.cpus_per_worker), "gpus_per_worker": max(gpus, default=cluster.gpus_per_worker)}
-    return cluster.model_copy(update={**own, **({"workers": WorkerSettings(min=1, max=max(workers))} if workers else {})})
+    own = {
+        "cpus_per_worker": max(cpus, default=cluster.cpus_per_worker),
+        "gpus_per_worker": max(gpus, default=cluster.gpus_per_worker),
+    }
+    return cluster.model_copy(
+        update={**own, **({"workers": WorkerSettings(min=1, max=max(workers))} if workers else {})}
+    )
 
 
 def _rate(effort: Effort) -> str:
     """What a stage did, in words."""
     if not effort.texts:
         return ""
-    per_s = f"{effort.texts / effort.seconds:,.0f} texts and {effort.tokens_out / effort.seconds:,.0f} tokens written a second of a worker" if effort.seconds else ""
+    per_s = (
+        f"{effort.texts / effort.seconds:,.0f} texts and {effort.tokens_out / effort.seconds:,.0f} tokens written a second of a worker"
+        if effort.seconds
+        else ""
+    )
     return f"{effort.texts:,} texts; {per_s}; padding {effort.padding / max(effort.tokens_in + effort.padding, 1):.1%}"

@@ -17,16 +17,18 @@ from pipeline.settings.augment import AugmentSettings
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, UnitRecord, create_record
 
-_FORMAT = 1                     # of the units made here
+_FORMAT = 1  # of the units made here
 _TOP = "units/made"
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
-_NO_SOURCE = "no_source"        # of a text that the model before gave nothing for, and no reason
+_NO_SOURCE = "no_source"  # of a text that the model before gave nothing for, and no reason
 
 
 def makings(legs: Sequence[Leg], seed: int) -> tuple[str, ...]:
     """Folder of each leg's units: by the legs up to it and the seed."""
     identities = [leg.identity() for leg in legs]
-    return tuple(f"{_TOP}/{digest_of([_FORMAT, seed, identities[: number + 1]])[:16]}" for number in range(len(legs)))
+    return tuple(
+        f"{_TOP}/{digest_of([_FORMAT, seed, identities[: number + 1]])[:16]}" for number in range(len(legs))
+    )
 
 
 def made_path(folder: str, sha256: str) -> str:
@@ -71,13 +73,15 @@ class MakeUnit:
                     record = create_record(self.store, path, record)
                 before = folder
                 spent.append(effort)
-                progress(unit.rows * (number + 1), last=True)         # a model may have to be loaded next
+                progress(unit.rows * (number + 1), last=True)  # a model may have to be loaded next
             assert record is not None
             return record, tuple(spent)
 
         return work
 
-    def _made(self, unit: CorpusUnit, number: int, before: str | None, model: Callable[[int], Working]) -> tuple[UnitRecord, Effort]:
+    def _made(
+        self, unit: CorpusUnit, number: int, before: str | None, model: Callable[[int], Working]
+    ) -> tuple[UnitRecord, Effort]:
         given, keys = _given(self.store, unit, before)
         makes, folder = self.legs[number].makes, self.folders[number]
         texts = np.full((unit.rows, len(given) * makes), None, object)
@@ -99,7 +103,9 @@ class MakeUnit:
             start = _copy((working := model(number)).effort)
             for done, (at, made) in enumerate(_blamed(working(asked), self.legs[number], unit), 1):
                 _put(texts[todo[at], place], reasons[todo[at], place], made)
-                progress(unit.rows * number + unit.rows * (column * len(todo) + done) // (len(given) * len(todo)))
+                progress(
+                    unit.rows * number + unit.rows * (column * len(todo) + done) // (len(given) * len(todo))
+                )
             effort = effort.merge(_since(working.effort, start))
         texts[again[:, 0]], reasons[again[:, 0]] = texts[again[:, 1]], reasons[again[:, 1]]
         return self._stored(unit, folder, texts, reasons, int(known.sum())), effort
@@ -112,29 +118,49 @@ class MakeUnit:
         table = pq.read_table(self.store.open(unit.copies.path, unit.copies.sha256))
         rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
         for ordinal in np.unique(addresses >> 32).tolist():
-            record = UnitRecord.left(self.store, made_path(folder, self.known[ordinal])) if ordinal in self.known else None
+            record = (
+                UnitRecord.left(self.store, made_path(folder, self.known[ordinal]))
+                if ordinal in self.known
+                else None
+            )
             if record is None or not record.is_whole(self.store):
                 continue
             mine = addresses >> 32 == ordinal
-            earlier, at = pq.read_table(self.store.open(record.path, record.sha256)), pa.array(addresses[mine] & 0xFFFFFFFF)
+            earlier, at = (
+                pq.read_table(self.store.open(record.path, record.sha256)),
+                pa.array(addresses[mine] & 0xFFFFFFFF),
+            )
             for column in range(texts.shape[1]):
                 for target, name in zip((texts, reasons), made_columns(column), strict=True):
                     target[rows[mine], column] = earlier[name].take(at).to_numpy(zero_copy_only=False)
             known[rows[mine]] = True
         return known
 
-    def _stored(self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray, copied: int) -> UnitRecord:
+    def _stored(
+        self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray, copied: int
+    ) -> UnitRecord:
         columns: dict[str, pa.Array] = {}
         for column in range(texts.shape[1]):
             text, reason = made_columns(column)
-            columns |= {text: pa.array(texts[:, column], pa.large_string()), reason: pa.array(reasons[:, column], pa.string())}
+            columns |= {
+                text: pa.array(texts[:, column], pa.large_string()),
+                reason: pa.array(reasons[:, column], pa.string()),
+            }
         with self.store.scratch() as scratch:
             file = scratch / "made.parquet"
             pq.write_table(pa.table(columns), file, compression="zstd")
             digest, size = sha256_of(file), file.stat().st_size
             path = f"{folder}/{unit.sha256[:24]}-{digest[:12]}.parquet"
             self.store.put(file, path)
-        return UnitRecord(name=f"{folder}/{unit.sha256[:24]}", path=path, rows=unit.rows, bytes=size, sha256=digest, counts={"known": copied}, source=unit.sha256)
+        return UnitRecord(
+            name=f"{folder}/{unit.sha256[:24]}",
+            path=path,
+            rows=unit.rows,
+            bytes=size,
+            sha256=digest,
+            counts={"known": copied},
+            source=unit.sha256,
+        )
 
 
 def _blamed(results: Iterator[tuple[int, Made]], leg: Leg, unit: CorpusUnit) -> Iterator[tuple[int, Made]]:
@@ -142,8 +168,13 @@ def _blamed(results: Iterator[tuple[int, Made]], leg: Leg, unit: CorpusUnit) -> 
     try:
         yield from results
     except MODEL_FAILURES as error:
-        found, remedy = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "check that tokenizer and weights belong together, and the model's settings"
-        raise ModelError(f"{leg.model.path}, unit {unit.sha256[:12]}", "something made of every text", found, remedy) from error
+        found, remedy = (
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            "check that tokenizer and weights belong together, and the model's settings",
+        )
+        raise ModelError(
+            f"{leg.model.path}, unit {unit.sha256[:12]}", "something made of every text", found, remedy
+        ) from error
 
 
 def _started(leg: Leg, settings: AugmentSettings) -> Working:
@@ -153,7 +184,9 @@ def _started(leg: Leg, settings: AugmentSettings) -> Working:
     return leg.start(resolve(settings.device, float(gpu_assigned())), settings)
 
 
-def _given(store: Store, unit: CorpusUnit, before: str | None) -> tuple[list[tuple[list[str | None], list[str | None]]], list[bytes]]:
+def _given(
+    store: Store, unit: CorpusUnit, before: str | None
+) -> tuple[list[tuple[list[str | None], list[str | None]]], list[bytes]]:
     """((texts, reasons) that the leg works on, one pair for each text of a row; the rows' keys)."""
     corpus = pq.read_table(store.open(unit.path, unit.sha256), columns=["text", "text_key"])
     keys = corpus["text_key"].to_pylist()
@@ -161,7 +194,9 @@ def _given(store: Store, unit: CorpusUnit, before: str | None) -> tuple[list[tup
         return [(corpus["text"].to_pylist(), [None] * unit.rows)], keys
     record = UnitRecord.load(store, made_path(before, unit.sha256))
     if record is None:
-        raise Defect(store.uri_of(made_path(before, unit.sha256)), "what the model before made", "nothing", "run again")
+        raise Defect(
+            store.uri_of(made_path(before, unit.sha256)), "what the model before made", "nothing", "run again"
+        )
     table = pq.read_table(store.open(record.path, record.sha256))
     pairs = (made_columns(number) for number in range(table.num_columns // 2))
     return [(table[text].to_pylist(), table[reason].to_pylist()) for text, reason in pairs], keys
@@ -170,7 +205,11 @@ def _given(store: Store, unit: CorpusUnit, before: str | None) -> tuple[list[tup
 def _first_of_each(keys: Sequence[bytes], wanted: np.ndarray) -> tuple[list[int], np.ndarray]:
     """(rows that are wanted, the first with its key; (m, 2) the others with the row that has theirs)."""
     seen: dict[bytes, int] = {}
-    again = [(row, first) for row in np.flatnonzero(wanted).tolist() if (first := seen.setdefault(keys[row], row)) != row]
+    again = [
+        (row, first)
+        for row in np.flatnonzero(wanted).tolist()
+        if (first := seen.setdefault(keys[row], row)) != row
+    ]
     return list(seen.values()), np.array(again, np.int64).reshape(-1, 2)
 
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Batch: TypeAlias = pa.RecordBatch
 
-SAMPLE = 100_000                # rows that histograms and shares of texts are of: an error of at most 0.3 % of the texts, if rows were independent
-_EXAMPLES, _REJECTED = 20, 5    # texts that are shown, and rejected ones for each reason
-_FURTHER = 2                    # units read for a reason that the sample holds too few of
-_ROWS = 2_048                   # as they are written together
+SAMPLE = 100_000  # rows that histograms and shares of texts are of: an error of at most 0.3 % of the texts, if rows were independent
+_EXAMPLES, _REJECTED = 20, 5  # texts that are shown, and rejected ones for each reason
+_FURTHER = 2  # units read for a reason that the sample holds too few of
+_ROWS = 2_048  # as they are written together
 _RATIOS = np.arange(61) / 20
 _COSINES = np.arange(-50, 51) / 50
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "py3langid", "pyarrow")
@@ -42,26 +42,48 @@ def write_page(made: "Augmentation", named: Sequence[Named], job: Job, seconds: 
     made.store.write(made.series.page(made.number), render(report_of(made, named, job, seconds)).encode())
 
 
-def report_of(made: "Augmentation", named: Sequence[Named], job: Job, seconds: float, most: int = SAMPLE) -> Report:
+def report_of(
+    made: "Augmentation", named: Sequence[Named], job: Job, seconds: float, most: int = SAMPLE
+) -> Report:
     """What the page says. Reads units until there are `most` rows, and of them only the columns that are shown."""
     manifest, store, gathered = made.manifest, made.store, _gathered(made, named, job, most)
-    corpus = made.corpus or Corpus.from_json(store.read_checked(manifest.corpus.path, manifest.corpus.sha256), store.uri_of(manifest.corpus.path))
+    corpus = made.corpus or Corpus.from_json(
+        store.read_checked(manifest.corpus.path, manifest.corpus.sha256), store.uri_of(manifest.corpus.path)
+    )
     changes = corpus.changes if made.number > 1 else None
     folder = manifest.units[0].path.rpartition("/")[0] if manifest.units else ""
     return Report(
-        name=job.augment.name, number=made.number, uri=made.uri, units_uri=store.uri_of(folder) if folder else "", corpus=str(job.corpus.uri), rows=manifest.rows,
-        units=len(manifest.units), counts=made.rates(), methods=tuple(gathered.methods()), sample=gathered.sample(made.rates()),
-        quarantined=corpus.counts["quarantined"], changes={name: getattr(changes, name) for name in ("new", "changed", "deleted")} if changes is not None else {},
-        encoder=job.encoder.path if any(keep.similarity for keep in gathered.keeps) else "", seed=job.augment.seed,
-        worked=tuple(Work(each.title, each.effort, each.seconds) for each in made.worked), seconds=seconds,
-        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), settings_text=_settings(job, gathered.keeps), packages=packages(*_PACKAGES),
+        name=job.augment.name,
+        number=made.number,
+        uri=made.uri,
+        units_uri=store.uri_of(folder) if folder else "",
+        corpus=str(job.corpus.uri),
+        rows=manifest.rows,
+        units=len(manifest.units),
+        counts=made.rates(),
+        methods=tuple(gathered.methods()),
+        sample=gathered.sample(made.rates()),
+        quarantined=corpus.counts["quarantined"],
+        changes={name: getattr(changes, name) for name in ("new", "changed", "deleted")}
+        if changes is not None
+        else {},
+        encoder=job.encoder.path if any(keep.similarity for keep in gathered.keeps) else "",
+        seed=job.augment.seed,
+        worked=tuple(Work(each.title, each.effort, each.seconds) for each in made.worked),
+        seconds=seconds,
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        settings_text=_settings(job, gathered.keeps),
+        packages=packages(*_PACKAGES),
     )
 
 
 def _settings(job: Job, keeps: Sequence[KeepSettings]) -> str:
     """YAML of the sections that decide what is made; it may be given as --config."""
     sections = ("corpus", *(("encoder",) if any(keep.similarity for keep in keeps) else ()), "augment")
-    tree = {**{name: getattr(job, name).model_dump(mode="json") for name in sections}, "release": {"root": job.release.root}}
+    tree = {
+        **{name: getattr(job, name).model_dump(mode="json") for name in sections},
+        "release": {"root": job.release.root},
+    }
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
 
 
@@ -144,7 +166,9 @@ class _Gathered:
             reasons = np.array(batch[columns_of(label)[2]].to_pylist(), object)
             for reason in {only} if only else {each for each in reasons if each is not None}:
                 rows = batch.take(pa.array(np.flatnonzero(reasons == reason)))
-                self._rejected.setdefault(reason, _Chosen(_REJECTED)).offer(rows["text_key"].to_pylist(), partial(_rejected, rows, label))
+                self._rejected.setdefault(reason, _Chosen(_REJECTED)).offer(
+                    rows["text_key"].to_pylist(), partial(_rejected, rows, label)
+                )
 
     def found(self, reason: str) -> int:
         """Rejected variants of that reason so far."""
@@ -156,23 +180,46 @@ class _Gathered:
         there, measured = _mask(shown.is_valid()), _mask(similarity.is_valid())
         ratios = _lengths(shown)[there] / np.maximum(_lengths(batch["text"])[there], 1)
         _add(self._ratios, name, Spread.of(ratios, kept[there], _RATIOS, keep.length_ratio))
-        _add(self._cosines, name, Spread.of(similarity.to_numpy(zero_copy_only=False)[measured].astype(np.float64), kept[measured], _COSINES, keep.similarity))
+        _add(
+            self._cosines,
+            name,
+            Spread.of(
+                similarity.to_numpy(zero_copy_only=False)[measured].astype(np.float64),
+                kept[measured],
+                _COSINES,
+                keep.similarity,
+            ),
+        )
 
     def methods(self) -> Iterator[Method]:
         for each, keep in zip(self.named, self.keeps, strict=True):
-            yield Method(each.name, each.settings.method, each.labels, keep, self._ratios.get(each.name), self._cosines.get(each.name))
+            yield Method(
+                each.name,
+                each.settings.method,
+                each.labels,
+                keep,
+                self._ratios.get(each.name),
+                self._cosines.get(each.name),
+            )
 
     def sample(self, rates: Mapping[str, Mapping[str, int]]) -> Sample:
         """rates: as of the manifest; reasons stand in the order of their frequency."""
         total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in self._rejected}
         order = sorted(total, key=lambda reason: (-total[reason], reason))
-        rejected = {reason: tuple(self._rejected[reason].found.values()) for reason in order if self._rejected[reason].found}
+        rejected = {
+            reason: tuple(self._rejected[reason].found.values())
+            for reason in order
+            if self._rejected[reason].found
+        }
         return Sample(self.rows, tuple(self._texts.tolist()), tuple(self._examples.found.values()), rejected)
 
 
 def _example(batch: Batch, labels: Sequence[str], place: int) -> Example:
     cells = {label: tuple(batch[name][place].as_py() for name in columns_of(label)) for label in labels}
-    made = ((label, rejected if variant is None else variant, reason) for label, (variant, rejected, reason, _) in cells.items())
+    made = (
+        (label, rejected if variant is None else variant, reason)
+        for label, (variant, rejected, reason, _) in cells.items()
+    )
     return Example(batch["text"][place].as_py(), tuple(made))
 
 
@@ -186,7 +233,9 @@ def _add(spreads: dict[str, Spread], name: str, spread: Spread) -> None:
 
 def _lengths(texts: pa.Array) -> np.ndarray:
     """(n,) characters, as `length_ratio` counts them."""
-    return np.asarray(pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False))
+    return np.asarray(
+        pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False)
+    )
 
 
 def _mask(found: pa.Array) -> np.ndarray:

@@ -24,8 +24,15 @@ from pipeline.store.schema import KEY, carried_name, kept_name
 from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record
 
-_ROWS = 2_048                   # judged together: the encoder fills its buffers
-_OWN = ("id", "text", "text_key", "file", "row", carried_name("text"))      # the last: what the text was before it was normalised
+_ROWS = 2_048  # judged together: the encoder fills its buffers
+_OWN = (
+    "id",
+    "text",
+    "text_key",
+    "file",
+    "row",
+    carried_name("text"),
+)  # the last: what the text was before it was normalised
 
 Edit = Callable[[Words, np.random.Generator], Words]
 
@@ -56,7 +63,11 @@ class AssembleUnit:
     encode: EncodeSettings
 
     def start(self) -> Callable[[CorpusUnit], UnitRecord]:
-        edits = {each.name: each.augmenter.start() for each in self.named if isinstance(each.augmenter, WordAugmenter)}
+        edits = {
+            each.name: each.augmenter.start()
+            for each in self.named
+            if isinstance(each.augmenter, WordAugmenter)
+        }
         dead, vectors = Dead.load(self.store, self.dead), self._encoder()
 
         def work(unit: CorpusUnit) -> UnitRecord:
@@ -66,7 +77,9 @@ class AssembleUnit:
             if record is None or not record.is_whole(self.store):
                 with self.store.scratch() as scratch:
                     counts = self._write(unit, gone, scratch / "augmented.parquet", edits, vectors)
-                    record = create_record(self.store, path, self._stored(unit, gone, scratch / "augmented.parquet", counts))
+                    record = create_record(
+                        self.store, path, self._stored(unit, gone, scratch / "augmented.parquet", counts)
+                    )
             return record
 
         return work
@@ -77,7 +90,14 @@ class AssembleUnit:
         encoder = loaded(self.encoder, self.encode)
         return lambda texts: encoder.encode(texts)
 
-    def _write(self, unit: CorpusUnit, gone: np.ndarray, file: Path, edits: Mapping[str, Edit], vectors: Vectors | None) -> Counter[str]:
+    def _write(
+        self,
+        unit: CorpusUnit,
+        gone: np.ndarray,
+        file: Path,
+        edits: Mapping[str, Edit],
+        vectors: Vectors | None,
+    ) -> Counter[str]:
         source = pq.read_table(self.store.open(unit.path, unit.sha256))
         schema, counts = self._schema(source.schema), Counter[str]()
         made = {name: self._made(unit, folder) for name, folder in self.makings.items()}
@@ -87,15 +107,26 @@ class AssembleUnit:
             for start in range(0, unit.rows, _ROWS):
                 rows = pa.array(start + np.flatnonzero(live[start : start + _ROWS]))
                 if len(rows):
-                    batch, parts = source.take(rows).combine_chunks(), {name: table.take(rows).combine_chunks() for name, table in made.items()}
+                    batch, parts = (
+                        source.take(rows).combine_chunks(),
+                        {name: table.take(rows).combine_chunks() for name, table in made.items()},
+                    )
                     judged = judge(_column(batch, "text"), self._candidates(batch, parts, edits), vectors)
-                    counts.update({count_name(label, what): count for label, each in judged.items() for what, count in each.counts().items()})
+                    counts.update(
+                        {
+                            count_name(label, what): count
+                            for label, each in judged.items()
+                            for what, count in each.counts().items()
+                        }
+                    )
                     writer.write_table(self._table(batch, judged, schema))
                 progress(min(start + _ROWS, unit.rows))
         progress(unit.rows, last=True)
         return counts
 
-    def _candidates(self, batch: pa.Table, made: Mapping[str, pa.Table], edits: Mapping[str, Edit]) -> dict[str, Candidates]:
+    def _candidates(
+        self, batch: pa.Table, made: Mapping[str, pa.Table], edits: Mapping[str, Edit]
+    ) -> dict[str, Candidates]:
         found: dict[str, Candidates] = {}
         for each in self.named:
             keep = each.settings.keep or self.settings.keep
@@ -103,33 +134,63 @@ class AssembleUnit:
                 if each.name in made:
                     texts, reasons = (_column(made[each.name], name) for name in made_columns(number))
                 else:
-                    texts = pa.array(self._edited(batch, each.name, number, edits[each.name]), pa.large_string())
+                    texts = pa.array(
+                        self._edited(batch, each.name, number, edits[each.name]), pa.large_string()
+                    )
                     reasons = pa.nulls(batch.num_rows, pa.string())
                 found[label] = Candidates(texts, reasons, keep)
         return found
 
     def _edited(self, batch: pa.Table, name: str, number: int, edit: Edit) -> Iterator[str]:
         generator = partial(draws, self.settings.seed, name, number)
-        return (" ".join(edit(text.split(), generator(row_id))) for row_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True))
+        return (
+            " ".join(edit(text.split(), generator(row_id)))
+            for row_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
+        )
 
     def _made(self, unit: CorpusUnit, folder: str) -> pa.Table:
         record = UnitRecord.load(self.store, made_path(folder, unit.sha256))
         if record is None:
-            raise Defect(self.store.uri_of(made_path(folder, unit.sha256)), "what the models made", "nothing", "run again")
+            raise Defect(
+                self.store.uri_of(made_path(folder, unit.sha256)),
+                "what the models made",
+                "nothing",
+                "run again",
+            )
         return pq.read_table(self.store.open(record.path, record.sha256))
 
     def _schema(self, corpus: pa.Schema) -> pa.Schema:
         kept = [corpus.field(name).with_name(kept_name(name)) for name in corpus.names if name not in _OWN]
-        own = [pa.field(self.id_name, corpus.field("id").type, nullable=False), pa.field("text", pa.string(), nullable=False), pa.field("text_key", KEY, nullable=False)]
+        own = [
+            pa.field(self.id_name, corpus.field("id").type, nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("text_key", KEY, nullable=False),
+        ]
         types = (pa.string(), pa.string(), pa.string(), pa.float32())
         labels = (label for each in self.named for label in each.labels)
-        return pa.schema([*own, *kept, *(pa.field(name, kind) for label in labels for name, kind in zip(columns_of(label), types, strict=True))])
+        return pa.schema(
+            [
+                *own,
+                *kept,
+                *(
+                    pa.field(name, kind)
+                    for label in labels
+                    for name, kind in zip(columns_of(label), types, strict=True)
+                ),
+            ]
+        )
 
     def _table(self, batch: pa.Table, judged: Mapping[str, Judged], schema: pa.Schema) -> pa.Table:
         kept = [batch[name] for name in batch.column_names if name not in _OWN]
-        variants = [column for each in judged.values() for column in (each.kept, each.rejected, each.reasons, each.similarity)]
+        variants = [
+            column
+            for each in judged.values()
+            for column in (each.kept, each.rejected, each.reasons, each.similarity)
+        ]
         arrays = [batch["id"], batch["text"], batch["text_key"], *kept, *variants]
-        return pa.table([array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema)
+        return pa.table(
+            [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
+        )
 
     def _stored(self, unit: CorpusUnit, gone: np.ndarray, file: Path, counts: Counter[str]) -> UnitRecord:
         digest, size, rows = sha256_of(file), file.stat().st_size, unit.rows - len(gone)
@@ -137,7 +198,9 @@ class AssembleUnit:
         self.store.put(file, path)
         name = assembled_path(self.folder, unit, gone).removesuffix(".json")
         numbers = {"rows": rows, **dict(sorted(counts.items()))}
-        return UnitRecord(name=name, path=path, rows=rows, bytes=size, sha256=digest, counts=numbers, source=unit.sha256)
+        return UnitRecord(
+            name=name, path=path, rows=rows, bytes=size, sha256=digest, counts=numbers, source=unit.sha256
+        )
 
 
 def assembled_path(folder: str, unit: CorpusUnit, gone: np.ndarray) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.store.store import Store
 
-LIMIT = 3           # attempts of one run that left only their mark; the next one works in a child process
+LIMIT = 3  # attempts of one run that left only their mark; the next one works in a child process
 
 
 @dataclass(frozen=True)

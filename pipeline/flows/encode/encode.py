@@ -24,7 +24,7 @@ from pipeline.store.units import Corpus, Manifest, UnitRecord
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.tokens.coverage import token_counts, token_warnings
 
-_READERS = 16           # small files read at once: over a network each waits for an answer
+_READERS = 16  # small files read at once: over a network each waits for an answer
 
 
 class EncodeBlocks:
@@ -34,7 +34,13 @@ class EncodeBlocks:
     buffers better: a few thousand rows.
     """
 
-    def __init__(self, encoder: EncoderSettings | str, text: str = "text", vector: str = "vector", encode: EncodeSettings | None = None) -> None:
+    def __init__(
+        self,
+        encoder: EncoderSettings | str,
+        text: str = "text",
+        vector: str = "vector",
+        encode: EncodeSettings | None = None,
+    ) -> None:
         from pipeline.device import resolve
         from pipeline.models.inference.encoder import load_encoder
 
@@ -49,10 +55,20 @@ class EncodeBlocks:
     def __call__(self, block: pa.Table) -> pa.Table:
         if self._text not in block.column_names:
             remedy = "name it: fn_constructor_kwargs={'text': ...}"
-            raise DataError("EncodeBlocks", f"a text column {self._text!r}", f"the columns {', '.join(block.column_names)}", remedy)
+            raise DataError(
+                "EncodeBlocks",
+                f"a text column {self._text!r}",
+                f"the columns {', '.join(block.column_names)}",
+                remedy,
+            )
         if self._vector in block.column_names:
             remedy = "drop it, or name another: fn_constructor_kwargs={'vector': ...}"
-            raise DataError("EncodeBlocks", f"no column {self._vector!r} yet, the vectors become it", f"the columns {', '.join(block.column_names)}", remedy)
+            raise DataError(
+                "EncodeBlocks",
+                f"no column {self._vector!r} yet, the vectors become it",
+                f"the columns {', '.join(block.column_names)}",
+                remedy,
+            )
         texts = normalize(block[self._text].combine_chunks())
         filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
         vectors = np.zeros((len(texts), self._encoder.dim), np.float32)
@@ -65,7 +81,12 @@ class EncodeBlocks:
 
 
 def encode(
-    corpus: Corpus, job: Job, store: Store, cluster: Cluster, stages: Stages, before: ReleaseManifest | None = None
+    corpus: Corpus,
+    job: Job,
+    store: Store,
+    cluster: Cluster,
+    stages: Stages,
+    before: ReleaseManifest | None = None,
 ) -> tuple[Manifest, Spent]:
     """The corpus's embedding units, in its order. Units that have a record are not encoded again; longest first, so none is waited for at the end.
 
@@ -73,16 +94,30 @@ def encode(
     """
     folder = open_folder(job.encoder)
     made = finished(store, corpus, folder.space_id, job)
-    todo = sorted((unit for unit in corpus.units if unit.sha256 not in made), key=lambda unit: (-unit.bytes, unit.sha256))
+    todo = sorted(
+        (unit for unit in corpus.units if unit.sha256 not in made),
+        key=lambda unit: (-unit.bytes, unit.sha256),
+    )
     spent = Spent()
     with stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
-            sources = placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
+            sources = (
+                placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
+            )
             run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
             pool = cluster.wide_pool(job.cluster, len(todo))
             how = arithmetic(with_threads_of(job.encode, pool.cpus, job.cluster))
-            task = EncodeUnit(store, for_workers(job.encoder, store), how, folder.space_id, job.corpus.id, run, sources, patience_s)
+            task = EncodeUnit(
+                store,
+                for_workers(job.encoder, store),
+                how,
+                folder.space_id,
+                job.corpus.id,
+                run,
+                sources,
+                patience_s,
+            )
             for number, (record, seconds) in map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record
                 spent = spent.merge(seconds)
@@ -99,8 +134,15 @@ def encode(
     ):
         say(f"warning: {sentence}")
     if not any(record.rows for record in records):
-        raise ModelError(job.encoder.path, "finite, non-zero vectors", "none in the whole corpus", "check the encoder's weights and dtype")
-    return Manifest(stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id), spent
+        raise ModelError(
+            job.encoder.path,
+            "finite, non-zero vectors",
+            "none in the whole corpus",
+            "check the encoder's weights and dtype",
+        )
+    return Manifest(
+        stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id
+    ), spent
 
 
 def waiting_rows(corpus: Corpus, job: Job, store: Store) -> int:
@@ -111,17 +153,29 @@ def waiting_rows(corpus: Corpus, job: Job, store: Store) -> int:
 
 def copies_from(before: ReleaseManifest, job: Job, space_id: str) -> bool:
     """Whether a release's vectors can stand beside those that the job makes: of the same space and stored in the same type."""
-    return before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
+    return (
+        before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
+    )
 
 
 def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
     """Records of units that need no encoding, by the sha256 of the corpus unit: those whose files are there in full."""
     directory = record_path(space_id, corpus.units[0], job.encode, job.corpus.id).rpartition("/")[0]
-    there = {entry.path: entry.size for top in (directory, f"moments/{space_id[:16]}", f"quarantine/{space_id[:16]}") for entry in store.list(top)}
-    named = [(unit, path) for unit in corpus.units if (path := record_path(space_id, unit, job.encode, job.corpus.id)) in there]
+    there = {
+        entry.path: entry.size
+        for top in (directory, f"moments/{space_id[:16]}", f"quarantine/{space_id[:16]}")
+        for entry in store.list(top)
+    }
+    named = [
+        (unit, path)
+        for unit in corpus.units
+        if (path := record_path(space_id, unit, job.encode, job.corpus.id)) in there
+    ]
     with ThreadPoolExecutor(_READERS) as pool:
         records = list(pool.map(lambda each: load_record(store, each[1], space_id), named))
-    found = {unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None}
+    found = {
+        unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None
+    }
     return {name: record for name, record in found.items() if record.sizes().items() <= there.items()}
 
 
@@ -129,4 +183,8 @@ def _waits(spent: Spent) -> str:
     seconds, tokens = spent.seconds, spent.seconds.get("tokens", 0)
     forward, tokenizer, stored = (seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
     whole = forward + tokenizer + stored
-    return f"{tokens:,.0f} tokens; workers waited {tokenizer / whole:.1%} for the tokenizer, {stored / whole:.1%} for the store" if whole else ""
+    return (
+        f"{tokens:,.0f} tokens; workers waited {tokenizer / whole:.1%} for the tokenizer, {stored / whole:.1%} for the store"
+        if whole
+        else ""
+    )

@@ -14,8 +14,10 @@ from pipeline.store.release import EncoderFiles
 from pipeline.store.store import Store
 from pipeline.store.units import FileRef
 
-_IN_MEMORY = 256 << 20  # bytes of a file; a table of millions of words has more than a driver may have to spare
-_WRITERS = 8            # files written at once: over a network each waits for an answer
+_IN_MEMORY = (
+    256 << 20
+)  # bytes of a file; a table of millions of words has more than a driver may have to spare
+_WRITERS = 8  # files written at once: over a network each waits for an answer
 
 
 def encoder_place(folder: EncoderFolder) -> str:
@@ -54,7 +56,9 @@ def for_workers(settings: EncoderSettings, store: Store) -> EncoderSettings:
     Where the releases are remote, nothing of this machine's disk is assumed there: a folder, a packaged model or a hub id is read from the copy that the
     release keeps anyway, through the node's cache. Where the root is a directory, every node has to see it, and the encoder's folder likewise.
     """
-    if "://" in settings.path or isinstance(store, LocalStore) or at_hand() is not None:       # a process of this machine sees its disk
+    if (
+        "://" in settings.path or isinstance(store, LocalStore) or at_hand() is not None
+    ):  # a process of this machine sees its disk
         return anywhere(settings)
     kept = keep_encoder(open_folder(settings), store)
     return settings.model_copy(update={"path": store.uri_of(kept.path)})

@@ -30,10 +30,10 @@ from pipeline.text.tokens.tokens import TokenCounts
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoded, Encoder
 
-CHUNK = 512                 # texts: nine halvings find the one
+CHUNK = 512  # texts: nine halvings find the one
 _LOOK_S = 0.5
-DEATHS = 3                  # of a text alone with its process
-_MOST_REJECTED = 16         # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
+DEATHS = 3  # of a text alone with its process
+_MOST_REJECTED = 16  # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
 _FIELDS = ("vectors", "bad", *TokenCounts._fields)
 
 
@@ -49,7 +49,9 @@ class Apart:
     """without progress of the child"""
     rejected: dict[int, tuple[str, str]] = field(default_factory=dict)
 
-    def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None] = lambda rows: None) -> "Iterator[Encoded]":
+    def encode_stream(
+        self, batches: Iterable[pa.Array], tell: Callable[[int], None] = lambda rows: None
+    ) -> "Iterator[Encoded]":
         """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called with the rows that are done, whenever the child gets on."""
         taken = [batch.to_pylist() for batch in batches]
         texts = [text for batch in taken for text in batch]
@@ -83,17 +85,30 @@ class Apart:
 
     def _run(self, chunks: Sequence[tuple[int, int]], most: int, tell: Callable[[int], None]) -> str:
         """Encode the chunks in a child, in order, until it ends; how it ended. It stops by itself when more than `most` texts made the encoder raise."""
-        job = {"encoder": self.encoder.model_dump(), "encode": self.encode.model_dump(), "device": self.device, "chunks": chunks, "most": most}
+        job = {
+            "encoder": self.encoder.model_dump(),
+            "encode": self.encode.model_dump(),
+            "device": self.device,
+            "chunks": chunks,
+            "most": most,
+        }
         (self.scratch / "job.json").write_text(json.dumps(job))
         _ready(self.scratch).unlink(missing_ok=True)
         command = [sys.executable, "-m", "pipeline.flows.encode.isolate", str(self.scratch)]
         said = self.scratch / "said.txt"
-        with said.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process:
+        with (
+            said.open("wb") as errors,
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process,
+        ):
             hung = self._follow(process, tell)
         last = said.read_text(errors="replace").strip().splitlines()[-1:] or [""]
-        found = f"no progress for {self.patience_s:g} s" if hung else f"exit code {process.returncode}: {last[0]}"
-        if not _ready(self.scratch).exists():           # it never came to a text, so no text is at fault
-            raise ModelError(self.encoder.path, "a process that can load the encoder", found[:400], "run manta preflight")
+        found = (
+            f"no progress for {self.patience_s:g} s" if hung else f"exit code {process.returncode}: {last[0]}"
+        )
+        if not _ready(self.scratch).exists():  # it never came to a text, so no text is at fault
+            raise ModelError(
+                self.encoder.path, "a process that can load the encoder", found[:400], "run manta preflight"
+            )
         signalled = f"ended by signal {-process.returncode}" + (f" after {found}" if hung else "")
         return signalled if process.returncode < 0 else found[:300]
 
@@ -125,7 +140,10 @@ class Apart:
     def _reject(self, row: int, reason: str, detail: str, count: int) -> None:
         self.rejected[row] = (reason, detail[:300])
         if len(self.rejected) > _most_rejected(count):
-            found, remedy = f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})", "check the encoder with a few texts: manta preflight"
+            found, remedy = (
+                f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})",
+                "check the encoder with a few texts: manta preflight",
+            )
             raise ModelError(self.encoder.path, "an encoder that encodes nearly all texts", found, remedy)
 
     def _gathered(self, start: int, stop: int) -> "Encoded":
@@ -174,7 +192,10 @@ def _most_rejected(count: int) -> int:
 
 def _raised(scratch: Path) -> dict[int, str]:
     """The error of each text at which the encoder raised, by row."""
-    return {int(file.stem.removeprefix("raised-")): file.read_text(encoding="utf-8") for file in sorted(scratch.glob("raised-*.txt"))}
+    return {
+        int(file.stem.removeprefix("raised-")): file.read_text(encoding="utf-8")
+        for file in sorted(scratch.glob("raised-*.txt"))
+    }
 
 
 def child(scratch: Path) -> None:
@@ -183,16 +204,25 @@ def child(scratch: Path) -> None:
 
     job = json.loads((scratch / "job.json").read_text())
     texts = json.loads((scratch / "texts.json").read_text(encoding="utf-8"))
-    encoder = load_encoder(EncoderSettings.model_validate(job["encoder"]), EncodeSettings.model_validate(job["encode"]), job["device"])
+    encoder = load_encoder(
+        EncoderSettings.model_validate(job["encoder"]),
+        EncodeSettings.model_validate(job["encode"]),
+        job["device"],
+    )
     _ready(scratch).touch()
     for start, stop in job["chunks"]:
         parts = list(_encoded(encoder, texts, start, stop, scratch))
         if len(_raised(scratch)) > job["most"]:
             return
-        _store({name: np.concatenate([part[name] for part in parts]) for name in _FIELDS}, _result(scratch, start, stop))
+        _store(
+            {name: np.concatenate([part[name] for part in parts]) for name in _FIELDS},
+            _result(scratch, start, stop),
+        )
 
 
-def _encoded(encoder: "Encoder", texts: Sequence[str], start: int, stop: int, scratch: Path) -> Iterator[dict[str, np.ndarray]]:
+def _encoded(
+    encoder: "Encoder", texts: Sequence[str], start: int, stop: int, scratch: Path
+) -> Iterator[dict[str, np.ndarray]]:
     """The fields of the texts [start, stop), in parts; a text at which the encoder raises leaves its error in `scratch` and counts as bad."""
     try:
         (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / "told").touch())
@@ -219,7 +249,7 @@ def _rejected(rows: int, dim: int) -> dict[str, np.ndarray]:
 
 def _store(fields: dict[str, np.ndarray], to: Path) -> None:
     written = to.with_name("writing.npz")
-    np.savez(written, **fields)     # type: ignore[arg-type]
+    np.savez(written, **fields)  # type: ignore[arg-type]
     os.replace(written, to)
 
 

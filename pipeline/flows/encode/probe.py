@@ -15,8 +15,8 @@ from pipeline.store.dead import Dead
 from pipeline.store.store import Store
 from pipeline.store.units import CorpusUnit, FileRef
 
-_BATCH = 65_536         # rows looked at together
-_SPARE = 4              # candidates drawn for each text wanted, since some turn out too short
+_BATCH = 65_536  # rows looked at together
+_SPARE = 4  # candidates drawn for each text wanted, since some turn out too short
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class SampleTexts:
         dead = Dead.load(self.store, self.dead)
         for unit in units:
             start, gone = 0, dead.rows_of(unit.ordinal)
-            for batch in pq.ParquetFile(self.store.open(unit.path, unit.sha256)).iter_batches(_BATCH, columns=["text", "text_key"]):
+            for batch in pq.ParquetFile(self.store.open(unit.path, unit.sha256)).iter_batches(
+                _BATCH, columns=["text", "text_key"]
+            ):
                 live = ~np.isin(np.arange(start, start + len(batch)), gone)
                 start += len(batch)
                 best = self._best(best, batch if live.all() else batch.filter(pa.array(live)))
@@ -62,4 +64,6 @@ class SampleTexts:
         chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _SPARE * self.count))
         keys = chosen["text_key"].to_pylist()
         first = {key: place for place, key in reversed(list(enumerate(keys)))}
-        return chosen.take(pa.array([first[key] for key in sorted(first)], pa.int64()))         # typed: there may be no text that long
+        return chosen.take(
+            pa.array([first[key] for key in sorted(first)], pa.int64())
+        )  # typed: there may be no text that long

@@ -34,7 +34,9 @@ class Known:
         return self.rows[low:high] - start, self.vectors[low:high]
 
 
-def find_known(store: Store, unit: CorpusUnit, sources: Mapping[int, Placed], space_id: str, dim: int) -> Known:
+def find_known(
+    store: Store, unit: CorpusUnit, sources: Mapping[int, Placed], space_id: str, dim: int
+) -> Known:
     """What the unit can copy out of `sources` (units of vectors in this space, by ordinal). A row that is in none of them is left to be encoded."""
     if unit.copies is None or not sources:
         return Known.none(dim)

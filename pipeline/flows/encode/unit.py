@@ -30,11 +30,14 @@ from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record, stored_by_content
 from pipeline.text.tokens.coverage import Tally
 
-LENGTH_BIN = 8          # tokens per bar of the length histogram
-_SOONER = 0.8           # of the patience: a process that hangs is ended before the worker that waits for it counts as hanging
-_READ_ROWS = 2_048      # the first vectors of a unit are under way while the rest is still being tokenized
+LENGTH_BIN = 8  # tokens per bar of the length histogram
+_SOONER = 0.8  # of the patience: a process that hangs is ended before the worker that waits for it counts as hanging
+_READ_ROWS = 2_048  # the first vectors of a unit are under way while the rest is still being tokenized
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
-_UNUSABLE = ("unusable_vector", "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors")
+_UNUSABLE = (
+    "unusable_vector",
+    "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors",
+)
 
 
 @dataclass
@@ -72,13 +75,20 @@ class EncodeUnit:
     """without progress of a process that encodes texts apart"""
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, Spent]]:
-        os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))      # else each worker's tokenizer takes all cores
+        os.environ.setdefault(
+            "RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus()))
+        )  # else each worker's tokenizer takes all cores
         start = time.perf_counter()
         with listening() as heard:
             encoder = loaded(self.encoder, self.encode)
         if encoder.space_id != self.space_id:
-            where, remedy = f"encoder {self.encoder.path} on this worker", "make the same files available on every node"
-            raise SpaceMismatch(where, f"space {self.space_id} as on the driver", f"space {encoder.space_id}", remedy)
+            where, remedy = (
+                f"encoder {self.encoder.path} on this worker",
+                "make the same files available on every node",
+            )
+            raise SpaceMismatch(
+                where, f"space {self.space_id} as on the driver", f"space {encoder.space_id}", remedy
+            )
         encoder.check()
         loading, sources = [time.perf_counter() - start], {placed.ordinal: placed for placed in self.sources}
 
@@ -86,26 +96,50 @@ class EncodeUnit:
             spent = Spent({"load": loading.pop()} if loading else {}, tuple(heard))
             path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = load_record(self.store, path, self.space_id)
-            if record is None or not record.is_whole(self.store):       # a truncated file is made again, to the same bytes
+            if record is None or not record.is_whole(
+                self.store
+            ):  # a truncated file is made again, to the same bytes
                 attempts = Attempts(self.store, path, self.run)
-                record = create_record(self.store, path, self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT))
+                record = create_record(
+                    self.store,
+                    path,
+                    self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT),
+                )
                 attempts.end()
-                count_encoded(record.rows - sum(record.copied.values()), int(spent.seconds.get("tokens", 0)), spent.seconds)
+                count_encoded(
+                    record.rows - sum(record.copied.values()),
+                    int(spent.seconds.get("tokens", 0)),
+                    spent.seconds,
+                )
             return record, spent
 
         return work
 
-    def _made(self, encoder: Any, unit: CorpusUnit, sources: Mapping[int, Placed], spent: Spent, *, apart: bool) -> UnitRecord:
+    def _made(
+        self, encoder: Any, unit: CorpusUnit, sources: Mapping[int, Placed], spent: Spent, *, apart: bool
+    ) -> UnitRecord:
         """The unit's record. One that keeps killing its worker, or whose encoding fails, is encoded apart, so that only the rows at fault are set aside."""
         with self.store.scratch() as scratch:
             file = scratch / "vectors.parquet"
             try:
-                known = Known.none(encoder.dim) if apart else find_known(self.store, unit, sources, self.space_id, encoder.dim)
-                result = self._apart(encoder, unit, file, spent) if apart else self._encoded(encoder, unit, file, spent, known)
-            except pa.ArrowException:                   # a damaged corpus unit is no fault of the encoder, though Arrow's errors are ValueErrors too
+                known = (
+                    Known.none(encoder.dim)
+                    if apart
+                    else find_known(self.store, unit, sources, self.space_id, encoder.dim)
+                )
+                result = (
+                    self._apart(encoder, unit, file, spent)
+                    if apart
+                    else self._encoded(encoder, unit, file, spent, known)
+                )
+            except (
+                pa.ArrowException
+            ):  # a damaged corpus unit is no fault of the encoder, though Arrow's errors are ValueErrors too
                 raise
             except MODEL_FAILURES as error:
-                spent.said += (f"unit {unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); its rows were tried apart",)
+                spent.said += (
+                    f"unit {unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); its rows were tried apart",
+                )
                 result = self._apart(encoder, unit, file, spent)
             start = time.perf_counter()
             record = self._stored(unit, file, result, encoder.numerics_id)
@@ -114,25 +148,44 @@ class EncodeUnit:
 
     def _apart(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent) -> "_Result":
         with self.store.scratch() as scratch:
-            child = Apart(self.encoder, self.encode, str(encoder.arithmetic.device), scratch, _SOONER * self.patience_s)
-            return self._written(child, encoder.dim, unit, file, spent, child.rejected, partial(progress, last=True))     # it judges by itself whether its process hangs
+            child = Apart(
+                self.encoder, self.encode, str(encoder.arithmetic.device), scratch, _SOONER * self.patience_s
+            )
+            return self._written(
+                child, encoder.dim, unit, file, spent, child.rejected, partial(progress, last=True)
+            )  # it judges by itself whether its process hangs
 
     def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent, known: Known) -> "_Result":
         before = asdict(encoder.counters)
-        result = self._written(Knowing(encoder, known) if len(known.rows) else encoder, encoder.dim, unit, file, spent, {})
+        result = self._written(
+            Knowing(encoder, known) if len(known.rows) else encoder, encoder.dim, unit, file, spent, {}
+        )
         result.copied = dict(known.numerics)
         for name, value in asdict(encoder.counters).items():
             spent.add(name, value - before[name])
         return result
 
     def _written(
-        self, encoder: "Streaming", dim: int, unit: UnitRecord, file: Path, spent: Spent, rejected: Mapping[int, tuple[str, str]], tell: Callable[[int], None] = progress
+        self,
+        encoder: "Streaming",
+        dim: int,
+        unit: UnitRecord,
+        file: Path,
+        spent: Spent,
+        rejected: Mapping[int, tuple[str, str]],
+        tell: Callable[[int], None] = progress,
     ) -> "_Result":
         """Vectors of the unit in `file`, in row order; the encoder tokenizes one batch ahead."""
         source = pq.ParquetFile(self.store.open(unit.path, unit.sha256))
         names = [name for name in source.schema_arrow.names if name not in ("text", "file", "row")]
-        kept = [source.schema_arrow.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")]
-        schema = vectors_schema(self.id_name, source.schema_arrow.field("id").type, kept, dim, self.space_id, self.encode.vectors)
+        kept = [
+            source.schema_arrow.field(name).with_name(kept_name(name))
+            for name in names
+            if name not in ("id", "text_key")
+        ]
+        schema = vectors_schema(
+            self.id_name, source.schema_arrow.field("id").type, kept, dim, self.space_id, self.encode.vectors
+        )
         ahead: deque[pa.RecordBatch] = deque()
 
         def texts() -> Iterator[pa.Array]:
@@ -159,10 +212,22 @@ class EncodeUnit:
         moments = result.moments.to_bytes()
         path = f"units/vectors/{name}-{digest[:12]}.parquet"
         self.store.put(file, path)
-        moments_ref = stored_by_content(self.store, moments, f"moments/{name}", ".safetensors", rows=result.moments.count)
+        moments_ref = stored_by_content(
+            self.store, moments, f"moments/{name}", ".safetensors", rows=result.moments.count
+        )
         return UnitRecord(
-            name=f"vectors/{name}", path=path, rows=result.moments.count, bytes=size, sha256=digest, counts=result.counts(), space_id=self.space_id,
-            numerics_id=numerics_id, copied=result.copied, source=unit.sha256, dropped=tuple(result.dropped), moments=moments_ref,
+            name=f"vectors/{name}",
+            path=path,
+            rows=result.moments.count,
+            bytes=size,
+            sha256=digest,
+            counts=result.counts(),
+            space_id=self.space_id,
+            numerics_id=numerics_id,
+            copied=result.copied,
+            source=unit.sha256,
+            dropped=tuple(result.dropped),
+            moments=moments_ref,
             quarantine=self._set_aside(name, result),
         )
 
@@ -198,12 +263,23 @@ class _Result:
         good, vectors = ~np.asarray(encoded.bad), encoded.vectors
         if stored_as == "float16":
             with np.errstate(over="ignore"):
-                vectors = vectors.astype(np.float16).astype(np.float32)         # moments are those of the vectors as stored
+                vectors = vectors.astype(np.float16).astype(
+                    np.float32
+                )  # moments are those of the vectors as stored
             good &= np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         for number in np.flatnonzero(~good):
             row = {name: batch[name][number].as_py() for name in ("file", "row", "id", "text")}
             reason, detail = self._rejected.get(self.rows + int(number), _UNUSABLE)
-            self.bad.append({"file": row["file"], "row": row["row"], "id": str(row["id"]), "reason": reason, "detail": detail, "excerpt": row["text"][:200]})
+            self.bad.append(
+                {
+                    "file": row["file"],
+                    "row": row["row"],
+                    "id": str(row["id"]),
+                    "reason": reason,
+                    "detail": detail,
+                    "excerpt": row["text"][:200],
+                }
+            )
             self.dropped.append(self.rows + int(number))
         self.moments = self.moments.merge(Moments.of(vectors[good]))
         self.rows += len(good)
@@ -212,11 +288,17 @@ class _Result:
         self._covered.add(batch["text"], encoded.counts)
         histogram = np.bincount(encoded.counts.lengths // LENGTH_BIN)
         size = max(len(histogram), len(self.lengths))
-        self.lengths = np.pad(self.lengths, (0, size - len(self.lengths))) + np.pad(histogram, (0, size - len(histogram)))
+        self.lengths = np.pad(self.lengths, (0, size - len(self.lengths))) + np.pad(
+            histogram, (0, size - len(histogram))
+        )
         return good
 
     def counts(self) -> dict[str, int]:
-        lengths = {f"length_{LENGTH_BIN * number:05d}": int(count) for number, count in enumerate(self.lengths) if count}
+        lengths = {
+            f"length_{LENGTH_BIN * number:05d}": int(count)
+            for number, count in enumerate(self.lengths)
+            if count
+        }
         reasons = Counter(f"quarantined_{row['reason']}" for row in self.bad)
         counts = {
             "rows": self.rows,
@@ -231,7 +313,9 @@ def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: 
     if not good.all():
         batch, vectors = batch.filter(pa.array(good)), vectors[good]
     row_id, text_key, *kept = batch.columns
-    return pa.Table.from_arrays([row_id, text_key, vector_column(vectors, schema.field("vector")), *kept], schema=schema)
+    return pa.Table.from_arrays(
+        [row_id, text_key, vector_column(vectors, schema.field("vector")), *kept], schema=schema
+    )
 
 
 def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
@@ -239,12 +323,16 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
     record = UnitRecord.left(store, path)
     if record is not None and record.space_id != space_id:
         remedy = "a record was put where it does not belong: delete it, and the unit is encoded again"
-        raise SpaceMismatch(store.uri_of(path), f"vectors of space {space_id}", f"space {record.space_id}", remedy)
+        raise SpaceMismatch(
+            store.uri_of(path), f"vectors of space {space_id}", f"space {record.space_id}", remedy
+        )
     return record
 
 
 def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_name: str) -> str:
     """Where the record of that corpus unit's vectors stands; without the numerics, so that another thread count never encodes again."""
     kind = "" if settings.vectors == "float32" else f"-{settings.vectors}"
-    named = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"         # a unit carries the user's name of the id column
+    named = (
+        "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"
+    )  # a unit carries the user's name of the id column
     return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{kind}{named}.json"

@@ -53,8 +53,17 @@ class Contender:
     def facts(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "name": self.name, "encoder": self.encoder.path, "overrides": self.overrides, "release": self.release, "root": self.root, "space_id": self.space_id,
-            "dim": self.dim, "bytes": self.bytes, "transform_id": self.transform_id, "transform": self.kind, "k": self.k,
+            "name": self.name,
+            "encoder": self.encoder.path,
+            "overrides": self.overrides,
+            "release": self.release,
+            "root": self.root,
+            "space_id": self.space_id,
+            "dim": self.dim,
+            "bytes": self.bytes,
+            "transform_id": self.transform_id,
+            "transform": self.kind,
+            "k": self.k,
         }
 
 
@@ -64,30 +73,49 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
     ModelError for an encoder that cannot be used, SpaceMismatch for a transform of another space, DataError for a release or a transform that is not there.
     """
     given = job.evaluate.candidates or (CandidateSettings(),)
-    found = [_of_release(each, job, store) if each.release is not None else _of_encoder(each, job, store) for each in given]
-    if twice := [name for name, count in Counter(each.name for each in given if each.name).items() if count > 1]:
-        raise ConfigError("evaluate.candidates", "names that tell candidates apart", f"{twice[0]!r} twice", "name each once")
+    found = [
+        _of_release(each, job, store) if each.release is not None else _of_encoder(each, job, store)
+        for each in given
+    ]
+    if twice := [
+        name for name, count in Counter(each.name for each in given if each.name).items() if count > 1
+    ]:
+        raise ConfigError(
+            "evaluate.candidates", "names that tell candidates apart", f"{twice[0]!r} twice", "name each once"
+        )
     return tuple(_told_apart(found))
 
 
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     encoder = given.encoder or job.encoder
     folder = open_folder(encoder)
-    plain = Contender(given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim, bytes=_bytes(folder))
+    plain = Contender(
+        given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim, bytes=_bytes(folder)
+    )
     if given.transform is None:
         return plain
     home, path = store_of(given.transform)
     try:
         content = home.read(path)
     except (FileNotFoundError, IsADirectoryError):
-        raise DataError(f"transform {given.transform}", "a file of a fitted transform", "no such file", "give one of those below transforms/ of a release root") from None
+        raise DataError(
+            f"transform {given.transform}",
+            "a file of a fitted transform",
+            "no such file",
+            "give one of those below transforms/ of a release root",
+        ) from None
     try:
         transform = load_transform(content)
     except DataError as error:
         raise DataError(f"transform {given.transform}", error.expected, error.found, error.remedy) from None
     if transform.space_id != folder.space_id:
         where, found = f"transform {given.transform}", f"one fitted in space {transform.space_id}"
-        raise SpaceMismatch(where, f"a transform of space {folder.space_id}, that of encoder {encoder.path}", found, "fit it on vectors of this encoder (manta whiten)")
+        raise SpaceMismatch(
+            where,
+            f"a transform of space {folder.space_id}, that of encoder {encoder.path}",
+            found,
+            "fit it on vectors of this encoder (manta whiten)",
+        )
     named = plain if given.name else replace(plain, name=f"{plain.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
 
@@ -99,10 +127,26 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     encoder = _encoder_of(manifest, releases.store)
     folder = open_folder(encoder)
     if folder.space_id != manifest.space_id:
-        where, remedy = releases.store.uri_of(manifest.encoder.path), "the encoder folder is not that of the release: restore it"
-        raise SpaceMismatch(where, f"space {manifest.space_id} of release {manifest.release}", f"space {folder.space_id}", remedy)
+        where, remedy = (
+            releases.store.uri_of(manifest.encoder.path),
+            "the encoder folder is not that of the release: restore it",
+        )
+        raise SpaceMismatch(
+            where,
+            f"space {manifest.space_id} of release {manifest.release}",
+            f"space {folder.space_id}",
+            remedy,
+        )
     name = given.name or f"release {manifest.release}"
-    plain = Contender(name, encoder, folder.space_id, folder.dim, bytes=_bytes(folder), release=manifest.release, root=releases.store.uri)
+    plain = Contender(
+        name,
+        encoder,
+        folder.space_id,
+        folder.dim,
+        bytes=_bytes(folder),
+        release=manifest.release,
+        root=releases.store.uri,
+    )
     if manifest.transform is None:
         return plain
     content = releases.store.read_checked(manifest.transform.path, manifest.transform.sha256)
@@ -118,33 +162,60 @@ def _released(given: CandidateSettings, job: Job) -> tuple[ReleaseManifest, Rele
     root, own = given.root or job.release.root, given.root is None
     commits = open_store(job.release.commits_root) if own and job.release.commits_root else None
     releases = Releases(open_store(root), commits)
-    manifest = releases.current() if given.release in (None, "current") else releases.get(int(given.release or 0))
+    manifest = (
+        releases.current() if given.release in (None, "current") else releases.get(int(given.release or 0))
+    )
     if manifest is None:
-        raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first, or name an encoder in evaluate.candidates")
+        raise DataError(
+            releases.store.uri,
+            "a published release",
+            "none",
+            "run `manta nightly` first, or name an encoder in evaluate.candidates",
+        )
     return manifest, releases
 
 
 def _encoder_of(manifest: ReleaseManifest, store: Store) -> EncoderSettings:
     """The release's own copy of its encoder, with the settings of that night."""
     try:
-        return EncoderSettings.model_validate({**manifest.settings.get("encoder", {}), "path": store.uri_of(manifest.encoder.path)})
+        return EncoderSettings.model_validate(
+            {**manifest.settings.get("encoder", {}), "path": store.uri_of(manifest.encoder.path)}
+        )
     except ValidationError as error:
         where = f"release {manifest.release}: settings.encoder"
-        raise DataError(where, "settings that this version knows", str(error.errors()[0]["loc"]), "evaluate it with the version that wrote it") from None
+        raise DataError(
+            where,
+            "settings that this version knows",
+            str(error.errors()[0]["loc"]),
+            "evaluate it with the version that wrote it",
+        ) from None
 
 
 def _with_transform(plain: Contender, transform: Transform, content: bytes, store: Store) -> Contender:
     path = f"transforms/{transform.transform_id[:24]}.safetensors"
     if store.size(path) != len(content):
         store.write(path, content)
-    reference = FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), rows=transform.fitted_rows, bytes=len(content))
-    return replace(plain, transform=reference, transform_id=transform.transform_id, kind=name_of(transform), k=transform.k)
+    reference = FileRef(
+        path=path, sha256=hashlib.sha256(content).hexdigest(), rows=transform.fitted_rows, bytes=len(content)
+    )
+    return replace(
+        plain,
+        transform=reference,
+        transform_id=transform.transform_id,
+        kind=name_of(transform),
+        k=transform.k,
+    )
 
 
 def _encoder_name(encoder: EncoderSettings) -> str:
     """The last part of its path, and what the settings change about it."""
     changed = encoder.model_dump(exclude_defaults=True, exclude={"path", "query_prompt", "frequencies"})
-    return " ".join([encoder.path.rstrip("/").rpartition("/")[2] or encoder.path, *(f"{name}={_short(value)}" for name, value in changed.items())])
+    return " ".join(
+        [
+            encoder.path.rstrip("/").rpartition("/")[2] or encoder.path,
+            *(f"{name}={_short(value)}" for name, value in changed.items()),
+        ]
+    )
 
 
 def _short(value: Any) -> str:

@@ -11,19 +11,26 @@ from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.stats.tensors import unpack
 from pipeline.store.store import Store
 
-_PAIRS = 4              # shown for a task and a candidate
-_MOST = 8               # tasks times candidates that are shown
-_GOLD = {"sts": "gold", "pairs": "positive"}        # kinds of tasks over pairs, and where their evidence holds what people say
+_PAIRS = 4  # shown for a task and a candidate
+_MOST = 8  # tasks times candidates that are shown
+_GOLD = {
+    "sts": "gold",
+    "pairs": "positive",
+}  # kinds of tasks over pairs, and where their evidence holds what people say
 _SAID = {0: "not the same", 1: "the same"}
-_LETTERS = 300          # of a sentence that are kept
+_LETTERS = 300  # of a sentence that are kept
 
 
-def disagreements(tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store) -> tuple[Disagreement, ...]:
+def disagreements(
+    tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
+) -> tuple[Disagreement, ...]:
     """The first tasks over pairs, each candidate against the first. scored: for each task, each candidate's result, in the order of `names`."""
     return tuple(islice(_found(tasks, scored, names, store), _MOST))
 
 
-def _found(tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store) -> Iterator[Disagreement]:
+def _found(
+    tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
+) -> Iterator[Disagreement]:
     for task, results in zip(tasks, scored, strict=True):
         evidence = [_evidence(each, store) for each in results] if task.kind in _GOLD else []
         if not evidence or any(each is None for each in evidence):
@@ -35,7 +42,9 @@ def _found(tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Seq
                 yield Disagreement(task.name, names[0], name, pairs)
 
 
-def _pairs(kind: str, sentences: Sequence[str], first: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Iterator[DifferingPair]:
+def _pairs(
+    kind: str, sentences: Sequence[str], first: dict[str, np.ndarray], other: dict[str, np.ndarray]
+) -> Iterator[DifferingPair]:
     """Pairs whose ranks by similarity are furthest apart, largest difference first; none where both rank all pairs alike."""
     values, gold = [each["prediction"] for each in (first, other)], first[_GOLD[kind]]
     ranks = [ranks_of(each) for each in values]
@@ -46,16 +55,25 @@ def _pairs(kind: str, sentences: Sequence[str], first: dict[str, np.ndarray], ot
             said = f"{gold[row]:g}" if kind == "sts" else _SAID[int(gold[row])]
             similarities = float(values[0][row]), float(values[1][row])
             above = float(ranks[0][row]), float(ranks[1][row])
-            yield DifferingPair(sentences[row][:_LETTERS], sentences[half + row][:_LETTERS], said, similarities, above)
+            yield DifferingPair(
+                sentences[row][:_LETTERS], sentences[half + row][:_LETTERS], said, similarities, above
+            )
 
 
 def ranks_of(values: np.ndarray) -> np.ndarray:
     """(n,): proportion of the others that are smaller, ties counted half."""
     ordered = np.sort(values)
-    below, up_to = np.searchsorted(ordered, values, side="left"), np.searchsorted(ordered, values, side="right")
+    below, up_to = (
+        np.searchsorted(ordered, values, side="left"),
+        np.searchsorted(ordered, values, side="right"),
+    )
     return np.asarray((below + up_to - 1) / (2 * max(len(values) - 1, 1)))
 
 
 def _evidence(scored: Scored, store: Store) -> dict[str, np.ndarray] | None:
     reference = scored.result.evidence
-    return unpack(store.read_checked(reference.path, reference.sha256), kind="evidence")[0] if reference else None
+    return (
+        unpack(store.read_checked(reference.path, reference.sha256), kind="evidence")[0]
+        if reference
+        else None
+    )

@@ -29,8 +29,12 @@ from pipeline.store.store import Store, open_store
 Key = tuple[tuple[str, str | None], str]
 """(space and transform, task): candidates that share both share their figures"""
 
-_QUICK = ("sts", "pairs", "triplets")       # one pass over the rows and their resamples; other kinds train or search
-_FEW = 2_000_000                            # sentences, once for each resample: scored in some two seconds
+_QUICK = (
+    "sts",
+    "pairs",
+    "triplets",
+)  # one pass over the rows and their resamples; other kinds train or search
+_FEW = 2_000_000  # sentences, once for each resample: scored in some two seconds
 _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
 
@@ -76,7 +80,9 @@ def wanted(job: Job, *, geometry: bool = False) -> bool:
     settings = job.evaluate
     measures = settings.tasks is not None or bool(settings.own) or geometry
     if settings.candidates and not measures:
-        remedy = "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry"
+        remedy = (
+            "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry"
+        )
         raise ConfigError("evaluate.candidates", "tasks to measure the candidates on", "none", remedy)
     return measures
 
@@ -90,23 +96,40 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         say(f"task {each.name} is missing: {each.reason}")
     run = _Run(job, store, stages, selected.tasks, candidates, geometry)
     run.look()
-    with standing_by(run.is_small, job.cluster.patience_s) as process, connect(job.cluster, stages, verbose=verbose, process=process) as cluster:
+    with (
+        standing_by(run.is_small, job.cluster.patience_s) as process,
+        connect(job.cluster, stages, verbose=verbose, process=process) as cluster,
+    ):
         run.encode(cluster)
         measured = run.measured(cluster)
         shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None
     return Evaluation(
-        id=_identity(job, selected, candidates, shape), root=store.uri, candidates=candidates, measured=measured, missing=selected.missing,
+        id=_identity(job, selected, candidates, shape),
+        root=store.uri,
+        candidates=candidates,
+        measured=measured,
+        missing=selected.missing,
         averages=_averages(measured, len(candidates)),
-        numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates), encoded=sum(map(len, run.new.values())),
+        numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates),
+        encoded=sum(map(len, run.new.values())),
         speeds=tuple(run.speeds.get(each.space_id) for each in candidates),
-        disagreements=disagreements(selected.tasks, [each.scored for each in measured], [each.name for each in candidates], store),
-        resamples=job.evaluate.bootstrap, settings=to_yaml(job), packages=packages(*_PACKAGES),
-        geometry=shape.model_dump(mode="json") if shape else None, sections=geometry_sections(shape) if shape else (),
+        disagreements=disagreements(
+            selected.tasks, [each.scored for each in measured], [each.name for each in candidates], store
+        ),
+        resamples=job.evaluate.bootstrap,
+        settings=to_yaml(job),
+        packages=packages(*_PACKAGES),
+        geometry=shape.model_dump(mode="json") if shape else None,
+        sections=geometry_sections(shape) if shape else (),
     )
 
 
 def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], shape: Geometry | None) -> str:
-    asked = [[*each.id, each.name] for each in candidates], [[task.name, task.digest] for task in selected.tasks], [each.name for each in selected.missing]
+    asked = (
+        [[*each.id, each.name] for each in candidates],
+        [[task.name, task.digest] for task in selected.tasks],
+        [each.name for each in selected.missing],
+    )
     return digest_of([*asked, job.evaluate.bootstrap, job.evaluate.seed, shape and shape.content_id()])[:24]
 
 
@@ -145,7 +168,11 @@ class _Run:
         """Whether one process of this machine is done before Ray has started: few sentences to encode, to measure the space on, and to train classifiers on."""
         if not is_local(self.job.cluster) or not self.job.cluster.small_rows:
             return False
-        trained = sum(self.sizes[scoring.task.name] for scoring in self._scorings().values() if scoring.task.kind == "transfer" and scoring.done(self.store) is None)
+        trained = sum(
+            self.sizes[scoring.task.name]
+            for scoring in self._scorings().values()
+            if scoring.task.kind == "transfer" and scoring.done(self.store) is None
+        )
         sampled = self.job.evaluate.geometry.sentences * len(self.vectors) if self.geometry else 0
         return trained + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
@@ -154,33 +181,55 @@ class _Run:
         for space_id, held in list(self.vectors.items()):
             contender = next(each for each in self.candidates if each.space_id == space_id)
             if len(self.new[space_id]):
-                self.vectors[space_id], self.speeds[space_id] = encode_sentences(self.new[space_id], held, contender, self.job, cluster, self.stages)
+                self.vectors[space_id], self.speeds[space_id] = encode_sentences(
+                    self.new[space_id], held, contender, self.job, cluster, self.stages
+                )
 
     def measured(self, cluster: Cluster) -> tuple[Measured, ...]:
         """Every candidate on every task: what trains classifiers first, then by size. What an earlier run left is not made again."""
         items = self._scorings()
         with self.stages("score", len(items), "figures") as bar:
-            made = {key: scored for key, item in items.items() if (scored := item.done(self.store)) is not None}
-            todo = sorted((key for key in items if key not in made), key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]), reverse=True)
+            made = {
+                key: scored for key, item in items.items() if (scored := item.done(self.store)) is not None
+            }
+            todo = sorted(
+                (key for key in items if key not in made),
+                key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]),
+                reverse=True,
+            )
             bar.skip(len(made))
             for number, scored in self._scored([items[key] for key in todo], cluster):
                 made[todo[number]] = scored
                 bar.add(1)
-        return tuple(Measured(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates)) for task in self.tasks)
+        return tuple(
+            Measured(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates))
+            for task in self.tasks
+        )
 
     def _scored(self, items: Sequence[Scoring], cluster: Cluster) -> Iterator[tuple[int, Scored]]:
         """On the cluster, or here where that is done before a worker has started."""
         task = ScoreTask(self.store)
-        if all(item.task.kind in _QUICK for item in items) and sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items) <= _FEW:
+        if (
+            all(item.task.kind in _QUICK for item in items)
+            and sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items) <= _FEW
+        ):
             work = task.start()
             return ((number, work(item)) for number, item in enumerate(items))
         return map_units(task, items, Pool(max(1, min(cluster.cpus, len(items)))))
 
     def _scorings(self) -> dict[Key, Scoring]:
         settings, pairs = self.job.evaluate, product(self.candidates, self.tasks)
-        return {(each.id, task.name): Scoring(each, task, self.vectors[each.space_id], settings.bootstrap, settings.seed) for each, task in pairs}
+        return {
+            (each.id, task.name): Scoring(
+                each, task, self.vectors[each.space_id], settings.bootstrap, settings.seed
+            )
+            for each, task in pairs
+        }
 
 
 def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[Average, ...], ...]:
     """Of each candidate."""
-    return tuple(averages({each.name: each.scored[place].result.score() for each in measured}) for place in range(candidates))
+    return tuple(
+        averages({each.name: each.scored[place].result.score() for each in measured})
+        for place in range(candidates)
+    )

@@ -28,7 +28,7 @@ from pipeline.store.units import Corpus
 from pipeline.text.corpus.ingest import Parent, ingest
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
-_FEWEST = 10                # texts: below, no figure means anything
+_FEWEST = 10  # texts: below, no figure means anything
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Sample:
     why: str = ""
 
 
-def measure_geometry(job: Job, candidates: Sequence[Contender], store: Store, cluster: Cluster, stages: Stages) -> Geometry:
+def measure_geometry(
+    job: Job, candidates: Sequence[Contender], store: Store, cluster: Cluster, stages: Stages
+) -> Geometry:
     """The geometry of every candidate, with and without its transform. store: of the evaluations; what was measured before is taken over from there.
 
     Texts come from the corpus, without one from the pairs; DataError where there are neither.
@@ -64,9 +66,17 @@ def known_pairs(job: Job) -> Sample:
     options = job.evaluate
     home = open_store(options.tasks) if options.tasks is not None else None
     found = next((home.uri_of(path) for path in _PAIR_FILES if home.exists(path)), None) if home else None
-    source = TaskSettings(kind="sts", uri=found) if found else next((each for each in options.own if each.kind == "sts"), None)
+    source = (
+        TaskSettings(kind="sts", uri=found)
+        if found
+        else next((each for each in options.own if each.kind == "sts"), None)
+    )
     if source is None:
-        return Sample(why=f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}" if home else "evaluate.tasks is not set: it names a folder with STS-B")
+        return Sample(
+            why=f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}"
+            if home
+            else "evaluate.tasks is not set: it names a folder with STS-B"
+        )
     task = own_task(source, options)
     assert isinstance(task, StsTask)
     read = task.pairs()
@@ -80,8 +90,14 @@ def _sampled(job: Job) -> Sample:
         corpus, store, source = _corpus(job)
     except DataError as error:
         return Sample(why=str(error))
-    texts = run_task(SampleTexts(store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1))
-    return Sample(texts, source=source, why="" if len(texts) >= _FEWEST else f"the corpus has {len(texts)} different texts")
+    texts = run_task(
+        SampleTexts(store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1)
+    )
+    return Sample(
+        texts,
+        source=source,
+        why="" if len(texts) >= _FEWEST else f"the corpus has {len(texts)} different texts",
+    )
 
 
 def _corpus(job: Job) -> tuple[Corpus, Store, str]:
@@ -89,14 +105,25 @@ def _corpus(job: Job) -> tuple[Corpus, Store, str]:
     before = load_before(releases)
     if before.release is not None and before.corpus is not None:
         return before.corpus, releases.store, f"the corpus of release {before.release.release}"
-    return ingest(job.corpus, job.encode.unit_rows, releases.store, Parent(next_ordinal=releases.next_ordinal())), releases.store, job.corpus.uri
+    return (
+        ingest(
+            job.corpus, job.encode.unit_rows, releases.store, Parent(next_ordinal=releases.next_ordinal())
+        ),
+        releases.store,
+        job.corpus.uri,
+    )
 
 
 def _instead(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
     """The sentences of the pairs in place of the corpus's."""
     if pairs.pairs is None:
         found = f"neither: {texts.why}; {pairs.why}"
-        raise DataError("evaluate --geometry", "texts of a corpus, or pairs of known similarity", found, "set corpus.uri or evaluate.tasks")
+        raise DataError(
+            "evaluate --geometry",
+            "texts of a corpus, or pairs of known similarity",
+            found,
+            "set corpus.uri or evaluate.tasks",
+        )
     sentences = pairs.pairs.sentences
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sentences))[: settings.sentences])
     return replace(texts, texts=tuple(sentences[place] for place in chosen), source=pairs.source)
@@ -106,18 +133,33 @@ def _subjects(candidates: Sequence[Contender], store: Store) -> Iterator[Subject
     """Each encoder once, with the transforms of all candidates that have it."""
     for space_id in dict.fromkeys(each.space_id for each in candidates):
         alike = [each for each in candidates if each.space_id == space_id]
-        transforms = {each.transform_id: each.transform for each in alike if each.transform_id and each.transform}
+        transforms = {
+            each.transform_id: each.transform for each in alike if each.transform_id and each.transform
+        }
         yield Subject(for_workers(alike[0].encoder, store), space_id, transforms)
 
 
-def _joined(job: Job, candidates: Sequence[Contender], measured: dict[str, EncoderGeometry], texts: Sample, pairs: Sample) -> Geometry:
+def _joined(
+    job: Job,
+    candidates: Sequence[Contender],
+    measured: dict[str, EncoderGeometry],
+    texts: Sample,
+    pairs: Sample,
+) -> Geometry:
     settings = job.evaluate.geometry
     missing = ({"corpus": texts.why} if texts.why else {}) | ({"pairs": pairs.why} if pairs.why else {})
     return Geometry(
-        sentences=len(texts.texts), source=texts.source, pairs=len(pairs.pairs.gold) if pairs.pairs else 0, pairs_source=pairs.source or None, seed=settings.seed,
-        neighbours=settings.neighbours, edit_unit=settings.edit_distance, missing=missing,
+        sentences=len(texts.texts),
+        source=texts.source,
+        pairs=len(pairs.pairs.gold) if pairs.pairs else 0,
+        pairs_source=pairs.source or None,
+        seed=settings.seed,
+        neighbours=settings.neighbours,
+        edit_unit=settings.edit_distance,
+        missing=missing,
         gold_edits=rank_correlation(pairs.pairs.gold, pairs.pairs.edits, "pairs") if pairs.pairs else None,
-        series=tuple(_series(candidates, measured)), depths=tuple(_depths(candidates, measured)),
+        series=tuple(_series(candidates, measured)),
+        depths=tuple(_depths(candidates, measured)),
     )
 
 
@@ -135,7 +177,9 @@ def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
     """Every space once: before a candidate's transformed vectors its raw ones, unless they stand there already."""
     seen = set()
     for each in candidates:
-        names = {RAW: _plain_name(each.space_id, candidates)} | ({each.transform_id: each.name} if each.transform_id else {})
+        names = {RAW: _plain_name(each.space_id, candidates)} | (
+            {each.transform_id: each.name} if each.transform_id else {}
+        )
         for key, name in names.items():
             if (each.space_id, key) not in seen:
                 seen.add((each.space_id, key))

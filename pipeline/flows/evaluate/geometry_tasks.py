@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
     from pipeline.models.inference.hidden_states import Inside
 
-_VERSION = 1                # of what is measured: a geometry of another one is made anew
+_VERSION = 1  # of what is measured: a geometry of another one is made anew
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,24 @@ class MeasureEncoder:
 
     def _digest(self, subject: Subject) -> str:
         pairs = None if self.pairs is None else [self.pairs.left, self.pairs.right, self.pairs.gold.tolist()]
-        return digest_of([_VERSION, subject.space_id, sorted(subject.transforms), self.settings.model_dump(mode="json"), self.texts, pairs, self.encode.dtype])
+        return digest_of(
+            [
+                _VERSION,
+                subject.space_id,
+                sorted(subject.transforms),
+                self.settings.model_dump(mode="json"),
+                self.texts,
+                pairs,
+                self.encode.dtype,
+            ]
+        )
 
     def _measured(self, subject: Subject) -> EncoderGeometry:
         encoder = loaded(subject.encoder, self.encode)
-        transforms = {name: load_transform(self.store.read_checked(file.path, file.sha256)) for name, file in subject.transforms.items()}
+        transforms = {
+            name: load_transform(self.store.read_checked(file.path, file.sha256))
+            for name, file in subject.transforms.items()
+        }
         inside = encoder.inside()
         words, missing = self._words(inside)
         levels: tuple[Level, ...] = ()
@@ -69,7 +82,13 @@ class MeasureEncoder:
             levels = self._levels(inside)
         else:
             missing["layers"] = "an average of word vectors has none"
-        return EncoderGeometry(space_id=subject.space_id, spaces=self._spaces(encoder, transforms), levels=levels, words=words, missing=missing)
+        return EncoderGeometry(
+            space_id=subject.space_id,
+            spaces=self._spaces(encoder, transforms),
+            levels=levels,
+            words=words,
+            missing=missing,
+        )
 
     def _spaces(self, encoder: "Encoder", transforms: Mapping[str, Transform]) -> dict[str, Space]:
         """Every text is encoded once, then seen through each transform."""
@@ -77,10 +96,15 @@ class MeasureEncoder:
         texts = _finite(encoder.encode(self.texts))
         paired = _finite(encoder.encode(sentences)) if sentences else np.zeros((0, encoder.dim), np.float32)
         views: dict[str, Callable[[np.ndarray], np.ndarray]] = {RAW: lambda x: x, **transforms}
-        spaces = {name: self._space(view(texts), view(paired) if sentences else paired) for name, view in views.items()}
+        spaces = {
+            name: self._space(view(texts), view(paired) if sentences else paired)
+            for name, view in views.items()
+        }
         if empty := int((~texts.any(axis=1)).sum()):
             why = f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any known word: their cosines count as 0"
-            spaces[RAW] = spaces[RAW].model_copy(update={"missing": {**spaces[RAW].missing, "direction": why}})
+            spaces[RAW] = spaces[RAW].model_copy(
+                update={"missing": {**spaces[RAW].missing, "direction": why}}
+            )
         return spaces
 
     def _space(self, texts: np.ndarray, paired: np.ndarray) -> Space:
@@ -92,21 +116,36 @@ class MeasureEncoder:
         most = max(2, KEPT_BYTES // (4 * inside.width * (inside.layers + 1)))
         tokens = inside.tokens(self.texts[:most])
         words, settings = inside.words(tokens), self.settings
-        chosen = choose(words, contexts=settings.contexts, pairs=settings.pairs, most=most, seed=settings.seed)
+        chosen = choose(
+            words, contexts=settings.contexts, pairs=settings.pairs, most=most, seed=settings.seed
+        )
         layers, positives = gather(inside.states(tokens), words, chosen), self._positives(inside, most)
         return tuple(
-            level(number, layer, chosen, positives[number] if positives else None, seed=settings.seed, centred=settings.centred) for number, layer in enumerate(layers)
+            level(
+                number,
+                layer,
+                chosen,
+                positives[number] if positives else None,
+                seed=settings.seed,
+                centred=settings.centred,
+            )
+            for number, layer in enumerate(layers)
         )
 
     def _positives(self, inside: "Inside", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Mean-pooled states of both sides of the pairs of the same meaning, by layer; [] without such pairs."""
-        places = np.flatnonzero(self.pairs.gold > POSITIVE)[: most // 2] if self.pairs else np.zeros(0, np.int64)
+        places = (
+            np.flatnonzero(self.pairs.gold > POSITIVE)[: most // 2] if self.pairs else np.zeros(0, np.int64)
+        )
         if self.pairs is None or not len(places):
             return []
-        tokens = inside.tokens([side[place] for side in (self.pairs.left, self.pairs.right) for place in places])
+        tokens = inside.tokens(
+            [side[place] for side in (self.pairs.left, self.pairs.right) for place in places]
+        )
         nothing = np.zeros(0, np.int64)
         layers = gather(
-            inside.states(tokens), Tokenized(tokens.ids, tokens.offsets, np.zeros(len(tokens.ids), dtype=bool)),
+            inside.states(tokens),
+            Tokenized(tokens.ids, tokens.offsets, np.zeros(len(tokens.ids), dtype=bool)),
             Occurrences(nothing, (), np.zeros((0, 2), np.int64), nothing),
         )
         return [(layer.means[: len(places)], layer.means[len(places) :]) for layer in layers]
@@ -121,5 +160,10 @@ class MeasureEncoder:
 def _finite(vectors: np.ndarray) -> np.ndarray:
     """The vectors; ModelError where the encoder gives some that are not finite."""
     if bad := int((~np.isfinite(vectors)).any(axis=1).sum()):
-        raise ModelError("encoder", "finite vectors", f"{bad:,} of {len(vectors):,} with NaN or infinity", "check its weights, or set encode.dtype=float32")
+        raise ModelError(
+            "encoder",
+            "finite vectors",
+            f"{bad:,} of {len(vectors):,} with NaN or infinity",
+            "check its weights, or set encode.dtype=float32",
+        )
     return vectors

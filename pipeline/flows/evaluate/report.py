@@ -37,11 +37,19 @@ def keep(evaluation: Evaluation, created: str) -> Kept:
 def page_of(evaluation: Evaluation, created: str) -> Report:
     """What the page shows."""
     return Report(
-        root=evaluation.root, id=evaluation.id, created=created,
-        candidates=tuple(map(_candidate, evaluation.candidates, evaluation.numerics, _speeds(evaluation))), disagreements=evaluation.disagreements,
-        rows=tuple(map(_row, evaluation.measured)), averages=tuple(_averages(evaluation)), missing=tuple((each.name, each.reason) for each in evaluation.missing),
-        warnings=tuple(_warnings(evaluation)), resamples=evaluation.resamples, sections=evaluation.sections,
-        settings=evaluation.settings, packages=evaluation.packages,
+        root=evaluation.root,
+        id=evaluation.id,
+        created=created,
+        candidates=tuple(map(_candidate, evaluation.candidates, evaluation.numerics, _speeds(evaluation))),
+        disagreements=evaluation.disagreements,
+        rows=tuple(map(_row, evaluation.measured)),
+        averages=tuple(_averages(evaluation)),
+        missing=tuple((each.name, each.reason) for each in evaluation.missing),
+        warnings=tuple(_warnings(evaluation)),
+        resamples=evaluation.resamples,
+        sections=evaluation.sections,
+        settings=evaluation.settings,
+        packages=evaluation.packages,
     )
 
 
@@ -51,34 +59,71 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     rows = [(each, _row(each)) for each in evaluation.measured]
     averages = list(_averages(evaluation))
     return {
-        "id": evaluation.id, "resamples": evaluation.resamples,
+        "id": evaluation.id,
+        "resamples": evaluation.resamples,
         "candidates": [
             each.facts() | {"numerics": numerics, "sentences_per_s": speed}
-            for each, numerics, speed in zip(evaluation.candidates, evaluation.numerics, _speeds(evaluation), strict=True)
+            for each, numerics, speed in zip(
+                evaluation.candidates, evaluation.numerics, _speeds(evaluation), strict=True
+            )
         ],
-        "results": [_result(each, row, place, name) for each, row in rows for place, name in enumerate(names)],
+        "results": [
+            _result(each, row, place, name) for each, row in rows for place, name in enumerate(names)
+        ],
         "differences": [
-            {"task": row.task, "candidate": names[place], "against": names[0], **_difference(row.differences[place])} for _, row in rows for place in range(1, len(names))
+            {
+                "task": row.task,
+                "candidate": names[place],
+                "against": names[0],
+                **_difference(row.differences[place]),
+            }
+            for _, row in rows
+            for place in range(1, len(names))
         ],
         "averages": [
-            {"label": average.label, "complete": average.complete, "tasks": list(average.members), "candidate": name, **_interval(average.figures[place])}
-            for average in averages for place, name in enumerate(names)
+            {
+                "label": average.label,
+                "complete": average.complete,
+                "tasks": list(average.members),
+                "candidate": name,
+                **_interval(average.figures[place]),
+            }
+            for average in averages
+            for place, name in enumerate(names)
         ],
         "average_differences": [
-            {"label": average.label, "candidate": names[place], "against": names[0], **_difference(average.differences[place])}
-            for average in averages for place in range(1, len(names))
+            {
+                "label": average.label,
+                "candidate": names[place],
+                "against": names[0],
+                **_difference(average.differences[place]),
+            }
+            for average in averages
+            for place in range(1, len(names))
         ],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
-        "disagreements": [asdict(each) for each in evaluation.disagreements], "warnings": list(_warnings(evaluation)), "geometry": evaluation.geometry,
-        "sentences_encoded": evaluation.encoded, "settings": evaluation.settings, "packages": evaluation.packages,
+        "disagreements": [asdict(each) for each in evaluation.disagreements],
+        "warnings": list(_warnings(evaluation)),
+        "geometry": evaluation.geometry,
+        "sentences_encoded": evaluation.encoded,
+        "settings": evaluation.settings,
+        "packages": evaluation.packages,
     }
 
 
 def _result(measured: Measured, row: Row, place: int, candidate: str) -> dict[str, Any]:
     result, figure = measured.scored[place].result, row.figures[place]
     return {
-        "task": row.task, "kind": row.kind, "candidate": candidate, "metric": row.metric, **_interval(figure),
-        "count": result.count, "figures": result.figures, "facts": result.facts, "warnings": list(result.warnings), "numerics": result.numerics,
+        "task": row.task,
+        "kind": row.kind,
+        "candidate": candidate,
+        "metric": row.metric,
+        **_interval(figure),
+        "count": result.count,
+        "figures": result.figures,
+        "facts": result.facts,
+        "warnings": list(result.warnings),
+        "numerics": result.numerics,
     }
 
 
@@ -97,19 +142,46 @@ def _speeds(evaluation: Evaluation) -> tuple[float | None, ...]:
 
 def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> Candidate:
     transform = f"{contender.kind} to {contender.k} components" if contender.kind else None
-    encoder = " ".join([contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())])
+    encoder = " ".join(
+        [contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())]
+    )
     return Candidate(
-        contender.name, encoder, contender.dim, contender.space_id, transform, contender.transform_id, numerics,
-        bytes=contender.bytes, width=contender.k or contender.dim, sentences_per_s=speed,
+        contender.name,
+        encoder,
+        contender.dim,
+        contender.space_id,
+        transform,
+        contender.transform_id,
+        numerics,
+        bytes=contender.bytes,
+        width=contender.k or contender.dim,
+        sentences_per_s=speed,
     )
 
 
 def _row(measured: Measured) -> Row:
     results = [each.result for each in measured.scored]
-    first, values, draws = results[0], [result.value for result in results], [each.draws.numbers() if each.draws else None for each in measured.scored]
-    parts = {name: tuple(result.figures.get(name) for result in results) for result in results for name in result.figures}
+    first, values, draws = (
+        results[0],
+        [result.value for result in results],
+        [each.draws.numbers() if each.draws else None for each in measured.scored],
+    )
+    parts = {
+        name: tuple(result.figures.get(name) for result in results)
+        for result in results
+        for name in result.figures
+    }
     facts, own = facts_in_words([result.facts for result in results])
-    return Row(measured.name, measured.kind, first.metric, first.count, *_figures(values, draws), tuple(parts.items()), facts, own)
+    return Row(
+        measured.name,
+        measured.kind,
+        first.metric,
+        first.count,
+        *_figures(values, draws),
+        tuple(parts.items()),
+        facts,
+        own,
+    )
 
 
 def _averages(evaluation: Evaluation) -> Iterator[Average]:
@@ -119,7 +191,11 @@ def _averages(evaluation: Evaluation) -> Iterator[Average]:
         members = [measured[name] for name in each[0].members]
         draws = [_mean_draws(members, place) for place in range(len(evaluation.candidates))]
         figures, differences = _figures([_finite(average.value) for average in each], draws)
-        label = each[0].label if each[0].complete else f"average of the {len(members)} measured: {', '.join(each[0].members)}"
+        label = (
+            each[0].label
+            if each[0].complete
+            else f"average of the {len(members)} measured: {', '.join(each[0].members)}"
+        )
         yield Average(label, each[0].members, each[0].complete, figures, differences)
 
 
@@ -129,7 +205,9 @@ def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:
     return np.mean([draws.numbers() for draws in drawn if draws], axis=0) if all(drawn) else None
 
 
-def _figures(values: Sequence[float | None], draws: Sequence[np.ndarray | None]) -> tuple[tuple[Figure, ...], tuple[Figure | None, ...]]:
+def _figures(
+    values: Sequence[float | None], draws: Sequence[np.ndarray | None]
+) -> tuple[tuple[Figure, ...], tuple[Figure | None, ...]]:
     """The values with their intervals, and their differences with the first one, which are paired: a resample is the same rows for all."""
     figures = tuple(_figure(value, each) for value, each in zip(values, draws, strict=True))
     first, zeroth = values[0], draws[0]

@@ -18,7 +18,7 @@ from pipeline.store.units import FileRef, Stored, stored_by_content
 
 Kept = TypeVar("Kept", bound=Stored)
 
-_VERSION = 1                # of the files below and of how they come about: another one is measured anew
+_VERSION = 1  # of the files below and of how they come about: another one is measured anew
 
 
 class Result(Stored):
@@ -41,7 +41,9 @@ class Result(Stored):
 
     def score(self) -> Score:
         """The task's own words for it, without the evidence."""
-        return Score(self.metric, math.nan if self.value is None else self.value, self.count, facts=self.facts)
+        return Score(
+            self.metric, math.nan if self.value is None else self.value, self.count, facts=self.facts
+        )
 
 
 class Draws(Stored):
@@ -94,7 +96,11 @@ class Scoring:
     def result(self, store: Store) -> Result | None:
         """The result of an earlier run, unless its evidence was removed."""
         result = Result.left(store, self.path)
-        lost = result is not None and result.evidence is not None and store.size(result.evidence.path) != result.evidence.bytes
+        lost = (
+            result is not None
+            and result.evidence is not None
+            and store.size(result.evidence.path) != result.evidence.bytes
+        )
         return None if lost else result
 
 
@@ -112,13 +118,20 @@ class ScoreTask:
         if result.evidence is None or not scoring.resamples:
             return Scored(result, None)
         path = scoring.draws_path(result.evidence)
-        return Scored(result, _created(self.store, path, Draws.left(self.store, path) or self._drawn(scoring, result.evidence)))
+        return Scored(
+            result,
+            _created(self.store, path, Draws.left(self.store, path) or self._drawn(scoring, result.evidence)),
+        )
 
     def _drawn(self, scoring: Scoring, reference: FileRef) -> Draws:
         from pipeline.evaluate.bootstrap import statistics
 
         evidence, _ = unpack(self.store.read_checked(reference.path, reference.sha256), kind="evidence")
-        return Draws(values=tuple(map(_number, statistics(scoring.task, evidence, scoring.resamples, scoring.seed).tolist())))
+        return Draws(
+            values=tuple(
+                map(_number, statistics(scoring.task, evidence, scoring.resamples, scoring.seed).tolist())
+            )
+        )
 
     def _scored(self, scoring: Scoring) -> Result:
         contender, task = scoring.contender, scoring.task
@@ -126,17 +139,36 @@ class ScoreTask:
         score = task.score(vectors)
         evidence = None
         if score.evidence:
-            content = pack({name: np.asarray(values) for name, values in score.evidence.items()}, {"kind": "evidence"})
-            evidence = stored_by_content(self.store, content, f"evidence/{contender.space_id[:16]}/rows", ".safetensors", rows=score.count)
+            content = pack(
+                {name: np.asarray(values) for name, values in score.evidence.items()}, {"kind": "evidence"}
+            )
+            evidence = stored_by_content(
+                self.store,
+                content,
+                f"evidence/{contender.space_id[:16]}/rows",
+                ".safetensors",
+                rows=score.count,
+            )
         return Result(
-            kind=task.kind, task_digest=task.digest, space_id=contender.space_id, transform_id=contender.transform_id, numerics=scoring.vectors.numerics(),
-            metric=score.metric, value=_number(score.value), count=score.count, figures={name: _number(value) for name, value in score.figures.items()},
-            facts=_plain(score.facts), warnings=(*score.warnings, *vectors.warnings), evidence=evidence,
+            kind=task.kind,
+            task_digest=task.digest,
+            space_id=contender.space_id,
+            transform_id=contender.transform_id,
+            numerics=scoring.vectors.numerics(),
+            metric=score.metric,
+            value=_number(score.value),
+            count=score.count,
+            figures={name: _number(value) for name, value in score.figures.items()},
+            facts=_plain(score.facts),
+            warnings=(*score.warnings, *vectors.warnings),
+            evidence=evidence,
         )
 
     def _transform(self, contender: Contender) -> Transform | None:
         reference = contender.transform
-        return load_transform(self.store.read_checked(reference.path, reference.sha256)) if reference else None
+        return (
+            load_transform(self.store.read_checked(reference.path, reference.sha256)) if reference else None
+        )
 
 
 class _Transformed:

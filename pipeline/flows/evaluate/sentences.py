@@ -28,11 +28,11 @@ from pipeline.store.store import Store
 from pipeline.store.units import CorpusUnit, UnitRecord, stored_by_content
 from pipeline.text.corpus.normalize import normalize, text_keys
 
-BLANK = " "                 # a sentence without any text is encoded all the same: leaving its pair out would change the task
-_READERS = 16               # small files read at once: over a network each waits for an answer
-_PER_WORKER = 4             # units for each: none is waited for long at the end
-_FEWEST = 256               # sentences of a unit: fewer fill no buffers
-_OVERHEAD = 8               # characters that a text costs beside its own, as its special tokens do
+BLANK = " "  # a sentence without any text is encoded all the same: leaving its pair out would change the task
+_READERS = 16  # small files read at once: over a network each waits for an answer
+_PER_WORKER = 4  # units for each: none is waited for long at the end
+_FEWEST = 256  # sentences of a unit: fewer fill no buffers
+_OVERHEAD = 8  # characters that a text costs beside its own, as its special tokens do
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,12 @@ class SpaceVectors:
         places = pc.index_in(text_keys(cleaned(sentences)), value_set=self._keys)
         if places.null_count:
             remedy = "the sentence vectors were changed while this ran: run again"
-            raise DataError(self.store.uri, "a vector for every sentence", f"none for {places.null_count:,} of {len(places):,}", remedy)
+            raise DataError(
+                self.store.uri,
+                "a vector for every sentence",
+                f"none for {places.null_count:,} of {len(places):,}",
+                remedy,
+            )
         wanted, inverse = np.unique(places.to_numpy(), return_inverse=True)
         return self._rows(wanted)[inverse], (wanted >= self._starts[-1])[inverse]
 
@@ -116,7 +121,9 @@ class SpaceVectors:
     def _lost_keys(self, unit: UnitRecord) -> pa.Array:
         if unit.quarantine is None:
             return pa.array([], pa.binary(16))
-        ids = pq.read_table(self.store.open(unit.quarantine.path, unit.quarantine.sha256), columns=["id"])["id"].to_pylist()
+        ids = pq.read_table(self.store.open(unit.quarantine.path, unit.quarantine.sha256), columns=["id"])[
+            "id"
+        ].to_pylist()
         return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
 
     def _rows(self, wanted: np.ndarray) -> np.ndarray:
@@ -129,7 +136,9 @@ class SpaceVectors:
         return vectors
 
     def _open(self, unit: UnitRecord) -> Any:
-        return checked_space(pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.space_id)
+        return checked_space(
+            pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.space_id
+        )
 
 
 def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
@@ -137,19 +146,32 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
     top = f"units/vectors/{contender.space_id[:16]}"
     paths = [entry.path for entry in store.list(top, ".json")]
     with ThreadPoolExecutor(_READERS) as pool:
-        records = [record for record in pool.map(lambda path: load_record(store, path, contender.space_id), paths) if record is not None]
+        records = [
+            record
+            for record in pool.map(lambda path: load_record(store, path, contender.space_id), paths)
+            if record is not None
+        ]
         whole = list(pool.map(lambda record: record.is_whole(store), records))
-    return SpaceVectors(store, contender.space_id, contender.dim, tuple(record for record, there in zip(records, whole, strict=True) if there))
+    return SpaceVectors(
+        store,
+        contender.space_id,
+        contender.dim,
+        tuple(record for record, there in zip(records, whole, strict=True) if there),
+    )
 
 
-def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages) -> tuple[SpaceVectors, float]:
+def encode_sentences(
+    new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages
+) -> tuple[SpaceVectors, float]:
     """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. With them, sentences per second of one worker at work."""
     store, settings = held.store, _settings(job)
     pool = cluster.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
     run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
     how = arithmetic(with_threads_of(settings, pool.cpus, job.cluster))
-    task = EncodeUnit(store, for_workers(contender.encoder, store), how, held.space_id, "id", run, patience_s=patience_s)
+    task = EncodeUnit(
+        store, for_workers(contender.encoder, store), how, held.space_id, "id", run, patience_s=patience_s
+    )
     records, spent = list(held.units), []
     with stages(f"encode {contender.name}", len(new), "sentences") as bar:
         for _, (record, seconds) in map_units(task, units, pool, bar):
@@ -160,7 +182,12 @@ def encode_sentences(new: Sentences, held: SpaceVectors, contender: Contender, j
     for sentence in together.said:
         say(sentence)
     if not any(record.rows for record in records):
-        raise ModelError(contender.encoder.path, "finite, non-zero vectors", f"none for {len(new):,} sentences", "check the encoder's weights and dtype")
+        raise ModelError(
+            contender.encoder.path,
+            "finite, non-zero vectors",
+            f"none for {len(new):,} sentences",
+            "check the encoder's weights and dtype",
+        )
     busy_s = sum(together.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
     return SpaceVectors(store, held.space_id, held.dim, tuple(records)), len(new) / max(busy_s, 1e-9)
 
@@ -175,14 +202,19 @@ def _written(new: Sentences, store: Store, most: int, workers: int) -> list[Corp
     order = np.argsort(-pc.utf8_length(new.texts).to_numpy(), kind="stable")
     texts, keys = new.texts.take(pa.array(order)), new.keys.take(pa.array(order))
     cuts = _cuts(pc.utf8_length(texts).to_numpy(), most, workers)
-    return [_unit(store, texts[start:stop], keys[start:stop], number) for number, (start, stop) in enumerate(pairwise(cuts))]
+    return [
+        _unit(store, texts[start:stop], keys[start:stop], number)
+        for number, (start, stop) in enumerate(pairwise(cuts))
+    ]
 
 
 def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
     """Ends of units of falling `lengths` with about equal characters, none longer than `most` sentences."""
     count = max(1, min(_PER_WORKER * workers, len(lengths) // _FEWEST))
     work = np.cumsum(lengths + _OVERHEAD)
-    ends = np.minimum(np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1, len(lengths)).tolist()
+    ends = np.minimum(
+        np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1, len(lengths)
+    ).tolist()
     return sorted({0, *(end for start, stop in pairwise([0, *ends]) for end in _parts(start, stop, most))})
 
 
@@ -195,8 +227,23 @@ def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusU
     """The sentences' unit; the hexadecimal key is the id, so that a sentence that is set aside is known by it."""
     schema = corpus_schema(pa.string())
     rows = pa.array(np.arange(len(texts)), pa.int64())
-    columns = [pa.array([key.hex() for key in keys.to_pylist()]), texts, keys, pa.repeat(pa.scalar("sentences"), len(texts)), rows]
+    columns = [
+        pa.array([key.hex() for key in keys.to_pylist()]),
+        texts,
+        keys,
+        pa.repeat(pa.scalar("sentences"), len(texts)),
+        rows,
+    ]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
-    stored = stored_by_content(store, sink.getvalue().to_pybytes(), "units/sentences/unit", ".parquet", rows=len(texts))
-    return CorpusUnit(name=stored.path, path=stored.path, rows=len(texts), bytes=stored.bytes, sha256=stored.sha256, ordinal=number)
+    stored = stored_by_content(
+        store, sink.getvalue().to_pybytes(), "units/sentences/unit", ".parquet", rows=len(texts)
+    )
+    return CorpusUnit(
+        name=stored.path,
+        path=stored.path,
+        rows=len(texts),
+        bytes=stored.bytes,
+        sha256=stored.sha256,
+        ordinal=number,
+    )

@@ -54,9 +54,17 @@ class Survey:
         tombstones = Dead(np.union1d(held, gone[gone >> 32 < index.base_ordinals]))
         unusable, stale = self._small_files(units, dead)
         return Surveyed(
-            live=live, gone=write_addresses(store, gone, f"{self.work}/gone"), revived=revived,
-            delta=sum(count for placed, count in zip(units, live, strict=True) if placed.ordinal >= index.base_ordinals),
-            tombstones=tombstones.store_in(store, "indexes/tombstones"), dead_queries=stale, unusable=unusable,
+            live=live,
+            gone=write_addresses(store, gone, f"{self.work}/gone"),
+            revived=revived,
+            delta=sum(
+                count
+                for placed, count in zip(units, live, strict=True)
+                if placed.ordinal >= index.base_ordinals
+            ),
+            tombstones=tombstones.store_in(store, "indexes/tombstones"),
+            dead_queries=stale,
+            unusable=unusable,
         )
 
     def _turned(self, units: Sequence[Placed], dead: Dead, before: Dead) -> tuple[np.ndarray, int]:
@@ -92,6 +100,9 @@ class Survey:
         new = [placed for placed in units if placed.ordinal >= self.before.next_ordinal]
         is_ = next(self.source.ids(new[:1])).schema if new else was
         if not is_.equals(was):
-            return f"ids have the columns {', '.join(was.names)}, new rows {', '.join(is_.names)}, or of other types", 0.0
+            return (
+                f"ids have the columns {', '.join(was.names)}, new rows {', '.join(is_.names)}, or of other types",
+                0.0,
+            )
         there = np.array(sorted(placed.ordinal for placed in units), dtype=np.int64)
         return "", float((dead.holds(asked) | ~np.isin(asked >> 32, there)).mean())

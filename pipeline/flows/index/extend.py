@@ -8,7 +8,17 @@ from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import build_index, contiguous, drop_parts, fill_shards, made_of
 from pipeline.flows.index.delta import Survey, Surveyed
-from pipeline.flows.index.extend_tasks import Asked, Extension, GrowInPlace, Grown, JoinDelta, MeasureGrown, Measurement, SampleQueries, ScanTruth
+from pipeline.flows.index.extend_tasks import (
+    Asked,
+    Extension,
+    GrowInPlace,
+    Grown,
+    JoinDelta,
+    MeasureGrown,
+    Measurement,
+    SampleQueries,
+    ScanTruth,
+)
 from pipeline.flows.index.rules import ANEW
 from pipeline.flows.index.tasks import Build, BuiltIndex, FillShard, Shard
 from pipeline.flows.rows import LiveRows, Placed, space_of
@@ -26,7 +36,14 @@ Built = tuple[BuiltIndex, tuple[Choice, ...]]
 
 
 def extend_index(
-    job: Job, store: Store, before: ReleaseManifest, units: Sequence[Placed], dead: FileRef | None, transform: Transform | None, dim: int, cluster: Cluster,
+    job: Job,
+    store: Store,
+    before: ReleaseManifest,
+    units: Sequence[Placed],
+    dead: FileRef | None,
+    transform: Transform | None,
+    dim: int,
+    cluster: Cluster,
     stages: Stages,
 ) -> Built:
     """The index over tonight's live rows, made out of that of release `before`, and every decision about it with its numbers.
@@ -36,9 +53,24 @@ def extend_index(
     """
     if (space_id := space_of(units)) != before.space_id:
         remedy = "vectors of two spaces cannot be compared: build an index of its own"
-        raise SpaceMismatch(f"index of release {before.release}", f"vectors of space {before.space_id}", f"space {space_id}", remedy)
+        raise SpaceMismatch(
+            f"index of release {before.release}",
+            f"vectors of space {before.space_id}",
+            f"space {space_id}",
+            remedy,
+        )
     ordered = tuple(sorted(units, key=lambda placed: placed.ordinal))
-    night = _Night(job, store, before, ordered, LiveRows(store, space_id, job.corpus.id, dead), transform, dim, cluster, stages)
+    night = _Night(
+        job,
+        store,
+        before,
+        ordered,
+        LiveRows(store, space_id, job.corpus.id, dead),
+        transform,
+        dim,
+        cluster,
+        stages,
+    )
     return night.anew(why) if (why := night.at_once()) else night.extended()
 
 
@@ -64,19 +96,48 @@ class _Night:
     def at_once(self) -> Choice | None:
         """Why the index is built anew, as far as the manifest and the sizes of files tell."""
         index = self.before.index
-        if why := rules.other_settings(self.job, self.before, self.transform, self.dim) or rules.other_units(self.units, self.before):
+        if why := rules.other_settings(self.job, self.before, self.transform, self.dim) or rules.other_units(
+            self.units, self.before
+        ):
             return why
-        if index.trained is None or index.queries is None or index.truth is None or "fingerprint" not in index.settings:
-            return rules.unusable(f"release {self.before.release} was published by a version that kept no training")
-        needed = (*index.files, *self.before.ids, index.trained, index.queries, index.truth, *([self.before.tombstones] if self.before.tombstones else []))
+        if (
+            index.trained is None
+            or index.queries is None
+            or index.truth is None
+            or "fingerprint" not in index.settings
+        ):
+            return rules.unusable(
+                f"release {self.before.release} was published by a version that kept no training"
+            )
+        needed = (
+            *index.files,
+            *self.before.ids,
+            index.trained,
+            index.queries,
+            index.truth,
+            *([self.before.tombstones] if self.before.tombstones else []),
+        )
         for reference in needed:
             if (size := self.store.size(reference.path)) != reference.bytes:
-                return rules.unusable(f"{reference.path} is gone" if size is None else f"{reference.path} has {size:,} bytes instead of {reference.bytes:,}")
+                return rules.unusable(
+                    f"{reference.path} is gone"
+                    if size is None
+                    else f"{reference.path} has {size:,} bytes instead of {reference.bytes:,}"
+                )
         return None
 
     def anew(self, *why: Choice) -> Built:
         """Built from the units, and what decided that."""
-        return build_index(self.job, self.store, self.units, self.source.dead, self.transform, self.dim, self.cluster, self.stages), why
+        return build_index(
+            self.job,
+            self.store,
+            self.units,
+            self.source.dead,
+            self.transform,
+            self.dim,
+            self.cluster,
+            self.stages,
+        ), why
 
     def extended(self) -> Built:
         """Extended, or built anew once the rows or the measurement ask for it."""
@@ -86,7 +147,15 @@ class _Night:
         if why := self._by_rows(surveyed) or rules.other_kind(plan, before.index):
             return self.anew(why)
         apart = rules.stands_apart(plan, before.index, self.job.index.rewrite_gib)
-        compacted = (rules.compaction(surveyed.delta, surveyed.tombstones.rows if surveyed.tombstones else 0, surveyed.rows),) if apart else ()
+        compacted = (
+            (
+                rules.compaction(
+                    surveyed.delta, surveyed.tombstones.rows if surveyed.tombstones else 0, surveyed.rows
+                ),
+            )
+            if apart
+            else ()
+        )
         trained = rules.training(before.index, surveyed.rows, None)
         if doubts := [choice for choice in (trained, *compacted) if choice.chosen == ANEW]:
             return self.anew(*doubts)
@@ -100,10 +169,22 @@ class _Night:
 
     def _extension(self, surveyed: Surveyed, plan: IndexPlan, work: str) -> Extension:
         index = self.before.index
-        same = {"factory": index.factory, "nlist": index.settings.get("nlist") or 0, "why": f"extends that of release {self.before.release}"}
-        build = Build(self.source, plan.model_copy(update=same), self.job.index, self.job.gates, self.transform, work)
+        same = {
+            "factory": index.factory,
+            "nlist": index.settings.get("nlist") or 0,
+            "why": f"extends that of release {self.before.release}",
+        }
+        build = Build(
+            self.source, plan.model_copy(update=same), self.job.index, self.job.gates, self.transform, work
+        )
         live = [(placed, count) for placed, count in zip(self.units, surveyed.live, strict=True) if count]
-        return Extension(build, self.before, surveyed, tuple(placed for placed, _ in live), tuple(count for _, count in live))
+        return Extension(
+            build,
+            self.before,
+            surveyed,
+            tuple(placed for placed, _ in live),
+            tuple(count for _, count in live),
+        )
 
     def _by_rows(self, surveyed: Surveyed) -> Choice | None:
         if surveyed.unusable:
@@ -114,7 +195,9 @@ class _Night:
 
     def _work(self) -> str:
         """The directory of this extension, by all that goes into it."""
-        before = self.before.model_dump(mode="json", include={"index", "ids", "tombstones", "dead", "rows", "next_ordinal"})
+        before = self.before.model_dump(
+            mode="json", include={"index", "ids", "tombstones", "dead", "rows", "next_ordinal"}
+        )
         what = {**made_of(self.job, self.units, self.source.dead, self.transform), "before": before}
         return f"indexes/work/{digest_of(what)[:24]}"
 
@@ -125,11 +208,18 @@ class _Night:
             return found
         try:
             grown = self._beside(extension) if apart else self._in_place(extension)
-        except (FileNotFoundError, DataError):              # a second run beside this one finished the same extension and removed its parts
+        except (
+            FileNotFoundError,
+            DataError,
+        ):  # a second run beside this one finished the same extension and removed its parts
             if found := _Extended.left(self.store, done):
                 return found
             raise
-        measured, truth = self._measured(extension, grown) if not grown.unusable else (Measurement(unusable=grown.unusable), None)
+        measured, truth = (
+            self._measured(extension, grown)
+            if not grown.unusable
+            else (Measurement(unusable=grown.unusable), None)
+        )
         if measured.built is None or truth is None:
             return measured.unusable
         found = _Extended(built=measured.built, truth=truth)
@@ -148,10 +238,18 @@ class _Night:
         since = self.before.index.base_ordinals
         units, rows = extension.since(since), extension.rows_since(since)
         most = self.cluster.index_workers(self.job.cluster, max(1, len(units)))
-        count = min(self.job.index.shards or most, len(units)) if extension.build.plan.shardable else min(1, len(units))
+        count = (
+            min(self.job.index.shards or most, len(units))
+            if extension.build.plan.shardable
+            else min(1, len(units))
+        )
         # a run on a larger cluster cuts other shards, so those of this number of shards have a place of their own
         build = replace(extension.build, work=f"{extension.build.work}/delta-{count}")
-        records = fill_shards(FillShard(build, extension.trained), units, count, rows, most, self.stages) if count else ()
+        records = (
+            fill_shards(FillShard(build, extension.trained), units, count, rows, most, self.stages)
+            if count
+            else ()
+        )
         with self.stages("extend"):
             grown = run_task(JoinDelta(extension), records, Pool(1))
         drop_parts(self.store, records)
@@ -160,7 +258,10 @@ class _Night:
     def _measured(self, extension: Extension, grown: Grown) -> tuple[Measurement, Choice]:
         """Measured with the rankings carried from last night, or, where they are too short or their queries too many dead, after a scan of all rows."""
         stale, asked = extension.surveyed.dead_queries, Asked(queries=extension.trained.queries)
-        numbers: dict[str, float | int | None] = {"dead_queries": stale, "dead_queries_bound": rules.MOST_DEAD_QUERIES}
+        numbers: dict[str, float | int | None] = {
+            "dead_queries": stale,
+            "dead_queries_bound": rules.MOST_DEAD_QUERIES,
+        }
         measured = Measurement()
         with self.stages("measure"):
             if stale <= rules.MOST_DEAD_QUERIES:
@@ -173,25 +274,66 @@ class _Night:
             return measured, Choice(what="index truth", chosen="carried", sentence=sentence, numbers=numbers)
         pieces = self._scan(extension, asked)
         with self.stages("measure"):
-            measured = run_task(MeasureGrown(extension), (grown, asked.model_copy(update={"pieces": pieces})), Pool(1))
-        short = f"{numbers['short_queries']} rankings had become too short" if numbers["short_queries"] else f"{stale:.1%} of the queries' own rows are dead"
-        return measured, Choice(what="index truth", chosen="scanned", sentence=f"all rows were searched for exact neighbours: {short}", numbers=numbers)
+            measured = run_task(
+                MeasureGrown(extension), (grown, asked.model_copy(update={"pieces": pieces})), Pool(1)
+            )
+        short = (
+            f"{numbers['short_queries']} rankings had become too short"
+            if numbers["short_queries"]
+            else f"{stale:.1%} of the queries' own rows are dead"
+        )
+        return measured, Choice(
+            what="index truth",
+            chosen="scanned",
+            sentence=f"all rows were searched for exact neighbours: {short}",
+            numbers=numbers,
+        )
 
     def _scan(self, extension: Extension, asked: Asked) -> tuple[FileRef, ...]:
         workers = self.cluster.index_workers(self.job.cluster, len(extension.units))
-        shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(extension.units, workers))]
+        shards = [
+            Shard(number=number, units=part)
+            for number, part in enumerate(contiguous(extension.units, workers))
+        ]
         with self.stages("truth", extension.surveyed.rows) as bar:
-            pieces = dict(map_units(ScanTruth(extension.build.source, extension.build.map, asked.queries), shards, Pool(workers), bar))
+            pieces = dict(
+                map_units(
+                    ScanTruth(extension.build.source, extension.build.map, asked.queries),
+                    shards,
+                    Pool(workers),
+                    bar,
+                )
+            )
             bar.reach(extension.surveyed.rows)
         return tuple(pieces[number] for number in range(len(shards)))
 
     def _form(self, surveyed: Surveyed, built: BuiltIndex, apart: str) -> Choice:
-        new = sum(count for placed, count in zip(self.units, surveyed.live, strict=True) if placed.ordinal >= self.before.next_ordinal)
-        numbers: dict[str, float | int | None] = {"rows": built.rows, "new_rows": new, "gone_rows": surveyed.gone.rows, "parts": built.parts}
-        numbers |= {"file_gib": built.measured["file_bytes"] / 2**30, "rewrite_bound_gib": self.job.index.rewrite_gib}
+        new = sum(
+            count
+            for placed, count in zip(self.units, surveyed.live, strict=True)
+            if placed.ordinal >= self.before.next_ordinal
+        )
+        numbers: dict[str, float | int | None] = {
+            "rows": built.rows,
+            "new_rows": new,
+            "gone_rows": surveyed.gone.rows,
+            "parts": built.parts,
+        }
+        numbers |= {
+            "file_gib": built.measured["file_bytes"] / 2**30,
+            "rewrite_bound_gib": self.job.index.rewrite_gib,
+        }
         changed = f"{new:,} rows added, {surveyed.gone.rows:,} taken out"
         if not apart:
-            return Choice(what="index", chosen="in place", sentence=f"last night's index, changed in place: {changed}", numbers=numbers)
-        numbers |= {"delta_rows": surveyed.delta, "tombstones": surveyed.tombstones.rows if surveyed.tombstones else 0}
+            return Choice(
+                what="index",
+                chosen="in place",
+                sentence=f"last night's index, changed in place: {changed}",
+                numbers=numbers,
+            )
+        numbers |= {
+            "delta_rows": surveyed.delta,
+            "tombstones": surveyed.tombstones.rows if surveyed.tombstones else 0,
+        }
         sentence = f"base, delta and tombstones, since {apart}: {changed}; the delta has {surveyed.delta:,} rows, the base {numbers['tombstones']:,} dead ones"
         return Choice(what="index", chosen="base and delta", sentence=sentence, numbers=numbers)

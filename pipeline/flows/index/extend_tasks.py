@@ -32,8 +32,8 @@ from pipeline.store.dead import Dead
 from pipeline.store.release import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
 
-_RANK = 100             # recall is reported down to it
-_DEAD_QUERIES = 0.05    # of a new sample: half of what may be dead before queries are sampled anew
+_RANK = 100  # recall is reported down to it
+_DEAD_QUERIES = 0.05  # of a new sample: half of what may be dead before queries are sampled anew
 _FEWEST_NEAR_DEAD = 10  # queries: with fewer, recall near dead rows is not known to a tenth
 
 
@@ -97,7 +97,9 @@ class Extension:
 
     def rows_since(self, ordinal: int) -> int:
         """Their live rows."""
-        return sum(count for placed, count in zip(self.units, self.counts, strict=True) if placed.ordinal >= ordinal)
+        return sum(
+            count for placed, count in zip(self.units, self.counts, strict=True) if placed.ordinal >= ordinal
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,11 @@ class GrowInPlace:
     def _work(self, _: None) -> Grown:
         build, path = self.extension.build, f"{self.extension.build.work}/grown.json"
         grown = Grown.left(build.store, path)
-        if grown is None or not grown.added or any(build.store.size(ref.path) != ref.bytes for ref in (*grown.files, *grown.ids, grown.added)):
+        if (
+            grown is None
+            or not grown.added
+            or any(build.store.size(ref.path) != ref.bytes for ref in (*grown.files, *grown.ids, grown.added))
+        ):
             grown = self._grown()
             build.store.write(path, grown.to_json())
         return grown
@@ -125,22 +131,43 @@ class GrowInPlace:
 
         build, before, store = self.extension.build, self.extension.before, self.extension.build.store
         try:
-            index = read_index(store.local(before.index.files[0].path, before.index.files[0].sha256), mapped=False)
+            index = read_index(
+                store.local(before.index.files[0].path, before.index.files[0].sha256), mapped=False
+            )
             old_ids = [store.local(reference.path, reference.sha256) for reference in before.ids]
         except (FileNotFoundError, DataError) as error:
             return Grown(unusable=str(error))
-        new, gone = self.extension.since(before.next_ordinal), Dead.load(store, self.extension.surveyed.gone).addresses
+        new, gone = (
+            self.extension.since(before.next_ordinal),
+            Dead.load(store, self.extension.surveyed.gone).addresses,
+        )
         with store.scratch() as scratch, threads(1):
             removed = remove(index, gone) if len(gone) else 0
-            filled = fill(index, counted(build.source.batches(new)), ExactTopK(load_queries(store, self.extension.trained.queries), build.map))
-            if removed != len(gone) or index.ntotal != self.extension.surveyed.rows or fingerprint(index) != before.index.settings.get("fingerprint"):
-                return Grown(unusable=f"it held {removed:,} of the {len(gone):,} rows that are gone, or is not the one that release {before.release} names")
+            filled = fill(
+                index,
+                counted(build.source.batches(new)),
+                ExactTopK(load_queries(store, self.extension.trained.queries), build.map),
+            )
+            if (
+                removed != len(gone)
+                or index.ntotal != self.extension.surveyed.rows
+                or fingerprint(index) != before.index.settings.get("fingerprint")
+            ):
+                return Grown(
+                    unusable=f"it held {removed:,} of the {len(gone):,} rows that are gone, or is not the one that release {before.release} names"
+                )
             write_index(index, scratch / "index.faiss")
             write_ids(scratch / "ids.arrow", chain(surviving(old_ids, gone), build.source.ids(new)))
             file = put_by_content(store, scratch / "index.faiss", "indexes/", ".faiss", index.ntotal)
             ids = put_by_content(store, scratch / "ids.arrow", "ids/", ".arrow", index.ntotal)
             added = keep_truth(store, filled.neighbours, scratch)
-        return Grown(files=(file,), ids=(ids,), added=added, since=before.next_ordinal, base_ordinals=self.extension.next_ordinal)
+        return Grown(
+            files=(file,),
+            ids=(ids,),
+            added=added,
+            since=before.next_ordinal,
+            base_ordinals=self.extension.next_ordinal,
+        )
 
 
 @dataclass(frozen=True)
@@ -161,7 +188,13 @@ class JoinDelta:
         base_files = before.index.files[:-1] if before.index.parts > 1 else before.index.files
         base_ids = before.ids[: len(before.ids) - before.index.delta_ids]
         since = before.index.base_ordinals
-        kept = Grown(files=base_files, ids=base_ids, since=since, base_ordinals=since, tombstones=extension.surveyed.tombstones)
+        kept = Grown(
+            files=base_files,
+            ids=base_ids,
+            since=since,
+            base_ordinals=since,
+            tombstones=extension.surveyed.tombstones,
+        )
         queries = load_queries(store, extension.trained.queries)
         with store.scratch() as scratch:
             parts, truth = filled_parts(store, shards, queries)
@@ -174,7 +207,9 @@ class JoinDelta:
             write_index(index, scratch / "delta.faiss")
             delta = put_by_content(store, scratch / "delta.faiss", "indexes/", ".faiss", index.ntotal)
         ids = tuple(shard.ids for shard in shards)
-        return kept.model_copy(update={"files": (*base_files, delta), "ids": (*base_ids, *ids), "delta_ids": len(ids)})
+        return kept.model_copy(
+            update={"files": (*base_files, delta), "ids": (*base_ids, *ids), "delta_ids": len(ids)}
+        )
 
 
 @dataclass(frozen=True)
@@ -209,7 +244,9 @@ class SampleQueries:
 
     def _work(self, units: tuple[Placed, ...]) -> FileRef:
         with self.build.store.scratch() as scratch:
-            return sample_queries(self.build, units, scratch, dead=int(_DEAD_QUERIES * self.build.settings.queries))
+            return sample_queries(
+                self.build, units, scratch, dead=int(_DEAD_QUERIES * self.build.settings.queries)
+            )
 
 
 @dataclass(frozen=True)
@@ -240,25 +277,52 @@ class MeasureGrown:
             return Measurement(short_queries=short)
         try:
             tombstones = Dead.load(store, grown.tombstones).addresses
-            parts = open_parts(grown.files, lambda reference: store.local(reference.path, reference.sha256), tombstones)
+            parts = open_parts(
+                grown.files, lambda reference: store.local(reference.path, reference.sha256), tombstones
+            )
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
         if parts.ntotal != rows or len({fingerprint(part) for part in parts.indexes}) > 1:
-            return Measurement(unusable=f"its parts hold {parts.ntotal:,} live rows of one training where {rows:,} are expected")
+            return Measurement(
+                unusable=f"its parts hold {parts.ntotal:,} live rows of one training where {rows:,} are expected"
+            )
         measured = measure_parts(parts, queries, truth)
         size = sum(reference.bytes for reference in grown.files)
-        measured = measured.model_copy(update={"file_bytes": size, "recall_near_dead": self._near_dead(parts, queries, truth)})
+        measured = measured.model_copy(
+            update={"file_bytes": size, "recall_near_dead": self._near_dead(parts, queries, truth)}
+        )
         with store.scratch() as scratch:
             kept = keep_truth(store, truth, scratch)
-        return Measurement(built=self._built(grown, asked, measured.model_dump(mode="json"), kept, examples(parts, self._live(queries))))
+        return Measurement(
+            built=self._built(
+                grown, asked, measured.model_dump(mode="json"), kept, examples(parts, self._live(queries))
+            )
+        )
 
-    def _built(self, grown: Grown, asked: Asked, measured: dict[str, Any], truth: FileRef, shown: Any) -> BuiltIndex:
+    def _built(
+        self, grown: Grown, asked: Asked, measured: dict[str, Any], truth: FileRef, shown: Any
+    ) -> BuiltIndex:
         index, plan = self.extension.before.index, self.extension.build.plan
         assert index.trained is not None
         return BuiltIndex(
-            kind=index.kind, factory=index.factory, dim=index.dim, parts=1 + (grown.delta_ids > 0), files=grown.files, ids=grown.ids, delta_ids=grown.delta_ids,
-            rows=measured["rows"], settings=settings_of(measured), measured=measured, examples=shown, plan=plan, trained=index.trained, trained_on=index.trained_on,
-            queries=asked.queries, truth=truth, tombstones=grown.tombstones, base_ordinals=grown.base_ordinals,
+            kind=index.kind,
+            factory=index.factory,
+            dim=index.dim,
+            parts=1 + (grown.delta_ids > 0),
+            files=grown.files,
+            ids=grown.ids,
+            delta_ids=grown.delta_ids,
+            rows=measured["rows"],
+            settings=settings_of(measured),
+            measured=measured,
+            examples=shown,
+            plan=plan,
+            trained=index.trained,
+            trained_on=index.trained_on,
+            queries=asked.queries,
+            truth=truth,
+            tombstones=grown.tombstones,
+            base_ordinals=grown.base_ordinals,
         )
 
     def _carried(self, grown: Grown, queries: Any) -> tuple[Any, int]:
@@ -269,10 +333,14 @@ class MeasureGrown:
         assert before.index.truth is not None
         assert grown.added is not None
         was, added = load_truth(store, before.index.truth), load_truth(store, grown.added)
-        stays = ~Dead.load(store, extension.surveyed.gone).holds(was.addresses) & (was.addresses >> 32 < grown.since)
+        stays = ~Dead.load(store, extension.surveyed.gone).holds(was.addresses) & (
+            was.addresses >> 32 < grown.since
+        )
         known = Known(was, before.rows - _own(queries, placed_in(before), Dead.load(store, before.dead)))
         dead = Dead.load(store, extension.build.source.dead)
-        new = Known(added, extension.rows_since(grown.since) - _own(queries, extension.since(grown.since), dead))
+        new = Known(
+            added, extension.rows_since(grown.since) - _own(queries, extension.since(grown.since), dead)
+        )
         truth = carry(ExactTopK(queries, extension.build.map), known, stays, new)
         reaches = Known(truth, extension.surveyed.rows - _own(queries, extension.units, dead)).reaches(_RANK)
         return truth, int((~reaches).sum())
@@ -289,14 +357,20 @@ class MeasureGrown:
         from pipeline.index.validate import recall
 
         gone = ~self._own(queries)
-        return recall(parts, queries[gone], truth[gone], (10,))[10] if gone.sum() >= _FEWEST_NEAR_DEAD else None
+        return (
+            recall(parts, queries[gone], truth[gone], (10,))[10] if gone.sum() >= _FEWEST_NEAR_DEAD else None
+        )
 
     def _live(self, queries: Any) -> Any:
         """Those queries whose own row is live."""
         return queries[self._own(queries)]
 
     def _own(self, queries: Any) -> np.ndarray:
-        return _own(queries, self.extension.units, Dead.load(self.extension.build.store, self.extension.build.source.dead))
+        return _own(
+            queries,
+            self.extension.units,
+            Dead.load(self.extension.build.store, self.extension.build.source.dead),
+        )
 
 
 def _own(queries: Any, units: tuple[Placed, ...], dead: Dead) -> np.ndarray:

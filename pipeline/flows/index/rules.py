@@ -13,15 +13,23 @@ from pipeline.store.release import Choice, IndexFiles, ReleaseManifest
 
 KEPT, ANEW = "kept", "built anew"
 
-MOST_DELTA = 0.10               # of the live rows: every query searches the delta too, and every night fills it again as a whole
-MOST_TOMBSTONES = 0.05          # of the live rows: they are found, scored and thrown away at every query
-MOST_UNEVEN = 1.25              # imbalance over that after training: scanned rows grow by as much at the same nprobe
-MOST_RECALL_LOST_NEAR_DEAD = 0.1    # as much where rows were taken out: queries there have no neighbours close by, which is harder for any index
-MOST_RECALL_LOST = 0.01         # recall@10 below that after training: a point, three standard errors of the measurement at 500 queries
-MOST_GROWTH = 2.0               # rows over those at training, or under: the number of lists goes with their square root and is then off by 1.4
-LEAST_KEPT = 0.5                # of last night's rows: with fewer left, taking rows out is more work than putting them in
-MOST_DEAD_QUERIES = 0.10        # of the rows asked as queries: beyond that they no longer stand for what is searched
-_NOT_SHAPING = ("shards", "rewrite_gib", "memory_gib")      # how it is built; what memory_gib allows shows in the plan
+MOST_DELTA = (
+    0.10  # of the live rows: every query searches the delta too, and every night fills it again as a whole
+)
+MOST_TOMBSTONES = 0.05  # of the live rows: they are found, scored and thrown away at every query
+MOST_UNEVEN = 1.25  # imbalance over that after training: scanned rows grow by as much at the same nprobe
+MOST_RECALL_LOST_NEAR_DEAD = 0.1  # as much where rows were taken out: queries there have no neighbours close by, which is harder for any index
+MOST_RECALL_LOST = 0.01  # recall@10 below that after training: a point, three standard errors of the measurement at 500 queries
+MOST_GROWTH = 2.0  # rows over those at training, or under: the number of lists goes with their square root and is then off by 1.4
+LEAST_KEPT = 0.5  # of last night's rows: with fewer left, taking rows out is more work than putting them in
+MOST_DEAD_QUERIES = (
+    0.10  # of the rows asked as queries: beyond that they no longer stand for what is searched
+)
+_NOT_SHAPING = (
+    "shards",
+    "rewrite_gib",
+    "memory_gib",
+)  # how it is built; what memory_gib allows shows in the plan
 
 
 def other_settings(job: Job, before: ReleaseManifest, transform: Transform | None, dim: int) -> Choice | None:
@@ -30,14 +38,20 @@ def other_settings(job: Job, before: ReleaseManifest, transform: Transform | Non
     changed = sorted(name for name in {*was, *now} - set(_NOT_SHAPING) if was.get(name) != now.get(name))
     target = before.settings.get("gates", {}).get("recall_at_10")
     if changed:
-        return _anew(f"built anew: index.{', index.'.join(changed)} is not what release {before.release} was built with")
+        return _anew(
+            f"built anew: index.{', index.'.join(changed)} is not what release {before.release} was built with"
+        )
     if target != job.gates.recall_at_10:
-        return _anew(f"built anew: gates.recall_at_10, by which the search effort is chosen, is {job.gates.recall_at_10} and was {target}")
+        return _anew(
+            f"built anew: gates.recall_at_10, by which the search effort is chosen, is {job.gates.recall_at_10} and was {target}"
+        )
     if before.transform_id != (transform.transform_id if transform else None):
         return _anew("built anew: the transform is another one, and it moves every vector")
     wanted = transform.k if transform else dim
     if before.index.dim != wanted:
-        return _anew("built anew: the indexed vectors have another dimension", dim=wanted, dim_before=before.index.dim)
+        return _anew(
+            "built anew: the indexed vectors have another dimension", dim=wanted, dim_before=before.index.dim
+        )
     return None
 
 
@@ -66,7 +80,12 @@ def turnover(kept: int, rows_before: int) -> Choice | None:
     """Built anew, where fewer than half of last night's rows are left; else None."""
     if kept >= LEAST_KEPT * rows_before and kept:
         return None
-    return _anew(f"built anew: {kept:,} of last night's {rows_before:,} rows are left", rows_kept=kept, rows_before=rows_before, bound=LEAST_KEPT * rows_before)
+    return _anew(
+        f"built anew: {kept:,} of last night's {rows_before:,} rows are left",
+        rows_kept=kept,
+        rows_before=rows_before,
+        bound=LEAST_KEPT * rows_before,
+    )
 
 
 def compaction(delta: int, tombstones: int, rows: int) -> Choice:
@@ -77,7 +96,12 @@ def compaction(delta: int, tombstones: int, rows: int) -> Choice:
         f"{'built anew: ' if anew else ''}the delta has {shares[0]:.2%} of the rows ({MOST_DELTA:.0%} at most), "
         f"tombstones are {shares[1]:.2%} ({MOST_TOMBSTONES:.0%} at most)"
     )
-    numbers = {"delta_share": shares[0], "delta_bound": MOST_DELTA, "tombstone_share": shares[1], "tombstone_bound": MOST_TOMBSTONES}
+    numbers = {
+        "delta_share": shares[0],
+        "delta_bound": MOST_DELTA,
+        "tombstone_share": shares[1],
+        "tombstone_bound": MOST_TOMBSTONES,
+    }
     return Choice(what="index compaction", chosen=ANEW if anew else KEPT, sentence=sentence, numbers=numbers)
 
 
@@ -87,17 +111,28 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
     index: last night's. measured: None before anything was measured. Where there are no lists, rows may come and go, and recall alone is asked for.
     """
     then = _After.training(index.trained_on)
-    numbers: dict[str, float | int | None] = {"rows": rows, "rows_trained_on": then.rows, "growth_bound": MOST_GROWTH}
+    numbers: dict[str, float | int | None] = {
+        "rows": rows,
+        "rows_trained_on": then.rows,
+        "growth_bound": MOST_GROWTH,
+    }
     faults = then.growth(rows) if index.settings.get("nlist") else []
     if measured is not None:
         imbalance, recall = measured["imbalance"], measured["recall"]["10"]["value"]
-        numbers |= {"imbalance": imbalance, "imbalance_bound": then.imbalance * MOST_UNEVEN, "recall_at_10": recall, "recall_bound": then.recall - MOST_RECALL_LOST}
+        numbers |= {
+            "imbalance": imbalance,
+            "imbalance_bound": then.imbalance * MOST_UNEVEN,
+            "recall_at_10": recall,
+            "recall_bound": then.recall - MOST_RECALL_LOST,
+        }
         faults += then.wear(imbalance, recall)
         if (near := measured.get("recall_near_dead")) is not None:
             numbers["recall_near_dead"] = near["value"]
             faults += then.holes(near["value"], near["high"])
     trains = re.search("IVF|PQ|SQ", index.factory) is not None
-    sentence = f"{'trained and ' * trains}built anew: {'; '.join(faults)}" if faults else then.fits(numbers, trains)
+    sentence = (
+        f"{'trained and ' * trains}built anew: {'; '.join(faults)}" if faults else then.fits(numbers, trains)
+    )
     return Choice(what="index training", chosen=ANEW if faults else KEPT, sentence=sentence, numbers=numbers)
 
 
@@ -115,7 +150,11 @@ def stands_apart(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str:
     if not plan.removable:
         return f"{index.factory} cannot forget rows"
     size = sum(reference.bytes for reference in index.files) / GIB
-    return f"its file of {size:.1f} GiB is larger than index.rewrite_gib ({rewrite_gib:g})" if size > rewrite_gib else ""
+    return (
+        f"its file of {size:.1f} GiB is larger than index.rewrite_gib ({rewrite_gib:g})"
+        if size > rewrite_gib
+        else ""
+    )
 
 
 def lists_on_disk(index: IndexFiles) -> bool:
@@ -133,7 +172,11 @@ class _After:
 
     @classmethod
     def training(cls, trained_on: dict[str, float | int | None]) -> "_After":
-        return cls(int(trained_on.get("rows") or 0), trained_on.get("imbalance") or 1.0, trained_on.get("recall_at_10") or 0.0)
+        return cls(
+            int(trained_on.get("rows") or 0),
+            trained_on.get("imbalance") or 1.0,
+            trained_on.get("recall_at_10") or 0.0,
+        )
 
     def growth(self, rows: int) -> list[str]:
         fits = self.rows / MOST_GROWTH < rows < self.rows * MOST_GROWTH
@@ -142,16 +185,24 @@ class _After:
     def wear(self, imbalance: float, recall: float) -> list[str]:
         faults = []
         if imbalance > self.imbalance * MOST_UNEVEN:
-            faults.append(f"the lists' imbalance rose from {self.imbalance:.3f} to {imbalance:.3f}, by more than {MOST_UNEVEN - 1:.0%}")
+            faults.append(
+                f"the lists' imbalance rose from {self.imbalance:.3f} to {imbalance:.3f}, by more than {MOST_UNEVEN - 1:.0%}"
+            )
         if recall < self.recall - MOST_RECALL_LOST:
-            faults.append(f"recall@10 fell from {self.recall:.4f} to {recall:.4f}, by more than {MOST_RECALL_LOST:g}")
+            faults.append(
+                f"recall@10 fell from {self.recall:.4f} to {recall:.4f}, by more than {MOST_RECALL_LOST:g}"
+            )
         return faults
 
     def holes(self, recall: float, high: float) -> list[str]:
         """Faults by recall@10 of queries whose own row is dead; high: the upper end of its 95 % interval."""
         lost = high < self.recall - MOST_RECALL_LOST_NEAR_DEAD
         bound = f"by more than {MOST_RECALL_LOST_NEAR_DEAD:g} with its whole interval"
-        return [f"recall@10 near dead rows is {recall:.4f}, below the {self.recall:.4f} after training {bound}"] if lost else []
+        return (
+            [f"recall@10 near dead rows is {recall:.4f}, below the {self.recall:.4f} after training {bound}"]
+            if lost
+            else []
+        )
 
     def fits(self, numbers: dict[str, float | int | None], trains: bool) -> str:
         """Why the index is kept. trains: whether its kind has anything that was trained."""

@@ -82,14 +82,26 @@ class BuiltIndex(Stored):
     def index_files(self) -> IndexFiles:
         """The index as a release's manifest names it."""
         return IndexFiles(
-            kind=self.kind, factory=self.factory, dim=self.dim, parts=self.parts, files=self.files, settings=self.settings, base_ordinals=self.base_ordinals,
-            delta_ids=self.delta_ids, trained=self.trained, trained_on=self.trained_on, queries=self.queries, truth=self.truth,
+            kind=self.kind,
+            factory=self.factory,
+            dim=self.dim,
+            parts=self.parts,
+            files=self.files,
+            settings=self.settings,
+            base_ordinals=self.base_ordinals,
+            delta_ids=self.delta_ids,
+            trained=self.trained,
+            trained_on=self.trained_on,
+            queries=self.queries,
+            truth=self.truth,
         )
 
     def is_whole(self, store: Store) -> bool:
         """Whether every file of it is there, in full."""
         own = (self.trained, self.queries, self.truth, *([self.tombstones] if self.tombstones else []))
-        return all(store.size(reference.path) == reference.bytes for reference in (*self.files, *self.ids, *own))
+        return all(
+            store.size(reference.path) == reference.bytes for reference in (*self.files, *self.ids, *own)
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,9 @@ class Build:
         if self.transform is None:
             return None
         if (affine := self.transform.affine()) is None:
-            raise Defect("index", "an affine transform", self.transform.kind, "refuse it before any work is done")
+            raise Defect(
+                "index", "an affine transform", self.transform.kind, "refuse it before any work is done"
+            )
         return affine
 
 
@@ -142,15 +156,24 @@ class Train:
             return found
         made = self._trained(units)
         if not store.create(record, made.to_json()):
-            if found := self._left(record):             # of two nights that train the same, on machines that round differently, all shards follow one
+            if found := self._left(
+                record
+            ):  # of two nights that train the same, on machines that round differently, all shards follow one
                 return found
-            store.write(record, made.to_json())         # it was cut short, or its files are gone
+            store.write(record, made.to_json())  # it was cut short, or its files are gone
         return made
 
     def _left(self, record: str) -> Trained | None:
         """What an earlier run trained, while all of it is there."""
         store, found = self.build.store, Trained.left(self.build.store, record)
-        return found if found and all(store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)) else None
+        return (
+            found
+            if found
+            and all(
+                store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)
+            )
+            else None
+        )
 
     def _trained(self, units: tuple[Placed, ...]) -> Trained:
         from pipeline.index.build import train, write_index
@@ -197,7 +220,9 @@ class FillShard:
         store = self.build.store
         path = f"{self.build.work}/shard-{shard.number:05d}.json"
         record = ShardRecord.left(store, path)
-        if record is None or any(store.size(ref.path) != ref.bytes for ref in (record.part, record.truth, record.ids)):
+        if record is None or any(
+            store.size(ref.path) != ref.bytes for ref in (record.part, record.truth, record.ids)
+        ):
             record = self._filled(shard)
             store.write(path, record.to_json())
         return record
@@ -210,11 +235,20 @@ class FillShard:
         build, store = self.build, self.build.store
         index = read_index(store.local(self.trained.index.path, self.trained.index.sha256), mapped=False)
         with store.scratch() as scratch, threads(1):
-            filled = fill(index, counted(build.source.batches(shard.units)), ExactTopK(load_queries(store, self.trained.queries), build.map))
+            filled = fill(
+                index,
+                counted(build.source.batches(shard.units)),
+                ExactTopK(load_queries(store, self.trained.queries), build.map),
+            )
             write_index(index, scratch / "part.faiss")
             found = filled.neighbours
             assert found is not None
-            tensors = {"addresses": found.addresses, "scores": found.scores, "probe_addresses": filled.probe_addresses, "probe_vectors": filled.probe_vectors}
+            tensors = {
+                "addresses": found.addresses,
+                "scores": found.scores,
+                "probe_addresses": filled.probe_addresses,
+                "probe_vectors": filled.probe_vectors,
+            }
             (scratch / "truth").write_bytes(pack(tensors, {}))
             write_ids(scratch / "ids.arrow", build.source.ids(shard.units))
             stem = f"{build.work}/shard-{shard.number:05d}"
@@ -248,17 +282,39 @@ class Finish:
     def _work(self, shards: tuple[ShardRecord, ...]) -> BuiltIndex:
         from pipeline.index.finish import finish
 
-        build, store, queries = self.build, self.build.store, load_queries(self.build.store, self.trained.queries)
+        build, store, queries = (
+            self.build,
+            self.build.store,
+            load_queries(self.build.store, self.trained.queries),
+        )
         with store.scratch() as scratch:
             parts, truth = filled_parts(store, shards, queries)
             files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truth, scratch)
             examples = _examples_in(files[0], queries, build.plan.on_disk)
-            refs = tuple(put_by_content(store, file, "indexes/", file.suffix, measured["rows"]) for file in files)
+            refs = tuple(
+                put_by_content(store, file, "indexes/", file.suffix, measured["rows"]) for file in files
+            )
             kept = keep_truth(store, truth, scratch)
         return BuiltIndex(
-            kind=build.plan.kind, factory=build.plan.factory, dim=build.plan.dim, parts=1, files=refs, ids=tuple(shard.ids for shard in shards), rows=measured["rows"],
-            settings=settings_of(measured), measured=measured, examples=examples, plan=build.plan, trained=self.trained.index, queries=self.trained.queries, truth=kept,
-            trained_on={"rows": measured["rows"], "imbalance": measured["imbalance"], "recall_at_10": measured["recall"]["10"]["value"]},
+            kind=build.plan.kind,
+            factory=build.plan.factory,
+            dim=build.plan.dim,
+            parts=1,
+            files=refs,
+            ids=tuple(shard.ids for shard in shards),
+            rows=measured["rows"],
+            settings=settings_of(measured),
+            measured=measured,
+            examples=examples,
+            plan=build.plan,
+            trained=self.trained.index,
+            queries=self.trained.queries,
+            truth=kept,
+            trained_on={
+                "rows": measured["rows"],
+                "imbalance": measured["imbalance"],
+                "recall_at_10": measured["recall"]["10"]["value"],
+            },
             base_ordinals=self.base_ordinals,
         )
 
@@ -308,8 +364,14 @@ def examples(index: Any, queries: Any) -> tuple[Example, ...]:
     asked = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
     scores, found = index.search(asked.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
     answers = []
-    for query, addresses, values in zip(asked.addresses.tolist(), found.tolist(), scores.tolist(), strict=True):
-        others = [(address, score) for address, score in zip(addresses, values, strict=True) if address not in (query, -1)]
+    for query, addresses, values in zip(
+        asked.addresses.tolist(), found.tolist(), scores.tolist(), strict=True
+    ):
+        others = [
+            (address, score)
+            for address, score in zip(addresses, values, strict=True)
+            if address not in (query, -1)
+        ]
         answers.append(Example(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
     return tuple(answers)
 

@@ -16,7 +16,7 @@ from pipeline.store.store import Store
 from pipeline.store.units import FileRef
 
 _ANSWERS = 4
-_QUERY_LETTERS, _TEXT_LETTERS = 2_000, 300      # of a query that is asked, and of an answer's text that is kept
+_QUERY_LETTERS, _TEXT_LETTERS = 2_000, 300  # of a query that is asked, and of an answer's text that is kept
 
 Found = tuple[np.ndarray, np.ndarray]
 """scores and addresses (q, k)"""
@@ -52,7 +52,9 @@ def fixed_queries(store: Store, candidate: Candidate, last: Sequence[Answers]) -
     return tuple(dict.fromkeys(text[:_QUERY_LETTERS] for _, text in rows.values()))
 
 
-def ask(store: Store, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray) -> tuple[Answers, ...]:
+def ask(
+    store: Store, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray
+) -> tuple[Answers, ...]:
     """Answers of the candidate's index, rows with the query's own text left out. vectors: (q, d), one for each query."""
     if not queries or not np.isfinite(vectors).all():
         return ()
@@ -65,7 +67,9 @@ def ask(store: Store, candidate: Candidate, queries: Sequence[str], vectors: np.
     )
 
 
-def texts_at(store: Store, units: Sequence[ReleaseUnit], addresses: Sequence[int]) -> dict[int, tuple[str, str]]:
+def texts_at(
+    store: Store, units: Sequence[ReleaseUnit], addresses: Sequence[int]
+) -> dict[int, tuple[str, str]]:
     """(id, text) of the rows at those addresses; reads only the row groups that hold them."""
     found: dict[int, tuple[str, str]] = {}
     for unit in units:
@@ -79,7 +83,9 @@ def texts_at(store: Store, units: Sequence[ReleaseUnit], addresses: Sequence[int
 
 def _rows(file: pq.ParquetFile, rows: Sequence[int]) -> pa.Table:
     """Columns id and text of the rows at those positions, ascending."""
-    starts = np.cumsum([0, *(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))])
+    starts = np.cumsum(
+        [0, *(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))]
+    )
     groups = np.searchsorted(starts, rows, side="right") - 1
     parts = []
     for number in np.unique(groups).tolist():
@@ -88,7 +94,14 @@ def _rows(file: pq.ParquetFile, rows: Sequence[int]) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _hits(query: str, rows: dict[int, tuple[str, str]], addresses: Sequence[int], scores: Sequence[float]) -> tuple[Hit, ...]:
-    found = [(rows[address], score) for address, score in zip(addresses, scores, strict=True) if address in rows]
+def _hits(
+    query: str, rows: dict[int, tuple[str, str]], addresses: Sequence[int], scores: Sequence[float]
+) -> tuple[Hit, ...]:
+    found = [
+        (rows[address], score) for address, score in zip(addresses, scores, strict=True) if address in rows
+    ]
     others = [(row, score) for row, score in found if row[1][:_QUERY_LETTERS] != query]
-    return tuple(Hit(id=name[:_TEXT_LETTERS], score=score, text=text[:_TEXT_LETTERS]) for (name, text), score in others[:_ANSWERS])
+    return tuple(
+        Hit(id=name[:_TEXT_LETTERS], score=score, text=text[:_TEXT_LETTERS])
+        for (name, text), score in others[:_ANSWERS]
+    )

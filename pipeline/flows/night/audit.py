@@ -40,11 +40,18 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     if manifest is None:
         raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
     if corpus is None:
-        raise DataError(f"release {manifest.release}", "its corpus record", before.lost, "restore it, roll back, or run a night")
+        raise DataError(
+            f"release {manifest.release}",
+            "its corpus record",
+            before.lost,
+            "restore it, roll back, or run a night",
+        )
     with connect(job.cluster, stages, verbose=verbose) as cluster, stages("evaluate", manifest.rows) as bar:
         measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
         repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))
-        outside = outside_gates(job, releases.store, manifest, cluster.index_workers(job.cluster, len(manifest.units)))
+        outside = outside_gates(
+            job, releases.store, manifest, cluster.index_workers(job.cluster, len(manifest.units))
+        )
         bar.add(manifest.rows)
     counts = manifest.counts
     covered = Covered.of(counts)
@@ -56,7 +63,9 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         duplicate_ids=repeated,
         covered=covered if covered.scripts else None,
     )
-    return Remeasured(manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured)
+    return Remeasured(
+        manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured
+    )
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,11 @@ class MeasureRelease:
         id_name = pq.ParquetFile(store.open(units[0].unit.path, units[0].unit.sha256)).schema_arrow.names[0]
         source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
         queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
-        transform = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)).affine() if manifest.transform else None
+        transform = (
+            load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)).affine()
+            if manifest.transform
+            else None
+        )
         fold = ExactTopK(queries, transform)
         truth, bad = fold.none(), 0
         for addresses, vectors in source.batches(units):
@@ -89,7 +102,9 @@ class MeasureRelease:
             bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))
         tombstones = Dead.load(store, manifest.tombstones).addresses
-        parts = open_parts(manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones)
+        parts = open_parts(
+            manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones
+        )
         measured = measure_parts(parts, queries, truth)
         size = sum(reference.bytes for reference in manifest.index.files)
         return measured.model_copy(update={"file_bytes": size}).model_dump(mode="json"), bad

@@ -23,7 +23,19 @@ from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, total
 from pipeline.text.corpus.ingest import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
 
-PACKAGES = ("manta-embeddings", "ray", "torch", "transformers", "tokenizers", "pyarrow", "faiss-cpu", "faiss-gpu", "numpy", "fsspec", "s3fs")
+PACKAGES = (
+    "manta-embeddings",
+    "ray",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "pyarrow",
+    "faiss-cpu",
+    "faiss-gpu",
+    "numpy",
+    "fsspec",
+    "s3fs",
+)
 _KEPT = ("control_characters", "surrogates_replaced", "kept_values_dropped", "bad_files", "skipped_files")
 
 
@@ -51,7 +63,11 @@ class Live:
         """Each unit with its dead rows that have a vector, and its dropped rows that would be live."""
         for placed in self.placed:
             gone, dropped = self.dead.rows_of(placed.ordinal), np.asarray(placed.unit.dropped, dtype=np.int64)
-            yield placed, np.setdiff1d(gone, dropped, assume_unique=True), np.setdiff1d(dropped, gone, assume_unique=True)
+            yield (
+                placed,
+                np.setdiff1d(gone, dropped, assume_unique=True),
+                np.setdiff1d(dropped, gone, assume_unique=True),
+            )
 
     @property
     def rows(self) -> int:
@@ -72,14 +88,24 @@ class Live:
         for placed, _, waiting in self.units():
             if len(waiting) and placed.unit.quarantine is not None:
                 reference = placed.unit.quarantine
-                reasons = pq.read_table(store.open(reference.path, reference.sha256), columns=["reason"])["reason"].to_pylist()
-                lines = dict(zip(placed.unit.dropped, reasons, strict=True))            # both in the order of the rows
+                reasons = pq.read_table(store.open(reference.path, reference.sha256), columns=["reason"])[
+                    "reason"
+                ].to_pylist()
+                lines = dict(zip(placed.unit.dropped, reasons, strict=True))  # both in the order of the rows
                 found.update(f"quarantined_{lines[row]}" for row in waiting.tolist())
         return dict(sorted(found.items()))
 
 
 def make_manifest(
-    job: Job, before: Before, corpus: Corpus, live: Live, decision: Decision, built: BuiltIndex, encoder: EncoderFiles, choices: Sequence[Choice], store: Store
+    job: Job,
+    before: Before,
+    corpus: Corpus,
+    live: Live,
+    decision: Decision,
+    built: BuiltIndex,
+    encoder: EncoderFiles,
+    choices: Sequence[Choice],
+    store: Store,
 ) -> ReleaseManifest:
     """The candidate's manifest, without its gates."""
     content = corpus.to_json()
@@ -99,7 +125,12 @@ def make_manifest(
         index=built.index_files(),
         ids=built.ids,
         encoder=encoder,
-        corpus=FileRef(path=corpus_path(corpus.id), sha256=sha256(content).hexdigest(), rows=corpus.rows, bytes=len(content)),
+        corpus=FileRef(
+            path=corpus_path(corpus.id),
+            sha256=sha256(content).hexdigest(),
+            rows=corpus.rows,
+            bytes=len(content),
+        ),
         choices=tuple(choices),
         counts=counts(corpus, live, before, store),
         settings=job.model_dump(mode="json"),
@@ -110,10 +141,19 @@ def make_manifest(
 def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseUnit, ...]:
     return tuple(
         ReleaseUnit(
-            ordinal=place.ordinal, path=place.unit.path, rows=place.unit.rows, bytes=place.unit.bytes, sha256=place.unit.sha256,
-            space_id=place.unit.space_id or "", numerics_id=place.unit.numerics_id or "", copied=place.unit.copied,
-            corpus=FileRef(path=text.path, sha256=text.sha256, rows=text.rows, bytes=text.bytes), dropped=place.unit.dropped, moments=place.unit.moments,
-            record=record_path(place.unit.space_id or "", text, job.encode, job.corpus.id), quarantine=place.unit.quarantine,
+            ordinal=place.ordinal,
+            path=place.unit.path,
+            rows=place.unit.rows,
+            bytes=place.unit.bytes,
+            sha256=place.unit.sha256,
+            space_id=place.unit.space_id or "",
+            numerics_id=place.unit.numerics_id or "",
+            copied=place.unit.copied,
+            corpus=FileRef(path=text.path, sha256=text.sha256, rows=text.rows, bytes=text.bytes),
+            dropped=place.unit.dropped,
+            moments=place.unit.moments,
+            record=record_path(place.unit.space_id or "", text, job.encode, job.corpus.id),
+            quarantine=place.unit.quarantine,
         )
         for place, text in zip(placed, corpus.units, strict=True)
     )
@@ -125,14 +165,29 @@ def counts(corpus: Corpus, live: Live, before: Before, store: Store) -> dict[str
     """
     known = {unit.path for unit in before.release.units} if before.release else set()
     fresh = [placed.unit for placed in live.placed if placed.unit.path not in known]
-    encoded, tonight, aside = sum(encoded_rows(unit) for unit in fresh), total(unit.counts for unit in fresh), live.set_aside(store)
+    encoded, tonight, aside = (
+        sum(encoded_rows(unit) for unit in fresh),
+        total(unit.counts for unit in fresh),
+        live.set_aside(store),
+    )
     found = {
-        "total": corpus.counts["rows"], "new": corpus.changes.new, "changed": corpus.changes.changed, "deleted": corpus.changes.deleted,
-        "reused": live.rows - encoded, "encoded": encoded, "quarantined": corpus.counts["quarantined"] + sum(aside.values()),
-        "skipped": corpus.counts.get("skipped", 0), "truncated": tonight.get("truncated", 0), "tokens": tonight.get("tokens", 0),
+        "total": corpus.counts["rows"],
+        "new": corpus.changes.new,
+        "changed": corpus.changes.changed,
+        "deleted": corpus.changes.deleted,
+        "reused": live.rows - encoded,
+        "encoded": encoded,
+        "quarantined": corpus.counts["quarantined"] + sum(aside.values()),
+        "skipped": corpus.counts.get("skipped", 0),
+        "truncated": tonight.get("truncated", 0),
+        "tokens": tonight.get("tokens", 0),
     }
     found |= token_counts([placed.unit.counts for placed in live.placed], [unit.counts for unit in fresh])
-    return found | {name: count for name, count in total((corpus.counts, aside)).items() if name.startswith("quarantined_") or name in _KEPT}
+    return found | {
+        name: count
+        for name, count in total((corpus.counts, aside)).items()
+        if name.startswith("quarantined_") or name in _KEPT
+    }
 
 
 def encoded_rows(unit: UnitRecord) -> int:

@@ -177,7 +177,9 @@ def _bucket(store: Store, keys: Sequence[FileRef], part: int, parts: int) -> pa.
         return read_part(store, keys, part, parts, by_id)
     except FileNotFoundError as error:
         remedy = "restore it, or run manta nightly, which makes that of the current release again"
-        raise DataError(str(error.filename or error), "a key table of the release", "no such file", remedy) from None
+        raise DataError(
+            str(error.filename or error), "a key table of the release", "no such file", remedy
+        ) from None
 
 
 def _corpus(store: Store, manifest: ReleaseManifest) -> Corpus:

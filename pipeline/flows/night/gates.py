@@ -25,10 +25,24 @@ from pipeline.text.tokens.coverage import Covered
 
 # never changed: their vectors are compared with those of the release before, whatever its age
 CANARIES = (
-    "A", "Yes.", "42", "hello world", "The cat sat on the mat.", "How do I join two paths in Python?", "Two dogs are running across a snowy field.",
-    "Quarterly revenue rose 12% to $4.1bn, beating forecasts.", "ERROR 503: upstream connect error or disconnect/reset before headers", "def add(a, b): return a + b",
-    "Die Katze schläft auf dem Sofa.", "Où est la bibliothèque ?", "¿Cuánto cuesta este libro?", "今日はとても天気が良いです。", "Привет, как дела?", "مرحبا بالعالم",
-    "A man in a blue shirt is standing on a ladder cleaning a window.", "Photosynthesis converts light energy into chemical energy stored in glucose.",
+    "A",
+    "Yes.",
+    "42",
+    "hello world",
+    "The cat sat on the mat.",
+    "How do I join two paths in Python?",
+    "Two dogs are running across a snowy field.",
+    "Quarterly revenue rose 12% to $4.1bn, beating forecasts.",
+    "ERROR 503: upstream connect error or disconnect/reset before headers",
+    "def add(a, b): return a + b",
+    "Die Katze schläft auf dem Sofa.",
+    "Où est la bibliothèque ?",
+    "¿Cuánto cuesta este libro?",
+    "今日はとても天気が良いです。",
+    "Привет, как дела?",
+    "مرحبا بالعالم",
+    "A man in a blue shirt is standing on a ladder cleaning a window.",
+    "Photosynthesis converts light energy into chemical energy stored in glucose.",
     "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows of outrageous fortune.",
     "The committee, having considered the evidence submitted by all parties and the recommendations of the expert panel, decided to postpone the final vote until the "
     "environmental impact assessment, which had been delayed twice already, was completed and published for comment by the residents of the affected districts.",
@@ -59,25 +73,48 @@ class Judged(NamedTuple):
 
 
 def run_gates(
-    job: Job, store: Store, before: ReleaseManifest | None, candidate: Candidate, workers: int, queries: Sequence[str] = ()
+    job: Job,
+    store: Store,
+    before: ReleaseManifest | None,
+    candidate: Candidate,
+    workers: int,
+    queries: Sequence[str] = (),
 ) -> Judged:
     """Judge the candidate. workers: how many may search the rows; queries: encoded along with the canary texts, by the same worker."""
     from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
 
     counts = candidate.manifest.counts
     counted = Counted(
-        read=counts["total"], vectors=candidate.manifest.rows, quarantined=counts["quarantined"], bad_vectors=0,        # filling the index refuses any
-        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)), covered=Covered.of(counts),
+        read=counts["total"],
+        vectors=candidate.manifest.rows,
+        quarantined=counts["quarantined"],
+        bad_vectors=0,  # filling the index refuses any
+        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
+        covered=Covered.of(counts),
     )
     one_worker = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
-    vectors = run_task(EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)), (*CANARIES, *queries), one_worker)
+    vectors = run_task(
+        EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)),
+        (*CANARIES, *queries),
+        one_worker,
+    )
     vectors, asked = vectors[: len(CANARIES)], vectors[len(CANARIES) :]
-    canary = None if np.isfinite(vectors).all() else -1.0           # an encoder that fails on one of these will fail on somebody's query
+    canary = (
+        None if np.isfinite(vectors).all() else -1.0
+    )  # an encoder that fails on one of these will fail on somebody's query
     if canary is None and before is not None and before.space_id == candidate.manifest.space_id:
         then = canary_of(before, store)
         canary = None if then is None else lowest_cosine(then, vectors)
-    gates = judge(Measured.model_validate(candidate.built.measured), counted, job.gates, canary=canary, dtype=job.encode.dtype)
-    return Judged(gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors), asked)
+    gates = judge(
+        Measured.model_validate(candidate.built.measured),
+        counted,
+        job.gates,
+        canary=canary,
+        dtype=job.encode.dtype,
+    )
+    return Judged(
+        gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors), asked
+    )
 
 
 def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
@@ -96,6 +133,8 @@ def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
 def _keep(store: Store, vectors: np.ndarray) -> FileRef:
     content = pack({"vectors": vectors}, {"texts": len(vectors)})
     digest = sha256(content).hexdigest()
-    reference = FileRef(path=f"moments/canary-{digest[:24]}.safetensors", sha256=digest, rows=len(vectors), bytes=len(content))
+    reference = FileRef(
+        path=f"moments/canary-{digest[:24]}.safetensors", sha256=digest, rows=len(vectors), bytes=len(content)
+    )
     store.write(reference.path, content)
     return reference

@@ -17,14 +17,25 @@ from pipeline.errors import DataError
 from pipeline.settings import RESULT_COLUMNS, CorpusSettings
 from pipeline.text.corpus.sources import SourceFile, explained, list_files, open_file
 
-_FILES, _ROWS, _BATCH = 3, 1_000, 64        # read of a corpus at most
-_BYTES = 1 << 20                            # read of a file of JSON lines
-_LONGEST_ID, _LONGEST_KEPT = 200, 200       # characters
+_FILES, _ROWS, _BATCH = 3, 1_000, 64  # read of a corpus at most
+_BYTES = 1 << 20  # read of a file of JSON lines
+_LONGEST_ID, _LONGEST_KEPT = 200, 200  # characters
 _MOST_KEPT = 6
 _IDS = ("id", "_id", "doc_id", "docid", "document_id", "uuid", "guid", "key", "uri", "url", "path", "name")
-_TEXTS = ("text", "body", "content", "passage", "document", "sentence", "abstract", "description", "question", "chunk")
-_PREFERRED = 4                              # times as long as another column counts one whose name says text
-_SURE = 0.8                                 # proportion of the texts that make a language the corpus's
+_TEXTS = (
+    "text",
+    "body",
+    "content",
+    "passage",
+    "document",
+    "sentence",
+    "abstract",
+    "description",
+    "question",
+    "chunk",
+)
+_PREFERRED = 4  # times as long as another column counts one whose name says text
+_SURE = 0.8  # proportion of the texts that make a language the corpus's
 
 Values = dict[str, list[Any]]
 
@@ -58,7 +69,9 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
     rows = max(map(len, values.values()), default=0)
     text = _chosen(corpus, "text", text_column, values) or _text(corpus, values, id_column)
     found = _chosen(corpus, "id", id_column, values) or _id(corpus, values, text)
-    return Look(len(files), rows, tuple(values), found, text, _kept(values, found, text), _language(values[text]))
+    return Look(
+        len(files), rows, tuple(values), found, text, _kept(values, found, text), _language(values[text])
+    )
 
 
 def _sampled(files: Sequence[SourceFile]) -> Values:
@@ -87,7 +100,7 @@ def _json(file: SourceFile) -> list[dict[str, Any]]:
     for line in lines[: _ROWS // _FILES + 1]:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):        # also the last line, which may be cut
+        except (ValueError, RecursionError):  # also the last line, which may be cut
             continue
         rows += [row] if isinstance(row, dict) else []
     return rows
@@ -96,17 +109,29 @@ def _json(file: SourceFile) -> list[dict[str, Any]]:
 def _chosen(corpus: CorpusSettings, role: str, column: str | None, values: Values) -> str | None:
     """The column that was named, which has to be there."""
     if column is not None and column not in values:
-        raise DataError(corpus.uri, f"a column {column!r} for the {role}", f"the columns {', '.join(values) or '(none)'}", f"name one of them with --{role}")
+        raise DataError(
+            corpus.uri,
+            f"a column {column!r} for the {role}",
+            f"the columns {', '.join(values) or '(none)'}",
+            f"name one of them with --{role}",
+        )
     return column
 
 
 def _text(corpus: CorpusSettings, values: Values, taken: str | None) -> str:
     """The column with the longest texts, one whose name says so before others."""
-    lengths = {name: _mean_length(column) for name, column in values.items() if name != taken and _are_texts(column)}
+    lengths = {
+        name: _mean_length(column) for name, column in values.items() if name != taken and _are_texts(column)
+    }
     weights = {name: length * _weight(name) for name, length in lengths.items()}
     if not weights:
         found = f"the columns {', '.join(values)}" if values else "no rows"
-        raise DataError(corpus.uri, "a column of strings for the text", found, "name it with --text, or write the texts into a column of strings")
+        raise DataError(
+            corpus.uri,
+            "a column of strings for the text",
+            found,
+            "name it with --text, or write the texts into a column of strings",
+        )
     return max(weights, key=lambda name: weights[name])
 
 
@@ -120,20 +145,29 @@ def _id(corpus: CorpusSettings, values: Values, text: str) -> str:
     distinct = [name for name, column in values.items() if name != text and _may_be_ids(column)]
     if not distinct:
         remedy = "name one with --id, or add a column that identifies each row from night to night"
-        raise DataError(corpus.uri, "a column of distinct integers or short strings for the id", f"the columns {', '.join(values)}", remedy)
+        raise DataError(
+            corpus.uri,
+            "a column of distinct integers or short strings for the id",
+            f"the columns {', '.join(values)}",
+            remedy,
+        )
     return min(distinct, key=_id_rank)
 
 
 def _id_rank(name: str) -> int:
     """Smaller for names that ids usually have."""
     lower = name.lower()
-    return _IDS.index(lower) if lower in _IDS else len(_IDS) if lower.endswith(("id", "key")) else len(_IDS) + 1
+    return (
+        _IDS.index(lower) if lower in _IDS else len(_IDS) if lower.endswith(("id", "key")) else len(_IDS) + 1
+    )
 
 
 def _kept(values: Values, found: str, text: str) -> tuple[str, ...]:
     """The text and short plain columns, which search results show."""
     reserved = {*RESULT_COLUMNS, found, "id"}
-    short = [name for name, column in values.items() if name != text and name not in reserved and _is_short(column)]
+    short = [
+        name for name, column in values.items() if name != text and name not in reserved and _is_short(column)
+    ]
     return tuple(name for name in (text, *short[:_MOST_KEPT]) if name not in reserved)
 
 
@@ -168,5 +202,7 @@ def _all_of(column: Sequence[Any], fits: Callable[[Any], bool]) -> bool:
 
 
 def _mean_length(column: Sequence[Any]) -> float:
-    lengths = [len(value if isinstance(value, str | bytes) else str(value)) for value in column if value is not None]
+    lengths = [
+        len(value if isinstance(value, str | bytes) else str(value)) for value in column if value is not None
+    ]
     return sum(lengths) / max(len(lengths), 1)

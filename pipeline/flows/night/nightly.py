@@ -12,7 +12,15 @@ from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.outside import outside_texts
 from pipeline.flows.night.overview import keep_summary, load_summary, refresh
 from pipeline.flows.night.previous import Before, is_damaged, load_before, same_making, unchanged
-from pipeline.flows.night.stages import build_candidate, check_kind, fill_corpus, ingest_corpus, is_small, may_be_small, open_releases
+from pipeline.flows.night.stages import (
+    build_candidate,
+    check_kind,
+    fill_corpus,
+    ingest_corpus,
+    is_small,
+    may_be_small,
+    open_releases,
+)
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.local import OneProcess, arithmetic, standing_by
 from pipeline.log import Stages, say
@@ -60,27 +68,34 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
 
 
 def _night(job: Job, releases: Releases, stages: Stages, verbose: bool, verify: bool) -> Outcome:
-    releases.commits.next_number()                      # a damaged sequence shows before any work
+    releases.commits.next_number()  # a damaged sequence shows before any work
     store, before = releases.store, load_before(releases)
-    place = encoder_place(open_folder(job.encoder))     # an encoder that cannot be used shows before any work
+    place = encoder_place(open_folder(job.encoder))  # an encoder that cannot be used shows before any work
     fill_corpus(job, stages)
     damaged = is_damaged(store, before, stages, by_content=verify)
     if before.release is not None and not damaged and unchanged(job, before, place):
         return _nothing(before.release, store.uri, "nothing changed")
-    check_store(releases.commits.store, creates_once=True)    # without it two nights could both publish
+    check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_kind(job, before.release)
-    outside_texts(job.gates)                            # a file that cannot be read shows before any work
+    outside_texts(job.gates)  # a file that cannot be read shows before any work
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, and not published"
         say(f"release {held.release} is held since {held.committed_at}: {then}")
     elif before.release is not None and before.release.release < max(releases.numbers()):
-        say(f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say")
+        say(
+            f"release {before.release.release} is current by a rollback; this night publishes anew what the corpus and the settings now say"
+        )
     with lease(store), standing_by(may_be_small(job, before), job.cluster.patience_s) as process:
         if process is not None and before.release is not None:
             process.warm(EncodeTexts(anywhere(job.encoder), arithmetic(job.encode, alone=True)))
         corpus = ingest_corpus(job, releases, before, stages)
         same_rows = not corpus.anew and not corpus.changes.any
-        if before.release is not None and same_rows and not damaged and same_making(job, before.release, place):
+        if (
+            before.release is not None
+            and same_rows
+            and not damaged
+            and same_making(job, before.release, place)
+        ):
             return _nothing(before.release, store.uri, "files changed, but no row did")
         if process is not None and not is_small(job, store, corpus):
             process.close()
@@ -99,7 +114,12 @@ def _published(candidate: Candidate, compared: "Compared", releases: Releases, s
     if refusals := tuple(gate.sentence for gate in candidate.manifest.gates.values() if not gate.passed):
         folder = _keep(candidate, store, page(None, "refused"))
         gates = {name: gate.model_dump(mode="json") for name, gate in candidate.manifest.gates.items()}
-        raise GatesRefused(store.uri_of(folder), refusals, gates, tuple(choice.model_dump(mode="json") for choice in candidate.manifest.choices))
+        raise GatesRefused(
+            store.uri_of(folder),
+            refusals,
+            gates,
+            tuple(choice.model_dump(mode="json") for choice in candidate.manifest.choices),
+        )
     try:
         published = releases.publish(candidate.manifest, lambda number: page(number, "published"))
     except RootHeld as held:
@@ -109,12 +129,20 @@ def _published(candidate: Candidate, compared: "Compared", releases: Releases, s
     except PublishConflict as conflict:
         say(str(conflict))
         return _outcome("overtaken", releases.get(conflict.number), store.uri)
-    keep_summary(store, published, candidate.built.measured, sum(stage.seconds for stage in stages.finished), compared.answers)
+    keep_summary(
+        store,
+        published,
+        candidate.built.measured,
+        sum(stage.seconds for stage in stages.finished),
+        compared.answers,
+    )
     metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
     outcome = _outcome("published", published, store.uri)
     queries = {"asked": len(compared.both), "changed": sum(each.differ for each in compared.both)}
     if queries["asked"]:
-        say(f"{queries['changed']} of {queries['asked']} fixed queries have other answers than in release {candidate.manifest.parent}")
+        say(
+            f"{queries['changed']} of {queries['asked']} fixed queries have other answers than in release {candidate.manifest.parent}"
+        )
     return replace(outcome, facts=outcome.facts | {"queries": queries})
 
 
@@ -132,14 +160,25 @@ def _held(outcome: Outcome, held: RootHeld, folder: str) -> Outcome:
     return replace(outcome, report=f"{folder}/report.html", facts=facts | {"report": f"{folder}/report.html"})
 
 
-def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: Stages, verbose: bool, process: OneProcess | None) -> Outcome:
+def _made(
+    job: Job,
+    before: Before,
+    corpus: Corpus,
+    releases: Releases,
+    stages: Stages,
+    verbose: bool,
+    process: OneProcess | None,
+) -> Outcome:
     """Built, judged and published while Ray is connected, since the agent takes metrics only until then."""
     from pipeline.flows.night.asked import ask, fixed_queries
     from pipeline.flows.night.gates import run_gates
     from pipeline.flows.night.report import Compared
     from pipeline.flows.workers.cluster import connect
 
-    with connect(job.cluster, stages, verbose=verbose, process=process) as cluster, metrics.failures_counted():
+    with (
+        connect(job.cluster, stages, verbose=verbose, process=process) as cluster,
+        metrics.failures_counted(),
+    ):
         candidate = build_candidate(job, releases, before, corpus, cluster, stages)
         with stages("gates"):
             last = load_summary(releases.store, before.release.release) if before.release else None
@@ -150,18 +189,29 @@ def _made(job: Job, before: Before, corpus: Corpus, releases: Releases, stages: 
         metrics.count_quarantined(candidate.manifest.counts)
         metrics.record_gates(judged.gates)
         manifest = candidate.manifest.model_copy(update={"gates": judged.gates, "canary": judged.canary})
-        outcome = _published(replace(candidate, manifest=manifest), Compared(before.release, last, answers), releases, stages)
+        outcome = _published(
+            replace(candidate, manifest=manifest), Compared(before.release, last, answers), releases, stages
+        )
         metrics.count_night(outcome.status)
         return outcome
 
 
-def _page(candidate: Candidate, compared: "Compared", releases: Releases, stages: Stages) -> Callable[[int | None, "PageStatus"], str]:
+def _page(
+    candidate: Candidate, compared: "Compared", releases: Releases, stages: Stages
+) -> Callable[[int | None, "PageStatus"], str]:
     """The report's HTML for a release number, None for a candidate that is not published, and what became of it."""
     from pipeline.flows.night.report import summarize
     from pipeline.report.night import render
 
     created = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    report = summarize(candidate, compared, releases.store, stages, created, candidate.manifest.settings["release"]["commits_root"])
+    report = summarize(
+        candidate,
+        compared,
+        releases.store,
+        stages,
+        created,
+        candidate.manifest.settings["release"]["commits_root"],
+    )
     return lambda number, status: render(replace(report, number=number, status=status))
 
 
@@ -169,9 +219,18 @@ def _outcome(status: Status, release: ReleaseManifest, root: str) -> Outcome:
     report = f"{root}/releases/{release.release:08d}/report.html"
     gates = {name: gate.model_dump(mode="json") for name, gate in release.gates.items()}
     facts = {
-        "status": status, "release": release.release, "root": root, "report": report, "rows": release.rows, "counts": release.counts, "space_id": release.space_id,
-        "transform_id": release.transform_id, "index": release.index.model_dump(mode="json"), "gates": gates,
+        "status": status,
+        "release": release.release,
+        "root": root,
+        "report": report,
+        "rows": release.rows,
+        "counts": release.counts,
+        "space_id": release.space_id,
+        "transform_id": release.transform_id,
+        "index": release.index.model_dump(mode="json"),
+        "gates": gates,
         "decisions": [choice.model_dump(mode="json") for choice in release.choices],
-        "tokens": token_facts(release.counts), "warnings": token_warnings(release.counts),
+        "tokens": token_facts(release.counts),
+        "warnings": token_warnings(release.counts),
     }
     return Outcome(status, release.release, root, report, release.rows, facts)

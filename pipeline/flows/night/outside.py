@@ -26,7 +26,7 @@ from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts
 
-_MOST = 1_000               # queries: as many as rows are asked by default; recall is known to two points then
+_MOST = 1_000  # queries: as many as rows are asked by default; recall is known to two points then
 
 
 def outside_texts(gates: GateSettings) -> tuple[str, ...]:
@@ -39,7 +39,12 @@ def outside_texts(gates: GateSettings) -> tuple[str, ...]:
         if len(texts) == _MOST:
             break
     if not texts:
-        raise DataError(f"gates.queries: {gates.queries}", "a text on each line", "none", "give the texts that people ask, or null")
+        raise DataError(
+            f"gates.queries: {gates.queries}",
+            "a text on each line",
+            "none",
+            "give the texts that people ask, or null",
+        )
     return tuple(normalize(texts).to_pylist())
 
 
@@ -50,12 +55,16 @@ def outside_gates(job: Job, store: Store, manifest: ReleaseManifest, workers: in
         return {}
     if (found := open_folder(job.encoder).space_id) != manifest.space_id:
         remedy = "set encoder to that of the release, or gates.queries to null"
-        raise SpaceMismatch("gates.queries", f"an encoder of space {manifest.space_id}", f"space {found}", remedy)
+        raise SpaceMismatch(
+            "gates.queries", f"an encoder of space {manifest.space_id}", f"space {found}", remedy
+        )
     encode = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode), query=True)
     vectors = run_task(encode, texts, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
     known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(known):
-        say(f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; their recall is not measured")
+        say(
+            f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; their recall is not measured"
+        )
         return {}
     value, low, high = _recall(job, store, manifest, known, workers)
     interval = f"(95 % interval {low:.4f} to {high:.4f})"
@@ -63,17 +72,25 @@ def outside_gates(job: Job, store: Store, manifest: ReleaseManifest, workers: in
     return {OUTSIDE_RECALL: Gate(value=value, threshold=None, passed=True, sentence=sentence)}
 
 
-def _recall(job: Job, store: Store, manifest: ReleaseManifest, vectors: np.ndarray, workers: int) -> tuple[float, float, float]:
+def _recall(
+    job: Job, store: Store, manifest: ReleaseManifest, vectors: np.ndarray, workers: int
+) -> tuple[float, float, float]:
     """Of the release's index at the effort set in it, with its 95 % interval; all its rows are searched for the exact neighbours."""
     from pipeline.index.truth import OUTSIDE
 
     with store.scratch() as scratch:
         addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
-        (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {}))
+        (scratch / "queries").write_bytes(
+            pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {})
+        )
         queries = put_by_content(store, scratch / "queries", "indexes/queries", ".safetensors", len(vectors))
     source = LiveRows(store, manifest.space_id, job.corpus.id, manifest.dead)
     units, _ = live_units(source, placed_in(manifest))
-    transform = load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)) if manifest.transform else None
+    transform = (
+        load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256))
+        if manifest.transform
+        else None
+    )
     shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, workers))]
     scan = ScanTruth(source, transform.affine() if transform else None, queries)
     pieces = dict(map_units(scan, shards, Pool(min(workers, len(shards)))))
@@ -102,6 +119,10 @@ class RecallOf:
         for piece in pieces:
             truth = fold.merge(truth, load_truth(store, piece))
         tombstones = Dead.load(store, self.manifest.tombstones).addresses
-        parts = open_parts(self.manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones)
+        parts = open_parts(
+            self.manifest.index.files,
+            lambda reference: store.local(reference.path, reference.sha256),
+            tombstones,
+        )
         share = recall(parts, queries, truth, (10,))[10]
         return share.value, share.low, share.high

@@ -106,7 +106,7 @@ def refresh(releases: Releases) -> None:
 
 
 def _refresh(releases: Releases) -> None:
-    state = _state(releases)            # of before anything is read: what comes meanwhile makes the next page differ
+    state = _state(releases)  # of before anything is read: what comes meanwhile makes the next page differ
     if f"<!-- state {state} -->" in _page_now(releases.store):
         return
     history, numbers = releases.history(), releases.numbers()

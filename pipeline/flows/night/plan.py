@@ -20,10 +20,10 @@ from pipeline.text.corpus.ingest import reading_digest
 from pipeline.text.corpus.reader import Survey, read_batches, survey
 from pipeline.text.corpus.sources import SourceFile, list_files
 
-SECONDS = 10.0          # of measuring
+SECONDS = 10.0  # of measuring
 _SAMPLED_FILES, _SAMPLED_ROWS = 8, 4_096
-_MEASURED_TEXTS = 256   # encoded at once while measuring: enough for full buffers
-_PROCESS_BYTES = 700 << 20      # a worker with torch and Ray loaded
+_MEASURED_TEXTS = 256  # encoded at once while measuring: enough for full buffers
+_PROCESS_BYTES = 700 << 20  # a worker with torch and Ray loaded
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,23 @@ def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: Pl
     before = load_before(open_releases(job))
     if before.release is None:
         return {}
-    lives_on = before.corpus is not None and not before.parent(job, 0).anew and before.corpus.reading == reading_digest(corpus)
-    known = {(file.name, file.size, file.stamp) for file in before.corpus.files} if before.corpus is not None and lives_on else set()
+    lives_on = (
+        before.corpus is not None
+        and not before.parent(job, 0).anew
+        and before.corpus.reading == reading_digest(corpus)
+    )
+    known = (
+        {(file.name, file.size, file.stamp) for file in before.corpus.files}
+        if before.corpus is not None and lives_on
+        else set()
+    )
     changed = [file for file in files if (file.name, file.size, file.stamp) not in known]
     share = sum(file.size for file in changed) / max(1, sum(file.size for file in files))
-    return {"release": before.release.release, "changed_files": len(changed), "tonight_rows": round(made.rows * share)}
+    return {
+        "release": before.release.release,
+        "changed_files": len(changed),
+        "tonight_rows": round(made.rows * share),
+    }
 
 
 def _readable(corpus: CorpusSettings, directory: str) -> CorpusSettings:
@@ -89,21 +101,34 @@ def _readable(corpus: CorpusSettings, directory: str) -> CorpusSettings:
 
 
 def _planned(
-    job: Job, corpus: CorpusSettings, files: list[SourceFile], looked: Survey, texts: list[str], read_bytes: int, stages: Stages, seconds: float
+    job: Job,
+    corpus: CorpusSettings,
+    files: list[SourceFile],
+    looked: Survey,
+    texts: list[str],
+    read_bytes: int,
+    stages: Stages,
+    seconds: float,
 ) -> Plan:
     from pipeline.models.inference.encoder import load_encoder
 
     rows, exact = _rows(files, looked, corpus, len(texts), read_bytes)
     workers = job.cluster.workers.max or max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
     with stages("measure", unit="texts") as bar:
-        encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker))
-        encoder.encode(texts[:_MEASURED_TEXTS])                    # the first buffers pay for preparation
+        encoder = load_encoder(
+            job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker)
+        )
+        encoder.encode(texts[:_MEASURED_TEXTS])  # the first buffers pay for preparation
         lengths, cut, bad, spent, done = 0, 0, 0, 0.0, 0
         batches = _again(texts)
         while spent < seconds:
             start = time.perf_counter()
             for encoded in encoder.encode_stream([next(batches)]):
-                lengths, cut, done = lengths + int(encoded.lengths.sum()), cut + int(encoded.truncated.sum()), done + len(encoded.lengths)
+                lengths, cut, done = (
+                    lengths + int(encoded.lengths.sum()),
+                    cut + int(encoded.truncated.sum()),
+                    done + len(encoded.lengths),
+                )
                 bad += int(encoded.bad.sum())
             spent += time.perf_counter() - start
             bar.add(done - bar.stage.done)
@@ -112,10 +137,20 @@ def _planned(
     workers = min(workers, units)
     value = 2 if job.encode.vectors == "float16" else 4
     return Plan(
-        files=len(files), rows=rows, exact=exact, sampled=len(texts), tokens_per_row=lengths / done, truncated_share=cut / done, unusable_share=bad / done, units=units,
+        files=len(files),
+        rows=rows,
+        exact=exact,
+        sampled=len(texts),
+        tokens_per_row=lengths / done,
+        truncated_share=cut / done,
+        unusable_share=bad / done,
+        units=units,
         workers=workers,
-        rows_per_s=done / spent, encode_s=rows * spent / done / workers, vector_bytes=rows * encoder.dim * value,
-        worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, job.encode.unit_rows) * encoder.dim * 4, index=plan_index(rows, encoder.dim, job.index),
+        rows_per_s=done / spent,
+        encode_s=rows * spent / done / workers,
+        vector_bytes=rows * encoder.dim * value,
+        worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, job.encode.unit_rows) * encoder.dim * 4,
+        index=plan_index(rows, encoder.dim, job.index),
     )
 
 
@@ -138,15 +173,22 @@ def _sample(files: list[SourceFile], looked: Survey, corpus: CorpusSettings) -> 
             texts += taken
             read += int(batch.position * len(taken) / max(1, batch.good.num_rows))
     if not texts:
-        raise DataError(corpus.uri, "a row with an id and a text in the first batches", "none", "check corpus.id and corpus.text")
+        raise DataError(
+            corpus.uri,
+            "a row with an id and a text in the first batches",
+            "none",
+            "check corpus.id and corpus.text",
+        )
     return texts, read
 
 
-def _rows(files: list[SourceFile], looked: Survey, corpus: CorpusSettings, sampled: int, read_bytes: int) -> tuple[int, bool]:
+def _rows(
+    files: list[SourceFile], looked: Survey, corpus: CorpusSettings, sampled: int, read_bytes: int
+) -> tuple[int, bool]:
     known = [looked.rows.get(file.name) for file in files if file.name not in looked.refused]
     exact = all(count is not None for count in known)
-    guessed = sum(file.size for file in files if looked.rows.get(file.name) is None) * sampled / max(1, read_bytes)
+    guessed = (
+        sum(file.size for file in files if looked.rows.get(file.name) is None) * sampled / max(1, read_bytes)
+    )
     rows = sum(count for count in known if count is not None) + (0 if exact else int(guessed))
     return max(1, min(rows, corpus.max_rows or rows)), exact
-
-

@@ -24,7 +24,7 @@ from pipeline.text.corpus.sources import SourceFile, list_files
 from pipeline.text.tokens.coverage import Covered, Tally, token_warnings
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
-_SAMPLED_TEXTS = 256    # of one batch, tokenized
+_SAMPLED_TEXTS = 256  # of one batch, tokenized
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,13 @@ def _versions() -> Iterator[str]:
     both = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
     if len(both) != 1:
         remedy = "pip uninstall both, then install one of the extras cpu, gpu or local"
-        raise ConfigError("packages", "faiss-cpu or faiss-gpu, one of them", " and ".join(both) or "neither", remedy)
+        raise ConfigError(
+            "packages", "faiss-cpu or faiss-gpu, one of them", " and ".join(both) or "neither", remedy
+        )
     python = ".".join(map(str, sys.version_info[:3]))
-    yield f"Python {python}, " + ", ".join(f"{name} {_version(name)}" for name in ("ray", "torch", "pyarrow", both[0]))
+    yield f"Python {python}, " + ", ".join(
+        f"{name} {_version(name)}" for name in ("ray", "torch", "pyarrow", both[0])
+    )
 
 
 def _version(name: str) -> str | None:
@@ -147,7 +151,11 @@ def _encoder(job: Job) -> Iterator[str]:
     encoder = load_encoder(job.encoder, job.encode, resolve(job.encode.device))
     encoder.check()
     of_words = encoder.folder.family == "words"
-    what = f"{job.encoder.path}: {encoder.folder.config['vocab_size']:,} words" if of_words else str(encoder.folder.path)
+    what = (
+        f"{job.encoder.path}: {encoder.folder.config['vocab_size']:,} words"
+        if of_words
+        else str(encoder.folder.path)
+    )
     yield f"{what}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
 
 
@@ -160,7 +168,12 @@ def _corpus(job: Job, sampled: Sampled) -> Iterator[str]:
     sampled.read()
     rows, good, refused = sampled.rows, sampled.good, len(sampled.looked.refused)
     if not good:
-        raise ConfigError(job.corpus.uri, "rows with an id and a text", f"none among the first {rows}", "check corpus.id and corpus.text")
+        raise ConfigError(
+            job.corpus.uri,
+            "rows with an id and a text",
+            f"none among the first {rows}",
+            "check corpus.id and corpus.text",
+        )
     repeated = good - sampled.distinct
     ids = f"{repeated:,} repeated ids (the first of each is kept)" if repeated else "ids unique"
     unusable = f", {refused} unusable files" if refused else ""

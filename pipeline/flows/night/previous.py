@@ -35,14 +35,26 @@ class Before:
         if self.release.space_id != folder.space_id:
             spaces = f"the encoder's space is {folder.space_id}, that of release {self.release.release} is {self.release.space_id}"
             return f"{spaces} ({self._reset(job)})"
-        return f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}" if then != job.corpus.id else ""
+        return (
+            f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}"
+            if then != job.corpus.id
+            else ""
+        )
 
     def _reset(self, job: Job) -> str:
         """What of the encoder's settings is another than in the release; where nothing is, what they name is."""
         assert self.release is not None
         then, now = self.release.settings.get("encoder", {}), job.encoder.model_dump(mode="json")
-        other = [f"encoder.{name}" for name, value in now.items() if name != "query_prompt" and value != then.get(name, EncoderSettings.model_fields[name].default)]
-        return f"{', '.join(other)} changed" if other else "the settings are the same: a file of the encoder changed"
+        other = [
+            f"encoder.{name}"
+            for name, value in now.items()
+            if name != "query_prompt" and value != then.get(name, EncoderSettings.model_fields[name].default)
+        ]
+        return (
+            f"{', '.join(other)} changed"
+            if other
+            else "the settings are the same: a file of the encoder changed"
+        )
 
 
 def load_before(releases: Releases) -> Before:
@@ -57,7 +69,7 @@ def load_before(releases: Releases) -> Before:
         return Before(release, lost=f"{where} is gone")
     try:
         return Before(release, Corpus.from_json(content, where))
-    except DataError:                                   # its content is the one that was published, so another version wrote it
+    except DataError:  # its content is the one that was published, so another version wrote it
         return Before(release, lost=f"{where} was written by another version")
 
 
@@ -99,24 +111,34 @@ def unchanged(job: Job, before: Before, place: str) -> bool:
 
 def same_making(job: Job, release: ReleaseManifest, place: str) -> bool:
     """Whether equal rows would become an equal release."""
-    return release.space_id == open_folder(job.encoder).space_id and release.encoder.path == place and _shaping(job) == _shaping_of(release)
+    return (
+        release.space_id == open_folder(job.encoder).space_id
+        and release.encoder.path == place
+        and _shaping(job) == _shaping_of(release)
+    )
 
 
 def _shaping(job: Job) -> dict[str, object]:
     """Settings that change what is published."""
     settings = job.model_dump(mode="json")
-    whiten = {name: value for name, value in settings["whiten"].items() if name not in ("write_vectors", "flow")}      # no index holds a flow
+    whiten = {
+        name: value for name, value in settings["whiten"].items() if name not in ("write_vectors", "flow")
+    }  # no index holds a flow
     if job.whiten.mode == "off":
         whiten = {"mode": "off"}
     index = {name: value for name, value in settings["index"].items() if name != "shards"}
     return {
-        "whiten": whiten, "index": index, "vectors": settings["encode"]["vectors"], "nprobe for": settings["gates"]["recall_at_10"],
-        "query_prompt": settings["encoder"]["query_prompt"], "id": settings["corpus"]["id"],
+        "whiten": whiten,
+        "index": index,
+        "vectors": settings["encode"]["vectors"],
+        "nprobe for": settings["gates"]["recall_at_10"],
+        "query_prompt": settings["encoder"]["query_prompt"],
+        "id": settings["corpus"]["id"],
     }
 
 
 def _shaping_of(release: ReleaseManifest) -> dict[str, object]:
     try:
         return _shaping(Job.model_validate(release.settings))
-    except ValueError:                                  # written by a version with other settings: build anew
+    except ValueError:  # written by a version with other settings: build anew
         return {}

@@ -19,7 +19,19 @@ from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
 from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous
-from pipeline.report.night import Counts, Example, Gate, Geometry, Index, Interval, Latency, Point, Report, Stage, Throughput
+from pipeline.report.night import (
+    Counts,
+    Example,
+    Gate,
+    Geometry,
+    Index,
+    Interval,
+    Latency,
+    Point,
+    Report,
+    Stage,
+    Throughput,
+)
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.spectrum import spectrum_of
@@ -47,27 +59,57 @@ class Compared:
             return ()
         then = {each.query: each.hits for each in self.last.answers}
         common = [each for each in self.answers if each.query in then]
-        return tuple(ChangedAnswers(each.query, _neighbours(then[each.query]), _neighbours(each.hits)) for each in common)
+        return tuple(
+            ChangedAnswers(each.query, _neighbours(then[each.query]), _neighbours(each.hits))
+            for each in common
+        )
 
 
 def summarize(
-    candidate: Candidate, compared: Compared, store: Store, stages: Stages, created: str, commits_root: str | None = None
+    candidate: Candidate,
+    compared: Compared,
+    store: Store,
+    stages: Stages,
+    created: str,
+    commits_root: str | None = None,
 ) -> Report:
     """The report of a candidate; its release number and status are filled in when they are known."""
     manifest, decision = candidate.manifest, candidate.decision
     return Report(
-        root=store.uri, commits_root=commits_root, status="published", number=None, candidate=manifest.id, parent=manifest.parent, created=created,
-        encoder=str(manifest.settings["encoder"]["path"]), dim=candidate.folder.dim, space_id=manifest.space_id, transform_id=manifest.transform_id,
+        root=store.uri,
+        commits_root=commits_root,
+        status="published",
+        number=None,
+        candidate=manifest.id,
+        parent=manifest.parent,
+        created=created,
+        encoder=str(manifest.settings["encoder"]["path"]),
+        dim=candidate.folder.dim,
+        space_id=manifest.space_id,
+        transform_id=manifest.transform_id,
         transform=_words(decision.transform) if decision.transform else None,
-        index=_index(candidate), counts=_counts(candidate), decisions=_decisions(candidate),
+        index=_index(candidate),
+        counts=_counts(candidate),
+        decisions=_decisions(candidate),
         stages=tuple(Stage(stage.name, stage.seconds, stage.done or None) for stage in stages.finished),
-        throughput=_throughput(candidate.spent, stages), lengths=_lengths(candidate), max_length=candidate.folder.max_length,
-        geometry=_geometry(candidate, store), curves=decision.curves, examples=tuple(_examples(store, candidate)),
-        gates=tuple(Gate(name, gate.value, gate.threshold, gate.passed, gate.relation) for name, gate in manifest.gates.items()),
-        covered=Covered.of(manifest.counts), warnings=tuple(token_warnings(manifest.counts)),
-        settings=to_yaml(Job.model_validate(manifest.settings)), packages=manifest.packages,
-        previous=_previous(compared), changed_rows=tuple(_changed_rows(store, candidate, compared.before)),
-        quarantined=quarantined_rows(store, candidate), answers=compared.both,
+        throughput=_throughput(candidate.spent, stages),
+        lengths=_lengths(candidate),
+        max_length=candidate.folder.max_length,
+        geometry=_geometry(candidate, store),
+        curves=decision.curves,
+        examples=tuple(_examples(store, candidate)),
+        gates=tuple(
+            Gate(name, gate.value, gate.threshold, gate.passed, gate.relation)
+            for name, gate in manifest.gates.items()
+        ),
+        covered=Covered.of(manifest.counts),
+        warnings=tuple(token_warnings(manifest.counts)),
+        settings=to_yaml(Job.model_validate(manifest.settings)),
+        packages=manifest.packages,
+        previous=_previous(compared),
+        changed_rows=tuple(_changed_rows(store, candidate, compared.before)),
+        quarantined=quarantined_rows(store, candidate),
+        answers=compared.both,
     )
 
 
@@ -80,7 +122,9 @@ def _previous(compared: Compared) -> Previous | None:
     if last is None:
         gate = before.gates.get("recall_at_10")
         return replace(found, recall_at_10=gate.value if gate else None)
-    return replace(found, recall_at_10=last.recall_at_10, p50_ms=last.p50_ms, p99_ms=last.p99_ms, seconds=last.seconds)
+    return replace(
+        found, recall_at_10=last.recall_at_10, p50_ms=last.p50_ms, p99_ms=last.p99_ms, seconds=last.seconds
+    )
 
 
 def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[ChangedRow]:
@@ -91,7 +135,10 @@ def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | 
     then = texts_at(store, before.units, [row.before for row in rows if row.before is not None])
     now = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
     for row in rows:
-        was, text = (place.get(address) if address is not None else None for place, address in ((then, row.before), (now, row.now)))
+        was, text = (
+            place.get(address) if address is not None else None
+            for place, address in ((then, row.before), (now, row.now))
+        )
         if was or text:
             name = (text or was or ("", ""))[0]
             yield ChangedRow(name, was[1] if was else None, text[1] if text else None)
@@ -115,10 +162,17 @@ def _index(candidate: Candidate) -> Index:
     built, measured = candidate.built, candidate.built.measured
     at_10 = measured["recall"]["10"]
     return Index(
-        kind=built.kind, factory=built.factory, bytes=sum(ref.bytes for ref in built.files),
-        files=tuple(ref.path for ref in built.files), ids=tuple(ref.path for ref in built.ids), nprobe=measured["effort"], effort=measured["effort_name"] or "nprobe",
+        kind=built.kind,
+        factory=built.factory,
+        bytes=sum(ref.bytes for ref in built.files),
+        files=tuple(ref.path for ref in built.files),
+        ids=tuple(ref.path for ref in built.ids),
+        nprobe=measured["effort"],
+        effort=measured["effort_name"] or "nprobe",
         latency=Latency(measured["latency"]["p50_ms"], measured["latency"]["p99_ms"]),
-        curve=tuple(Point(point["effort"], point["recall_at_10"], point["query_ms"]) for point in measured["curve"]),
+        curve=tuple(
+            Point(point["effort"], point["recall_at_10"], point["query_ms"]) for point in measured["curve"]
+        ),
         target=candidate.manifest.settings["gates"]["recall_at_10"],
         recall_at_10=Interval(at_10["value"], at_10["low"], at_10["high"]),
         recall={f"recall@{k}": value["value"] for k, value in measured["recall"].items() if k != "10"},
@@ -127,11 +181,22 @@ def _index(candidate: Candidate) -> Index:
 
 def _counts(candidate: Candidate) -> Counts:
     counts = candidate.manifest.counts
-    reasons = {name.removeprefix("quarantined_"): count for name, count in counts.items() if name.startswith("quarantined_")}
+    reasons = {
+        name.removeprefix("quarantined_"): count
+        for name, count in counts.items()
+        if name.startswith("quarantined_")
+    }
     # files that hold rows beyond corpus.max_rows are skipped, their rows never read: they are no part of the total
     return Counts(
-        read=counts["total"], live=candidate.manifest.rows, encoded=counts["encoded"], reused=counts["reused"], quarantined=reasons,
-        new=counts["new"], changed=counts["changed"], deleted=counts["deleted"], truncated=counts["truncated"],
+        read=counts["total"],
+        live=candidate.manifest.rows,
+        encoded=counts["encoded"],
+        reused=counts["reused"],
+        quarantined=reasons,
+        new=counts["new"],
+        changed=counts["changed"],
+        deleted=counts["deleted"],
+        truncated=counts["truncated"],
         duplicate_texts=int(candidate.spent.seconds.get("repeats", 0)),
     )
 
@@ -139,24 +204,40 @@ def _counts(candidate: Candidate) -> Counts:
 def _decisions(candidate: Candidate) -> tuple[str, ...]:
     manifest = candidate.manifest
     extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in manifest.choices)
-    return (*map(_told, manifest.choices), *_effort(candidate.built.measured, manifest.settings["gates"]["recall_at_10"], extended))
+    return (
+        *map(_told, manifest.choices),
+        *_effort(candidate.built.measured, manifest.settings["gates"]["recall_at_10"], extended),
+    )
 
 
 def _told(choice: Choice) -> str:
     """The decision as a sentence that stands by itself."""
-    return choice.sentence if choice.sentence[0].isupper() else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
+    return (
+        choice.sentence
+        if choice.sentence[0].isupper()
+        else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
+    )
 
 
 def _effort(measured: dict[str, Any], target: float | None, extended: bool) -> tuple[str, ...]:
     if measured["effort"] is None:
         return ()
     name, effort, latency = measured["effort_name"], measured["effort"], measured["latency"]
-    reached, low = max(((point["recall_at_10"], point["low"]) for point in measured["curve"] if point["effort"] == effort), default=(None, 0.0))
+    reached, low = max(
+        ((point["recall_at_10"], point["low"]) for point in measured["curve"] if point["effort"] == effort),
+        default=(None, 0.0),
+    )
     meets = target is not None and low >= target
-    chosen = f"the least whose recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f}) meets {target:g}" if meets else "as set, or the best there is"
+    chosen = (
+        f"the least whose recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f}) meets {target:g}"
+        if meets
+        else "as set, or the best there is"
+    )
     if extended and reached is not None:
         chosen = f"as chosen when the index was built anew last; recall@10 on one half of the queries is {reached:.4f} tonight"
-    return (f"{name} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one thread (p50), {latency['p99_ms']:.2f} ms (p99).",)
+    return (
+        f"{name} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one thread (p50), {latency['p99_ms']:.2f} ms (p99).",
+    )
 
 
 def _throughput(spent: Spent, stages: Stages) -> Throughput | None:
@@ -165,14 +246,22 @@ def _throughput(spent: Spent, stages: Stages) -> Throughput | None:
         return None
     seconds = spent.seconds
     whole = sum(seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
-    waiting = {"tokenizer": seconds.get("waiting_s", 0.0) / whole, "store": seconds.get("store", 0.0) / whole} if whole else {}
+    waiting = (
+        {"tokenizer": seconds.get("waiting_s", 0.0) / whole, "store": seconds.get("store", 0.0) / whole}
+        if whole
+        else {}
+    )
     return Throughput(encoding.done / encoding.seconds, seconds.get("tokens", 0) / encoding.seconds, waiting)
 
 
 def _lengths(candidate: Candidate) -> Histogram | None:
     """Tokens of a text; texts that were cut stand beyond the limit."""
     counts = candidate.vectors.counts()
-    bins = {int(name.removeprefix("length_")): count for name, count in counts.items() if name.startswith("length_")}
+    bins = {
+        int(name.removeprefix("length_")): count
+        for name, count in counts.items()
+        if name.startswith("length_")
+    }
     if not bins:
         return None
     limit, cut = candidate.folder.max_length, counts.get("truncated", 0)
@@ -186,7 +275,11 @@ def _lengths(candidate: Candidate) -> Histogram | None:
 
 
 def _geometry(candidate: Candidate, store: Store) -> Geometry:
-    sample = unpack(store.read_checked(candidate.built.queries.path, candidate.built.queries.sha256), "addresses", "vectors")[0]["vectors"]
+    sample = unpack(
+        store.read_checked(candidate.built.queries.path, candidate.built.queries.sha256),
+        "addresses",
+        "vectors",
+    )[0]["vectors"]
     if len(sample) < 2:
         return Geometry()
     fitted = candidate.decision.fitted
@@ -195,19 +288,32 @@ def _geometry(candidate: Candidate, store: Store) -> Geometry:
     notes = [f"From {len(sample):,} rows sampled by hash; {PAIRS:,} random pairs."]
     if fitted:
         raw = spectrum_of(candidate.decision.moments)
-        used = "" if candidate.decision.used else f" The {noun(name)} shown was fitted and compared, and is not used."
-        notes.append(f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank {raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}")
+        used = (
+            ""
+            if candidate.decision.used
+            else f" The {noun(name)} shown was fitted and compared, and is not used."
+        )
+        notes.append(
+            f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank {raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}"
+        )
     return Geometry(
         moved="whitened" if name == "whitening" else "transformed",
-        spectrum=_values(singular_spectrum(sample)), spectrum_whitened=_values(singular_spectrum(moved)) if moved is not None else None,
-        cosines=cosine_histogram(sample), cosines_whitened=cosine_histogram(moved) if moved is not None else None, notes=tuple(notes),
+        spectrum=_values(singular_spectrum(sample)),
+        spectrum_whitened=_values(singular_spectrum(moved)) if moved is not None else None,
+        cosines=cosine_histogram(sample),
+        cosines_whitened=cosine_histogram(moved) if moved is not None else None,
+        notes=tuple(notes),
     )
 
 
 def _words(transform: Transform) -> str:
     """A transform with the width that it gives."""
     plain = isinstance(transform, Whitening) and transform.kept is None
-    return f"whitening to {transform.k} components" if plain else f"{name_of(transform)}, {transform.k} dimensions"
+    return (
+        f"whitening to {transform.k} components"
+        if plain
+        else f"{name_of(transform)}, {transform.k} dimensions"
+    )
 
 
 def _values(spectrum: np.ndarray) -> tuple[float, ...]:
@@ -217,9 +323,18 @@ def _values(spectrum: np.ndarray) -> tuple[float, ...]:
 def _examples(store: Store, candidate: Candidate) -> list[Example]:
     """Queries with their neighbours, as texts."""
     found = candidate.built.examples
-    wanted = {address for example in found for address in (example.query, *(address for address, _ in example.neighbours))}
+    wanted = {
+        address
+        for example in found
+        for address in (example.query, *(address for address, _ in example.neighbours))
+    }
     rows = texts_at(store, candidate.manifest.units, sorted(wanted))
     return [
-        Example(rows[example.query][1], tuple(Neighbour(rows[address][0], score, rows[address][1]) for address, score in example.neighbours)) for example in found
+        Example(
+            rows[example.query][1],
+            tuple(
+                Neighbour(rows[address][0], score, rows[address][1]) for address, score in example.neighbours
+            ),
+        )
+        for example in found
     ]
-

@@ -10,9 +10,12 @@ from pipeline.report.changes import QuarantinedRow
 from pipeline.store.store import Store
 from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 
-_EACH = 3               # rows shown for a reason
-_TABLES, _ROWS = 2, 16_384          # that are looked through for them: tables of the corpus's rows, and rows of each table
-_FILES = 20             # units with a quarantine file of their own, looked at
+_EACH = 3  # rows shown for a reason
+_TABLES, _ROWS = (
+    2,
+    16_384,
+)  # that are looked through for them: tables of the corpus's rows, and rows of each table
+_FILES = 20  # units with a quarantine file of their own, looked at
 
 
 def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow, ...]:
@@ -22,7 +25,11 @@ def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow
         for line in table.slice(0, _ROWS).to_pylist():
             rows = found.setdefault(line["reason"], [])
             if len(rows) < _EACH:
-                rows.append(QuarantinedRow(line["reason"], line["file"], line["row"], line["id"], line["detail"], line["excerpt"]))
+                rows.append(
+                    QuarantinedRow(
+                        line["reason"], line["file"], line["row"], line["id"], line["detail"], line["excerpt"]
+                    )
+                )
     return tuple(row for rows in found.values() for row in rows)
 
 

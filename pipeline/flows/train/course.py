@@ -9,7 +9,7 @@ from pipeline.train.checkpoint import Checkpoint, Checkpoints
 from pipeline.train.dev import Best, Dev
 from pipeline.train.loop import Step, Training, fit
 
-_BEST = "best"          # in a checkpoint, beside the state of the training
+_BEST = "best"  # in a checkpoint, beside the state of the training
 
 
 class Course:
@@ -51,12 +51,14 @@ class Course:
     def wants_checkpoint(self) -> bool:
         """Whether the weights of now are to be kept: the settings say so, dev finds them best, or they are the last."""
         better = self._chooses and self._best_here() is not None
-        due = self._checkpoints.due(self.number) if self.number else False         # every rank has to ask
+        due = self._checkpoints.due(self.number) if self.number else False  # every rank has to ask
         return self._saved != self.number and (better or due or self.ended)
 
     def save(self) -> None:
         """A checkpoint of now. Every rank has to call it."""
-        self._checkpoints.save(self.number, {**self.training.state(), _BEST: self.best.state()}, self._best_here())
+        self._checkpoints.save(
+            self.number, {**self.training.state(), _BEST: self.best.state()}, self._best_here()
+        )
         self._saved = self.number
 
     def product(self) -> Checkpoint:
@@ -71,11 +73,15 @@ class Course:
         return self._dev is not None and self._settings.dev.keep == "best"
 
     def _measures(self) -> bool:
-        return self._dev is not None and (self.number % self._settings.dev.steps == 0 or self.number == self._steps or self.training.ended)
+        return self._dev is not None and (
+            self.number % self._settings.dev.steps == 0 or self.number == self._steps or self.training.ended
+        )
 
     def _told(self) -> float:
         assert self._dev is not None
-        figures = [self._dev.score(rival, self.training.objective) for rival in self.training.objective.rivals()]
+        figures = [
+            self._dev.score(rival, self.training.objective) for rival in self.training.objective.rivals()
+        ]
         figure = max(figures)
         self.training.objective.choose(figures.index(figure))
         self.training.told(figure)

@@ -27,9 +27,12 @@ from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.pairs import Pairs, open_pairs
 
-_VERSION = 1                    # of what is mined and how: another one is mined anew
+_VERSION = 1  # of what is mined and how: another one is mined anew
 _ROLES = ("anchor", "positive")
-_KEPT = {"anchor": (), "positive": (pa.field("text", pa.large_string(), nullable=False),)}      # the index's rows are looked up by address, with their text
+_KEPT = {
+    "anchor": (),
+    "positive": (pa.field("text", pa.large_string(), nullable=False),),
+}  # the index's rows are looked up by address, with their text
 
 
 class Mined(Stored):
@@ -50,7 +53,9 @@ class Mined(Stored):
         return f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; {pairs - mined:,} pairs without one are left out{lost}"
 
 
-def mine(job: Job, sources: Sequence[PairSettings], store: Store, cluster: Cluster, stages: Stages) -> tuple[PairSettings, ...]:
+def mine(
+    job: Job, sources: Sequence[PairSettings], store: Store, cluster: Cluster, stages: Stages
+) -> tuple[PairSettings, ...]:
     """Each source's pairs (anchor, positive) with hard negatives, as Parquet files in `store`: what the job's encoder finds near the anchor among the distinct
     positives of the same source, as train.mine says. A text that is a positive of an equal anchor, or equals the anchor, is never a negative. Texts come out as the
     encoder gets them.
@@ -71,12 +76,22 @@ def check_mining(job: Job) -> None:
     from pipeline.objectives.build import roles_of
 
     if job.train.fresh or job.train.recurrent.cell is not None:
-        found, remedy = "train.fresh" if job.train.fresh else "train.recurrent", "train without mining, then mine with the encoder that comes out"
-        raise ConfigError("train.mine.enabled", "an encoder that knows what is near", f"new weights ({found})", remedy)
+        found, remedy = (
+            "train.fresh" if job.train.fresh else "train.recurrent",
+            "train without mining, then mine with the encoder that comes out",
+        )
+        raise ConfigError(
+            "train.mine.enabled", "an encoder that knows what is near", f"new weights ({found})", remedy
+        )
     columns, optional, _ = roles_of(job.train)
     if not {*_ROLES, "negative"} <= {*columns, *optional}:
         found = f"{', '.join(one.name for one in job.train.objective)}: {', '.join((*columns, *optional))}"
-        raise ConfigError("train.mine.enabled", "an objective that reads anchor, positive and negative", found, "choose one, or do not mine")
+        raise ConfigError(
+            "train.mine.enabled",
+            "an objective that reads anchor, positive and negative",
+            found,
+            "choose one, or do not mine",
+        )
 
 
 def _source(job: Job, source: PairSettings, store: Store, cluster: Cluster, stages: Stages) -> PairSettings:
@@ -97,9 +112,28 @@ def _identity(job: Job, pairs: Pairs) -> str:
     """24 hexadecimal digits over all that decides which negatives there are."""
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     settings = job.train.mine.model_dump(mode="json", exclude={"enabled"})
-    made = [job.index.model_dump(mode="json"), job.gates.recall_at_10, job.encode.vectors, job.encode.unit_rows]
-    columns = [*(pairs.settings.columns.get(role, role) for role in _ROLES), *([pairs.settings.missing] if pairs.settings.missing == "drop" else [])]
-    return digest_of([_VERSION, NORMALIZER_VERSION, list(files.values()), columns, open_folder(job.encoder).space_id, settings, job.train.seed, made])[:24]
+    made = [
+        job.index.model_dump(mode="json"),
+        job.gates.recall_at_10,
+        job.encode.vectors,
+        job.encode.unit_rows,
+    ]
+    columns = [
+        *(pairs.settings.columns.get(role, role) for role in _ROLES),
+        *([pairs.settings.missing] if pairs.settings.missing == "drop" else []),
+    ]
+    return digest_of(
+        [
+            _VERSION,
+            NORMALIZER_VERSION,
+            list(files.values()),
+            columns,
+            open_folder(job.encoder).space_id,
+            settings,
+            job.train.seed,
+            made,
+        ]
+    )[:24]
 
 
 def _mined(job: Job, pairs: Pairs, store: Store, folder: str, cluster: Cluster, stages: Stages) -> Mined:
@@ -113,29 +147,52 @@ def _mined(job: Job, pairs: Pairs, store: Store, folder: str, cluster: Cluster, 
     vectors, _ = encode(corpus, job, store, cluster, stages)
     numbered, placed, count = corpus.units, place(corpus, vectors), len(units)
     with stages("compare"):
-        related = run_task(Relate(store), tuple(zip(numbered[count:], numbered[:count], strict=True)), Pool(1))
+        related = run_task(
+            Relate(store), tuple(zip(numbered[count:], numbered[:count], strict=True)), Pool(1)
+        )
     encoder = open_folder(job.encoder)
     built = build_index(job, store, placed[:count], related.repeats, None, encoder.dim, cluster, stages)
     source = LiveRows(store, encoder.space_id, job.corpus.id)
-    task = MineUnit(source, built, related.known, job.train.mine, job.train.seed, arithmetic(EncodeSettings()).threads, folder)
+    task = MineUnit(
+        source,
+        built,
+        related.known,
+        job.train.mine,
+        job.train.seed,
+        arithmetic(EncodeSettings()).threads,
+        folder,
+    )
     firsts = np.cumsum([0, *(unit.rows for unit in positives)]).tolist()
     both = [
-        Both(number=number, first=firsts[number], anchors=numbered[count + number], positives=numbered[number],
-             anchor_vectors=vectors.units[count + number], positive_vectors=vectors.units[number])
+        Both(
+            number=number,
+            first=firsts[number],
+            anchors=numbered[count + number],
+            positives=numbered[number],
+            anchor_vectors=vectors.units[count + number],
+            positive_vectors=vectors.units[number],
+        )
         for number in range(count)
     ]
     records = _searched(task, both, job, cluster, stages)
-    files = tuple(FileRef(path=record.path, sha256=record.sha256, rows=record.rows, bytes=record.bytes) for record in records)
+    files = tuple(
+        FileRef(path=record.path, sha256=record.sha256, rows=record.rows, bytes=record.bytes)
+        for record in records
+    )
     return Mined(files=files, counts=total(record.counts for record in records))
 
 
-def _searched(task: MineUnit, both: Sequence[Both], job: Job, cluster: Cluster, stages: Stages) -> list[UnitRecord]:
+def _searched(
+    task: MineUnit, both: Sequence[Both], job: Job, cluster: Cluster, stages: Stages
+) -> list[UnitRecord]:
     """The record of every unit, in order."""
     made = {each.number: record for each in both if (record := task.left(each)) is not None}
     todo = [each for each in both if each.number not in made]
     with stages("search", sum(each.anchors.rows for each in both)) as bar:
         bar.skip(sum(both[number].anchors.rows for number in made))
-        for number, record in map_units(task, todo, Pool(cluster.index_workers(job.cluster, max(1, len(todo)))), bar):
+        for number, record in map_units(
+            task, todo, Pool(cluster.index_workers(job.cluster, max(1, len(todo)))), bar
+        ):
             made[todo[number].number] = record
         bar.reach(sum(each.anchors.rows for each in todo))
     return [made[number] for number in range(len(both))]
@@ -164,11 +221,27 @@ def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
     """The texts' unit; a row's id is its number among the pairs."""
     texts, rows = cleaned(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
     schema = corpus_schema(pa.int64(), _KEPT[role])
-    columns = [rows, texts, text_keys(texts), *(texts for _ in _KEPT[role]), pa.repeat(pa.scalar(role), len(texts)), rows]
+    columns = [
+        rows,
+        texts,
+        text_keys(texts),
+        *(texts for _ in _KEPT[role]),
+        pa.repeat(pa.scalar(role), len(texts)),
+        rows,
+    ]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
-    stored = stored_by_content(store, sink.getvalue().to_pybytes(), "units/pairs/unit", ".parquet", rows=len(texts))
-    return CorpusUnit(name=stored.path, path=stored.path, rows=len(texts), bytes=stored.bytes, sha256=stored.sha256, ordinal=0)
+    stored = stored_by_content(
+        store, sink.getvalue().to_pybytes(), "units/pairs/unit", ".parquet", rows=len(texts)
+    )
+    return CorpusUnit(
+        name=stored.path,
+        path=stored.path,
+        rows=len(texts),
+        bytes=stored.bytes,
+        sha256=stored.sha256,
+        ordinal=0,
+    )
 
 
 def _numbered(units: Sequence[CorpusUnit]) -> Iterator[CorpusUnit]:

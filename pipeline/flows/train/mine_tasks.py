@@ -19,9 +19,9 @@ from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, Stored, UnitRecord, create_record
 from pipeline.text.rows.triples import SCHEMA
 
-ROW_GROUP = 8_192       # rows: small ones, since the order of training shuffles whole row groups
-_LINES = 1 << 22        # pairs whose keys are held at once: some 300 MB
-_QUERIES = 1_024        # anchors asked at once
+ROW_GROUP = 8_192  # rows: small ones, since the order of training shuffles whole row groups
+_LINES = 1 << 22  # pairs whose keys are held at once: some 300 MB
+_QUERIES = 1_024  # anchors asked at once
 _KNOWN = pa.schema([pa.field("anchor", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)])
 
 
@@ -57,15 +57,22 @@ class Relate:
         parts = -(-sum(unit.rows for _, unit in units) // _LINES)
         repeats = []
         with self.store.scratch() as scratch:
-            with pq.ParquetWriter(scratch / "known", _KNOWN, compression="NONE", use_dictionary=False) as writer:
+            with pq.ParquetWriter(
+                scratch / "known", _KNOWN, compression="NONE", use_dictionary=False
+            ) as writer:
                 for part in range(parts):
                     again, known = _related(*self._lines(units, part, parts))
                     repeats.append(again)
                     writer.write_table(known)
             known_file = put_by_content(self.store, scratch / "known", "pairs/known", ".parquet", 0)
-        return Related(repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"), known=known_file)
+        return Related(
+            repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"),
+            known=known_file,
+        )
 
-    def _lines(self, units: Sequence[tuple[CorpusUnit, CorpusUnit]], part: int, parts: int) -> tuple[pa.Table, pa.Array]:
+    def _lines(
+        self, units: Sequence[tuple[CorpusUnit, CorpusUnit]], part: int, parts: int
+    ) -> tuple[pa.Table, pa.Array]:
         """(key, address, anchor) of positives, and the anchors' keys: those that fall into the part."""
         lines, asked = [], []
         for anchors, positives in units:
@@ -83,7 +90,12 @@ def _related(lines: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.Table]:
     keys = first["key"].combine_chunks()
     canonical = first["address_min"].take(pc.index_in(lines["key"].combine_chunks(), value_set=keys))
     found = pc.index_in(anchors, value_set=keys)
-    itself = pa.table({"anchor": anchors.filter(pc.is_valid(found)), "address": first["address_min"].take(pc.drop_null(found))})
+    itself = pa.table(
+        {
+            "anchor": anchors.filter(pc.is_valid(found)),
+            "address": first["address_min"].take(pc.drop_null(found)),
+        }
+    )
     right = pa.concat_tables([pa.table({"anchor": lines["anchor"], "address": canonical}), itself])
     again = lines["address"].to_numpy() != canonical.to_numpy()
     known = right.group_by(["anchor", "address"], use_threads=False).aggregate([]).select(_KNOWN.names)
@@ -96,7 +108,10 @@ def _keys(store: Store, unit: CorpusUnit) -> pa.Array:
 
 def _in_part(keys: pa.Array, part: int, parts: int) -> pa.Array:
     """Mask: keys are hashes, so their first bytes are spread evenly."""
-    return pa.array(np.frombuffer(keys.buffers()[1], "<u8")[2 * keys.offset:][: 2 * len(keys) : 2] % np.uint64(parts) == part)
+    return pa.array(
+        np.frombuffer(keys.buffers()[1], "<u8")[2 * keys.offset :][: 2 * len(keys) : 2] % np.uint64(parts)
+        == part
+    )
 
 
 @dataclass(frozen=True)
@@ -130,33 +145,62 @@ class MineUnit:
 
     def _mined(self, both: Both, index: Any, ids: Any) -> UnitRecord:
         store = self.source.store
-        anchors, positives = (pq.read_table(store.open(unit.path, unit.sha256), columns=["text", "text_key"]) for unit in (both.anchors, both.positives))
-        vectors = self._vectors(both.anchors, both.anchor_vectors), self._vectors(both.positives, both.positive_vectors)
+        anchors, positives = (
+            pq.read_table(store.open(unit.path, unit.sha256), columns=["text", "text_key"])
+            for unit in (both.anchors, both.positives)
+        )
+        vectors = (
+            self._vectors(both.anchors, both.anchor_vectors),
+            self._vectors(both.positives, both.positive_vectors),
+        )
         picked, usable = self._picked(both, _column(anchors, "text_key"), vectors, index)
         rows, places = np.nonzero(picked >= 0)
         negatives = ids.take(picked[rows, places])["text"]
-        table = pa.table([_column(anchors, "text").take(rows), _column(positives, "text").take(rows), negatives], names=SCHEMA.names).cast(SCHEMA)
-        counts = {"pairs": len(picked), "rows": len(rows), "mined": len(np.unique(rows)), "unusable": int((~usable).sum())}
+        table = pa.table(
+            [_column(anchors, "text").take(rows), _column(positives, "text").take(rows), negatives],
+            names=SCHEMA.names,
+        ).cast(SCHEMA)
+        counts = {
+            "pairs": len(picked),
+            "rows": len(rows),
+            "mined": len(np.unique(rows)),
+            "unusable": int((~usable).sum()),
+        }
         with store.scratch() as scratch:
             pq.write_table(table, file := scratch / "rows", row_group_size=ROW_GROUP, compression="zstd")
-            name = f"{self.folder}/rows/part-{both.number:05d}.parquet"         # one name whatever the content: readers take all files of the folder
-            record = UnitRecord(name=name, path=name, rows=len(rows), bytes=file.stat().st_size, sha256=sha256_of(file), counts=counts, space_id=self.source.space_id)
+            name = f"{self.folder}/rows/part-{both.number:05d}.parquet"  # one name whatever the content: readers take all files of the folder
+            record = UnitRecord(
+                name=name,
+                path=name,
+                rows=len(rows),
+                bytes=file.stat().st_size,
+                sha256=sha256_of(file),
+                counts=counts,
+                space_id=self.source.space_id,
+            )
             store.put(file, name)
         return create_record(store, self._record(both), record)
 
-    def _picked(self, both: Both, keys: pa.Array, vectors: tuple[np.ndarray, np.ndarray], index: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _picked(
+        self, both: Both, keys: pa.Array, vectors: tuple[np.ndarray, np.ndarray], index: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(n, negatives) addresses of each pair's negatives, and (n,) mask of the pairs whose texts both have a vector."""
         from pipeline.index.build import threads
         from pipeline.index.negatives import pick, without_known
         from pipeline.index.truth import NOBODY, Neighbours
 
         anchors, positives = vectors
-        usable, cosines = np.asarray(anchors.any(axis=1) & positives.any(axis=1)), np.einsum("nd,nd->n", anchors, positives)
+        usable, cosines = (
+            np.asarray(anchors.any(axis=1) & positives.any(axis=1)),
+            np.einsum("nd,nd->n", anchors, positives),
+        )
         coded = keys.dictionary_encode()
         codes, known = coded.indices.to_numpy().astype(np.int64), self._known(coded.dictionary)
         _, first = np.unique(codes, return_index=True)
         picked, done = np.full((len(codes), self.settings.negatives), NOBODY, np.int64), 0
-        for batch in _batches(np.flatnonzero(anchors[first].any(axis=1)), np.array([len(each) for each in known])):
+        for batch in _batches(
+            np.flatnonzero(anchors[first].any(axis=1)), np.array([len(each) for each in known])
+        ):
             depth = self.settings.neighbours + max(len(known[code]) for code in batch)
             with threads(self.threads):
                 scores, addresses = index.search(anchors[first[batch]], depth)
@@ -165,7 +209,13 @@ class MineUnit:
             place[batch] = np.arange(len(batch))
             rows = np.flatnonzero((place[codes] >= 0) & usable)
             mine = place[codes[rows]]
-            picked[rows] = pick(Neighbours(found.addresses[mine], found.scores[mine]), cosines[rows], both.first + rows, self.settings, self.seed)
+            picked[rows] = pick(
+                Neighbours(found.addresses[mine], found.scores[mine]),
+                cosines[rows],
+                both.first + rows,
+                self.settings,
+                self.seed,
+            )
             progress(done := done + len(rows))
         progress(done, last=True)
         return picked, usable
@@ -173,10 +223,14 @@ class MineUnit:
     def _known(self, anchors: pa.Array) -> list[np.ndarray]:
         """Addresses of the texts that are no negative, of each anchor."""
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for batch in pq.ParquetFile(self.source.store.open(self.known.path, self.known.sha256)).iter_batches():
+        for batch in pq.ParquetFile(
+            self.source.store.open(self.known.path, self.known.sha256)
+        ).iter_batches():
             places = pc.index_in(batch["anchor"], value_set=anchors)
             mine = pc.is_valid(places)
-            found.append((places.filter(mine).to_numpy().astype(np.int64), batch["address"].filter(mine).to_numpy()))
+            found.append(
+                (places.filter(mine).to_numpy().astype(np.int64), batch["address"].filter(mine).to_numpy())
+            )
         places, addresses = (np.concatenate(parts) for parts in zip(*found, strict=True))
         order = np.argsort(places, kind="stable")
         return np.split(addresses[order], np.searchsorted(places[order], np.arange(1, len(anchors))))

@@ -36,7 +36,9 @@ def check_settings(settings: TrainSettings) -> None:
     check_adapters(settings)
     chosen(settings.watch)
     if not settings.data:
-        raise ConfigError("train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet")
+        raise ConfigError(
+            "train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet"
+        )
     _check_dev(settings)
     roles_of(settings)
     _check_rows(settings)
@@ -50,14 +52,20 @@ def plan_of(settings: TrainSettings) -> Plan:
     columns, optional, order = roles_of(settings)
     sources = tuple(open_pairs(source, columns, optional) for source in settings.data)
     rows = order_of(settings, sources, contiguous=order == "contiguous")
-    return Plan(rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources))
+    return Plan(
+        rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources)
+    )
 
 
 def open_dev(settings: TrainSettings) -> "Dev | None":
     """What the encoder is measured on between the steps; None for nothing. DataError for a file that cannot be used."""
     from pipeline.train.dev import Dev
 
-    return None if settings.dev.uri is None else Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
+    return (
+        None
+        if settings.dev.uri is None
+        else Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
+    )
 
 
 def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:
@@ -67,13 +75,24 @@ def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: b
     if len(sources) == 1:
         return kind(sources[0], settings.order)
     if settings.mixing == "alternate":
-        return AlternatingOrder(tuple(kind(source, settings.order) for source in sources), weights, settings.order.seed)
+        return AlternatingOrder(
+            tuple(kind(source, settings.order) for source in sources), weights, settings.order.seed
+        )
     if contiguous:
-        raise ConfigError("train.mixing", "alternate for an objective that reads neighbours, of which a batch is one piece", "blend", "leave it out")
+        raise ConfigError(
+            "train.mixing",
+            "alternate for an objective that reads neighbours, of which a batch is one piece",
+            "blend",
+            "leave it out",
+        )
     parts = parts_of(settings.order.batch_rows, weights)
-    orders = tuple(kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True))
+    orders = tuple(
+        kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True)
+    )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
-    return BlendedOrder(orders, roles, tuple(source.counts["rows"] for source in sources), settings.order.seed)
+    return BlendedOrder(
+        orders, roles, tuple(source.counts["rows"] for source in sources), settings.order.seed
+    )
 
 
 def steps_of(settings: TrainSettings, order: Order) -> int:
@@ -92,13 +111,28 @@ def _check_dev(settings: TrainSettings) -> None:
 
     if settings.dev.measure == "accuracy" and not OBJECTIVES[settings.objective[0].name].classifies:
         known = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
-        raise ConfigError("train.dev.measure accuracy", f"an objective that trains a classifier, as the first ({known})", settings.objective[0].name, "measure spearman")
+        raise ConfigError(
+            "train.dev.measure accuracy",
+            f"an objective that trains a classifier, as the first ({known})",
+            settings.objective[0].name,
+            "measure spearman",
+        )
     if settings.dev.uri is not None:
         return
     if settings.dev.patience is not None:
-        raise ConfigError("train.dev.patience", "a file to measure on (train.dev.uri)", "none", "name one, or leave patience out")
+        raise ConfigError(
+            "train.dev.patience",
+            "a file to measure on (train.dev.uri)",
+            "none",
+            "name one, or leave patience out",
+        )
     if settings.schedule.name == "plateau":
-        raise ConfigError("train.schedule plateau", "a figure on dev, which it goes by (train.dev.uri)", "none", "name a file to measure on, or take another schedule")
+        raise ConfigError(
+            "train.schedule plateau",
+            "a figure on dev, which it goes by (train.dev.uri)",
+            "none",
+            "name a file to measure on, or take another schedule",
+        )
 
 
 def _check_rows(settings: TrainSettings) -> None:
@@ -114,4 +148,6 @@ def _check_rows(settings: TrainSettings) -> None:
         if seen < least:
             where = "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers"
             remedy = "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks")
-            raise ConfigError(where, f"{least} rows or more, since {one.name} compares them", f"{seen}", remedy)
+            raise ConfigError(
+                where, f"{least} rows or more, since {one.name} compares them", f"{seen}", remedy
+            )

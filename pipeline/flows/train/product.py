@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.train.dev import Best
 
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "pyarrow")
-_LAST = ("modules.json", "config.json")         # without them nobody takes a folder for an encoder
+_LAST = ("modules.json", "config.json")  # without them nobody takes a folder for an encoder
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,13 @@ def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome
     run.store.write(REPORT, render(report).encode())
     figures = {} if outcome.best.figure is None else {"dev": outcome.best.figure}
     result = ResultRecord(
-        name=run.name, digest=run.digest, space_id=folder.space_id, steps=outcome.steps, best_step=report.best_step, figures=figures, ended=report.ended,
+        name=run.name,
+        digest=run.digest,
+        space_id=folder.space_id,
+        steps=outcome.steps,
+        best_step=report.best_step,
+        figures=figures,
+        ended=report.ended,
     )
     run.store.create(RESULT, result.to_json())
     return result
@@ -59,21 +65,39 @@ def _saved(product: "Product", path: Path) -> EncoderFolder:
     return save_folder(product.encoder, product.encoder.folder, path, head=product.head)
 
 
-def _report(run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outcome: Outcome, *, head: bool) -> "Report":
+def _report(
+    run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outcome: Outcome, *, head: bool
+) -> "Report":
     from pipeline.report.training import Product, Report, Source
     from pipeline.train.metrics import read_metrics
 
     record = run.record()
     sources = (
-        Source(source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0))      # a training that an earlier version began has none
+        Source(
+            source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0)
+        )  # a training that an earlier version began has none
         for source, counts in zip(settings.data, record.counts, strict=True)
     )
     chosen = outcome.best.figure is not None and settings.dev.keep == "best"
     return Report(
-        name=run.name, uri=run.store.uri, settings=settings, encoder=record.encoder, start_space=run.definition["encoder"]["space_id"], sources=tuple(sources),
-        steps=outcome.steps, planned=record.steps, steps_per_epoch=record.steps_per_epoch, lines=tuple(read_metrics(run.store)), product=Product.of(folder, head=head),
-        best_step=outcome.best.step if chosen else None, ended=_ended(settings, record, outcome), device=_device(settings, outcome),
-        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), doubts=outcome.doubts, settings_text=to_yaml(settings), packages=packages(*_PACKAGES),
+        name=run.name,
+        uri=run.store.uri,
+        settings=settings,
+        encoder=record.encoder,
+        start_space=run.definition["encoder"]["space_id"],
+        sources=tuple(sources),
+        steps=outcome.steps,
+        planned=record.steps,
+        steps_per_epoch=record.steps_per_epoch,
+        lines=tuple(read_metrics(run.store)),
+        product=Product.of(folder, head=head),
+        best_step=outcome.best.step if chosen else None,
+        ended=_ended(settings, record, outcome),
+        device=_device(settings, outcome),
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        doubts=outcome.doubts,
+        settings_text=to_yaml(settings),
+        packages=packages(*_PACKAGES),
     )
 
 
@@ -87,7 +111,11 @@ def _ended(settings: TrainSettings, record: RunRecord, outcome: Outcome) -> str:
 
 
 def _device(settings: TrainSettings, outcome: Outcome) -> str:
-    kind = "GPU" if outcome.device.startswith("cuda") else f"CPU, {settings.threads} {'threads' if settings.threads > 1 else 'thread'} each"
+    kind = (
+        "GPU"
+        if outcome.device.startswith("cuda")
+        else f"CPU, {settings.threads} {'threads' if settings.threads > 1 else 'thread'} each"
+    )
     return f"{outcome.workers} {'workers' if outcome.workers > 1 else 'worker'}, {kind}"
 
 

@@ -51,12 +51,16 @@ class TrainRank:
                 self._follow(course, batches, log, tell)
             chosen = course.product()
         if share.rank == 0:
-            objective = self._objective()                # not the one that was trained: that may be in shards, on a GPU, or compiled
+            objective = (
+                self._objective()
+            )  # not the one that was trained: that may be in shards, on a GPU, or compiled
             objective.load_state_dict(chosen.load()["objective"])
             outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.doubts()))
             publish(self.run, self.settings, objective.product(), outcome)
 
-    def _follow(self, course: "Course", batches: "Generator[Batch, None, None]", log: "TrainingLog | None", tell: Tell) -> None:
+    def _follow(
+        self, course: "Course", batches: "Generator[Batch, None, None]", log: "TrainingLog | None", tell: Tell
+    ) -> None:
         from pipeline.train.finite import NonFinite
 
         try:
@@ -83,14 +87,28 @@ class TrainRank:
         objective, watch = course.training.objective, self.settings.watch
         for doubt in objective.doubts():
             say(doubt)
-        trackers = open_trackers(watch, Watched(self.run.name, self.run.store, self.run.definition, course.number))
+        trackers = open_trackers(
+            watch, Watched(self.run.name, self.run.store, self.run.definition, course.number)
+        )
         file = MetricsFile(self.run.store, METRICS, step=course.number)
-        return TrainingLog(file, trackers, every=watch.steps, steps_per_epoch=self.plan.steps_per_epoch, positives=objective.positives)
+        return TrainingLog(
+            file,
+            trackers,
+            every=watch.steps,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            positives=objective.positives,
+        )
 
     def _training(self, device: str) -> "Training":
         from pipeline.train.loop import Training
 
-        return Training(self._objective(), self.settings, steps=self.plan.steps, steps_per_epoch=self.plan.steps_per_epoch, device=device)
+        return Training(
+            self._objective(),
+            self.settings,
+            steps=self.plan.steps,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            device=device,
+        )
 
     def _objective(self) -> "Objective":
         """The same on every rank, new weights included."""
@@ -101,7 +119,9 @@ class TrainRank:
         from pipeline.objectives.build import build_objective
 
         torch.manual_seed(self.settings.seed)
-        encoder = load_trainable(open_folder(self.encoder), dropout=self.settings.dropout, fresh=self.settings.fresh)
+        encoder = load_trainable(
+            open_folder(self.encoder), dropout=self.settings.dropout, fresh=self.settings.fresh
+        )
         adapt(encoder, self.settings.lora)
         return build_objective(self.settings, encoder)
 
@@ -111,7 +131,9 @@ class TrainRank:
         from pipeline.train.gather import Ranks
 
         peers = Ranks() if self.settings.across_ranks else ALONE
-        return batches(self.plan.order, open_folder(self.encoder).tokenizer(), start=start, share=share, peers=peers)
+        return batches(
+            self.plan.order, open_folder(self.encoder).tokenizer(), start=start, share=share, peers=peers
+        )
 
     def _refused(self, error: "NonFinite | ModelError", step: int) -> DataError:
         """The error with the place of its batch, that of all ranks, which is stored now: by whichever rank has met it, since another may not come so far."""
@@ -119,7 +141,12 @@ class TrainRank:
         pq.write_table(next(self.plan.order.batches(step - 1)).table, sink)
         self.run.store.write(path, sink.getvalue().to_pybytes())
         where = error.where if error.where.startswith("step") else f"step {step}: {error.where}"
-        return DataError(where, error.expected, error.found, f"the batch is in {self.run.store.uri_of(path)}; {error.remedy}")
+        return DataError(
+            where,
+            error.expected,
+            error.found,
+            f"the batch is in {self.run.store.uri_of(path)}; {error.remedy}",
+        )
 
 
 def _keep(course: "Course", log: "TrainingLog | None") -> None:

@@ -21,14 +21,21 @@ from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import Share
 
 _LOOK_S = 0.5
-_LONGER = 1.2           # Ray's own patience: ours ends first, and says what is missing
+_LONGER = 1.2  # Ray's own patience: ours ends first, and says what is missing
 _ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",             # also what a short training waits at its start and end; Ray: 2
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",             # an actor less: a node that goes away is a node that is lost
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # also what a short training waits at its start and end; Ray: 2
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor less: a node that goes away is a node that is lost
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",                          # relative paths in the settings mean the same on every rank
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the settings mean the same on every rank
 }
-_LOST = ("gloo", "nccl", "connection reset by peer", "connection closed by peer", "socket", "broken pipe")      # in an error's text, where a collective ended in it
+_LOST = (
+    "gloo",
+    "nccl",
+    "connection reset by peer",
+    "connection closed by peer",
+    "socket",
+    "broken pipe",
+)  # in an error's text, where a collective ended in it
 
 
 class Work(Protocol):
@@ -57,7 +64,12 @@ class Group:
         room = Needs(self.cpus, self.gpus).fit(cluster.nodes)
         if room < self.workers and not cluster.grows:
             expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
-            raise ConfigError("cluster", expected, f"room for {room} on {len(cluster.nodes)} nodes", "lower train.workers: a training goes on with any number")
+            raise ConfigError(
+                "cluster",
+                expected,
+                f"room for {room} on {len(cluster.nodes)} nodes",
+                "lower train.workers: a training goes on with any number",
+            )
 
     def run(self, work: Work, bar: Running | None = None) -> None:
         """Every worker does its share of the work. An error of ours that one of them raises comes out as it was raised, and is not tried again.
@@ -71,14 +83,22 @@ class Group:
             if again < self.failures:
                 say(f"a training worker is lost ({found}); all of them start again from the last checkpoint")
         remedy = "look for memory that is short (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), then run again: it goes on from there"
-        raise TransientError("training", f"workers that live (train.failures {self.failures})", f"{self.failures + 1} losses, the last one: {found}", remedy)
+        raise TransientError(
+            "training",
+            f"workers that live (train.failures {self.failures})",
+            f"{self.failures + 1} losses, the last one: {found}",
+            remedy,
+        )
 
     def _attempt(self, work: Work, bar: Running | None) -> str | None:
         """None when all is done, else who was lost."""
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-        with watched("training", Needs(self.cpus, self.gpus), self.failures + 1, bar) as (call, watch), self._storage() as storage:
+        with (
+            watched("training", Needs(self.cpus, self.gpus), self.failures + 1, bar) as (call, watch),
+            self._storage() as storage,
+        ):
             try:
                 _follow(_thread(lambda: self._trainer(work, call, storage).fit()), watch)
             except TrainingFailedError as error:
@@ -90,27 +110,46 @@ class Group:
 
     def _no_room(self) -> TransientError:
         expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs within {self.patience_s:g} s (cluster.patience_s)"
-        return TransientError("cluster", expected, "not all of them", "add nodes, end what occupies them, or lower train.workers; then run again: it goes on from there")
+        return TransientError(
+            "cluster",
+            expected,
+            "not all of them",
+            "add nodes, end what occupies them, or lower train.workers; then run again: it goes on from there",
+        )
 
     def _trainer(self, work: Work, call: Call, storage: str) -> Any:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        once = FailureConfig(max_failures=0, controller_failure_limit=0)        # which losses are worth another start is judged here
+        once = FailureConfig(
+            max_failures=0, controller_failure_limit=0
+        )  # which losses are worth another start is judged here
         resources = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         return TorchTrainer(
             _work,
             train_loop_config={"work": work, "call": call, "threads": self.threads},
             torch_config=TorchConfig(backend="nccl" if self.gpus else "gloo"),
             scaling_config=ScalingConfig(
-                num_workers=self.workers, use_gpu=bool(self.gpus), resources_per_worker=resources, placement_strategy="PACK" if self.gpus else "SPREAD",
+                num_workers=self.workers,
+                use_gpu=bool(self.gpus),
+                resources_per_worker=resources,
+                placement_strategy="PACK" if self.gpus else "SPREAD",
             ),
-            run_config=RunConfig(name="training", storage_path=storage, failure_config=once, worker_runtime_env={"env_vars": self._variables()}),
+            run_config=RunConfig(
+                name="training",
+                storage_path=storage,
+                failure_config=once,
+                worker_runtime_env={"env_vars": self._variables()},
+            ),
         )
 
     def _variables(self) -> dict[str, str]:
         """Of the workers: they inherit no other from the driver where that is on another node."""
-        passed = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ}
+        passed = {
+            name: os.environ[name]
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+            if name in os.environ
+        }
         return {"OMP_NUM_THREADS": str(self.threads), **passed}
 
     @contextmanager
@@ -129,7 +168,14 @@ class Group:
 
 def group_of(train: TrainSettings, cluster: ClusterSettings) -> Group:
     """The workers that the settings ask for."""
-    return Group(train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker, train.threads, train.failures, cluster.patience_s)
+    return Group(
+        train.workers,
+        cluster.cpus_per_worker,
+        cluster.gpus_per_worker,
+        train.threads,
+        train.failures,
+        cluster.patience_s,
+    )
 
 
 def _work(config: dict[str, Any]) -> None:
@@ -142,12 +188,14 @@ def _work(config: dict[str, Any]) -> None:
     share = Share(context.get_world_rank(), context.get_world_size())
     with call.alive(), listening() as heard:
         if share.rank == 0:
-            call.begin(0)                               # whoever hangs, the first rank waits for it, and stands still
+            call.begin(0)  # whoever hangs, the first rank waits for it, and stands still
         try:
             config["work"](share, str(_device()), partial(_tell, call, heard, share.rank))
         except torch.OutOfMemoryError as error:
             remedy = "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or train.precision=bfloat16"
-            raise ConfigError("train", "a step that fits into the GPU's memory", str(error).splitlines()[0][:200], remedy) from None
+            raise ConfigError(
+                "train", "a step that fits into the GPU's memory", str(error).splitlines()[0][:200], remedy
+            ) from None
         except RuntimeError as error:
             if any(word in str(error).lower() for word in _LOST):
                 raise LostPeer(str(error).splitlines()[0][:200]) from None
@@ -159,7 +207,7 @@ def _work(config: dict[str, Any]) -> None:
 def _tell(call: Call, heard: list[str], rank: int, step: int, note: str) -> None:
     """One rank's word is enough: all take the same steps."""
     if rank == 0:
-        call.put(0, step, note, counted=False)          # between two steps a model is measured or saved
+        call.put(0, step, note, counted=False)  # between two steps a model is measured or saved
     _pass_on(call, heard, rank)
 
 
@@ -184,7 +232,7 @@ def _thread(work: Callable[[], Any]) -> "Future[Any]":
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:                  # whatever it is, it is raised where the result is asked for
+        except BaseException as error:  # whatever it is, it is raised where the result is asked for
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -210,12 +258,22 @@ def failures_of(error: Exception) -> Mapping[int, Exception]:
 def judged(failures: Mapping[int, Exception], whole: Exception) -> str:
     """Who was lost, in words. Raises what one of the workers raised itself: an error of ours before any other, else a defect, with all workers' tracebacks."""
     from ray.exceptions import RayError
-    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
+    from ray.train.v2._internal.exceptions import (
+        WorkerGroupStartupFailedError,
+        WorkerHealthCheckFailedError,
+        WorkerHealthCheckTimeoutError,
+    )
 
     ours = [error for error in failures.values() if isinstance(error, PipelineError)]
     if ours:
         raise ours[0]
-    lost = (RayError, LostPeer, WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError, WorkerGroupStartupFailedError)
+    lost = (
+        RayError,
+        LostPeer,
+        WorkerHealthCheckFailedError,
+        WorkerHealthCheckTimeoutError,
+        WorkerGroupStartupFailedError,
+    )
     if any(not isinstance(error, lost) for error in failures.values()):
         raise whole
     rank, first = min(failures.items(), key=lambda item: (isinstance(item[1], LostPeer), item[0]))

@@ -14,13 +14,20 @@ from pipeline.store.units import Stored
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.rows.pairs import files_of
 
-RUN, RESULT, METRICS, CHECKPOINTS, ENCODER, REPORT = "run.json", "result.json", "metrics.jsonl", "checkpoints", "encoder", "report.html"
-_VERSION = "training-1"         # changes with any change of the training that changes bits
+RUN, RESULT, METRICS, CHECKPOINTS, ENCODER, REPORT = (
+    "run.json",
+    "result.json",
+    "metrics.jsonl",
+    "checkpoints",
+    "encoder",
+    "report.html",
+)
+_VERSION = "training-1"  # changes with any change of the training that changes bits
 _SHAPES_NOTHING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
 _NAME = re.compile(r"[\w][\w.+=-]*")
-_LAST = "config.json"           # of an encoder: written behind all others
-_DIGITS = 12                    # of a name that is made
-_SHOWN = 60                     # characters of a value in an error
+_LAST = "config.json"  # of an encoder: written behind all others
+_DIGITS = 12  # of a name that is made
+_SHOWN = 60  # characters of a value in an error
 
 
 class RunRecord(Stored):
@@ -84,7 +91,12 @@ class RunFolder:
         """What the training was begun for. DataError where that is not to be read."""
         record = RunRecord.load(self.store, RUN)
         if record is None:
-            raise DataError(self.store.uri_of(RUN), "the record of the training", "no such file", "it was deleted while the training ran: run the command again")
+            raise DataError(
+                self.store.uri_of(RUN),
+                "the record of the training",
+                "no such file",
+                "it was deleted while the training ran: run the command again",
+            )
         return record
 
     def result(self) -> ResultRecord | None:
@@ -102,7 +114,7 @@ class RunFolder:
         self.check()
         created = self.store.create(RUN, record.to_json())
         if not created and RunRecord.left(self.store, RUN) is None:
-            self.store.write(RUN, record.to_json())         # what a killed run left of it
+            self.store.write(RUN, record.to_json())  # what a killed run left of it
         return created
 
     def check(self) -> None:
@@ -111,27 +123,45 @@ class RunFolder:
             record = RunRecord.left(self.store, RUN)
         if record is None:
             if strangers := [entry.path for entry in self.store.list() if entry.path != RUN]:
-                raise ConfigError(self.store.uri, "the folder of a training, or none", f"{strangers[0]} and no {RUN}", "set train.name or train.root to another place")
+                raise ConfigError(
+                    self.store.uri,
+                    "the folder of a training, or none",
+                    f"{strangers[0]} and no {RUN}",
+                    "set train.name or train.root to another place",
+                )
         elif record.digest != self.digest:
             differing = list(_differing(record.definition, self.definition))
             remedy = "give these as they were (workers, threads, cluster, checkpoint and watch may change), or another train.name"
-            raise ConfigError(f"train.name {self.name}", "the settings that this training began with", "; ".join(differing) or "another version of the program", remedy)
+            raise ConfigError(
+                f"train.name {self.name}",
+                "the settings that this training began with",
+                "; ".join(differing) or "another version of the program",
+                remedy,
+            )
 
 
 def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
     """The folder of that training. ConfigError for a name that cannot be one; DataError where there are no files."""
     definition = {
-        "version": _VERSION, "encoder": {"space_id": encoder.space_id}, "train": settings.model_dump(mode="json", exclude=_shapes_nothing(settings)),
+        "version": _VERSION,
+        "encoder": {"space_id": encoder.space_id},
+        "train": settings.model_dump(mode="json", exclude=_shapes_nothing(settings)),
         "data": [_identity(source, files_of(source.uri)) for source in settings.data],
         "dev": [_stamp(file) for file in files_of(settings.dev.uri)] if settings.dev.uri else [],
     }
-    name = _checked(settings.name) if settings.name is not None else f"{'-'.join(one.name for one in settings.objective)}-{digest_of(definition)[:_DIGITS]}"
+    name = (
+        _checked(settings.name)
+        if settings.name is not None
+        else f"{'-'.join(one.name for one in settings.objective)}-{digest_of(definition)[:_DIGITS]}"
+    )
     return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
 
 
 def _shapes_nothing(settings: TrainSettings) -> dict[str, Any]:
     """How dev is measured is left out where it is by Spearman: what began before there was the choice is to be found again."""
-    return dict.fromkeys(_SHAPES_NOTHING, True) | ({"dev": {"measure"}} if settings.dev.measure == "spearman" else {})
+    return dict.fromkeys(_SHAPES_NOTHING, True) | (
+        {"dev": {"measure"}} if settings.dev.measure == "spearman" else {}
+    )
 
 
 def _identity(source: PairSettings, files: list[SourceFile]) -> dict[str, Any]:
@@ -144,7 +174,12 @@ def _stamp(file: SourceFile) -> list[Any]:
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ConfigError("train.name", "letters, digits and . _ - + =, for a folder", repr(name), "choose another name, or null for one that is made")
+        raise ConfigError(
+            "train.name",
+            "letters, digits and . _ - + =, for a folder",
+            repr(name),
+            "choose another name, or null for one that is made",
+        )
     return name
 
 

@@ -18,28 +18,42 @@ def pinned(settings: TrainSettings) -> Iterator[TrainSettings]:
         return
     for sources in _open_trainings(settings):
         if _fit(settings.data, last, sources):
-            yield _reading(settings, [None if now is None else then for now, then in zip(last, sources, strict=True)])
+            yield _reading(
+                settings, [None if now is None else then for now, then in zip(last, sources, strict=True)]
+            )
     yield _reading(settings, last)
 
 
 def _reading(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettings:
     """null: as it is."""
-    sources = (source if uri is None else source.model_copy(update={"uri": uri}) for source, uri in zip(settings.data, uris, strict=True))
+    sources = (
+        source if uri is None else source.model_copy(update={"uri": uri})
+        for source, uri in zip(settings.data, uris, strict=True)
+    )
     return settings.model_copy(update={"data": tuple(sources)})
 
 
 def _fit(given: Sequence[PairSettings], last: Sequence[str | None], sources: Sequence[str]) -> bool:
     """Whether `sources` name a manifest of the same folder wherever a folder is given."""
     return len(given) == len(sources) and all(
-        now is None or ((folder := folder_of(then)) is not None and same_folder(folder, source.uri)) for source, now, then in zip(given, last, sources, strict=True)
+        now is None or ((folder := folder_of(then)) is not None and same_folder(folder, source.uri))
+        for source, now, then in zip(given, last, sources, strict=True)
     )
 
 
 def _open_trainings(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
     """What the trainings read that have begun and not ended: the one of train.name, or all below train.root."""
     store = open_store(settings.root)
-    there = {entry.path: entry for entry in store.list("", ".json") if settings.name in (None, entry.path.partition("/")[0])}
-    begun = [entry for path, entry in there.items() if path.count("/") == 1 and path.endswith(f"/{RUN}") and path.removesuffix(RUN) + RESULT not in there]
+    there = {
+        entry.path: entry
+        for entry in store.list("", ".json")
+        if settings.name in (None, entry.path.partition("/")[0])
+    }
+    begun = [
+        entry
+        for path, entry in there.items()
+        if path.count("/") == 1 and path.endswith(f"/{RUN}") and path.removesuffix(RUN) + RESULT not in there
+    ]
     for entry in sorted(begun, key=lambda entry: -entry.modified):
         yield _sources(store, entry.path)
 

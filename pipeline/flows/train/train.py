@@ -20,8 +20,8 @@ from pipeline.settings.training import TrainSettings
 from pipeline.store.lease import holders, lease
 from pipeline.store.store import open_store
 
-_LEASES = "leases"      # below the folder of a training
-_MINED = "mined"        # below train.root, beside the trainings: what is mined serves all that begin with the same encoder and rows
+_LEASES = "leases"  # below the folder of a training
+_MINED = "mined"  # below train.root, beside the trainings: what is mined serves all that begin with the same encoder and rows
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,12 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
         begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
         for other in holders(run.store, _LEASES):
-            say(f"another command is at work on this training ({other}): each does all of it, and the end is the same")
-        work = TrainRank(run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun)
+            say(
+                f"another command is at work on this training ({other}): each does all of it, and the end is the same"
+            )
+        work = TrainRank(
+            run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun
+        )
         with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
             bar.reach(max(run.ended().steps - begun, 0))
@@ -66,11 +70,13 @@ def opened(job: Job) -> tuple[Job, RunFolder]:
         try:
             one, run = _opened(job, settings)
             record = RunRecord.left(run.store, RUN)
-        except DataError:                               # a unit of then is gone, or the record is another version's
+        except DataError:  # a unit of then is gone, or the record is another version's
             continue
         if record is not None and record.digest == run.digest and run.result() is None:
             if settings != newest:
-                say(f"training {run.name} goes on with {', '.join(record.sources)}, though there is a later manifest")
+                say(
+                    f"training {run.name} goes on with {', '.join(record.sources)}, though there is a later manifest"
+                )
             return one, run
     return _opened(job, newest)
 
@@ -93,7 +99,11 @@ def _start(job: Job) -> EncoderSettings:
 def _named(job: Job) -> str:
     """What training starts from, for people."""
     new = job.train.recurrent
-    return job.encoder.path if new.cell is None else f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
+    return (
+        job.encoder.path
+        if new.cell is None
+        else f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
+    )
 
 
 def _planned(settings: TrainSettings, stages: Stages) -> Plan:
@@ -107,7 +117,7 @@ def _mines(job: Job) -> bool:
     """Whether the rows have to be given hard negatives first. ConfigError where that cannot be."""
     if not job.train.mine.enabled:
         return False
-    check_settings(job.train)                           # now, since mining may take long
+    check_settings(job.train)  # now, since mining may take long
     check_mining(job)
     return True
 
@@ -121,11 +131,22 @@ def _with_negatives(job: Job, cluster: Cluster, stages: Stages) -> TrainSettings
 def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
     """Put the training on record; steps that are done, which is said where there are any. sources: URIs of what is read."""
     counts = tuple(dict(each) for each in plan.counts)
-    run.begin(RunRecord(
-        name=run.name, digest=run.digest, definition=run.definition, encoder=encoder, counts=counts, steps_per_epoch=plan.steps_per_epoch, steps=plan.steps,
-        sources=tuple(sources),
-    ))
-    done = max((int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")), default=0)
+    run.begin(
+        RunRecord(
+            name=run.name,
+            digest=run.digest,
+            definition=run.definition,
+            encoder=encoder,
+            counts=counts,
+            steps_per_epoch=plan.steps_per_epoch,
+            steps=plan.steps,
+            sources=tuple(sources),
+        )
+    )
+    done = max(
+        (int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")),
+        default=0,
+    )
     if done:
         say(f"training {run.name} goes on after step {done:,} of {plan.steps:,}")
     return done

@@ -23,7 +23,17 @@ from pipeline.log import Running, Stages, say
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
 from pipeline.post.choose import Curve, choose
-from pipeline.post.compare import MIN_WORDS, Comparison, Dev, Halves, Pairs, compare, noun, split_halves, subject
+from pipeline.post.compare import (
+    MIN_WORDS,
+    Comparison,
+    Dev,
+    Halves,
+    Pairs,
+    compare,
+    noun,
+    split_halves,
+    subject,
+)
 from pipeline.settings import FlowSettings, Job, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
@@ -32,10 +42,10 @@ from pipeline.store.store import Store, open_store
 from pipeline.store.units import Corpus, FileRef, stored_by_content
 from pipeline.text.corpus.columns import decoded
 
-_SHORTEST = 2 * MIN_WORDS - 1       # characters: eight words of one letter
-_FEWEST_TEXTS = 10                  # to compare on
-_FEWEST_ROWS = 10                   # to hold some out of
-_HELD_ROWS = 10_000                 # at most, and a fifth: the mean of so many log-likelihoods is known to a hundredth of their spread
+_SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
+_FEWEST_TEXTS = 10  # to compare on
+_FEWEST_ROWS = 10  # to hold some out of
+_HELD_ROWS = 10_000  # at most, and a fifth: the mean of so many log-likelihoods is known to a hundredth of their spread
 
 
 @dataclass(frozen=True)
@@ -62,18 +72,31 @@ class Decision:
 
     def whitened(self) -> Whitened:
         """What later nights need to know."""
-        return self.since or Whitened(fitted=self.ref, fitted_on=self.moments_ref, used=self.used, sentence=self.sentence)
+        return self.since or Whitened(
+            fitted=self.ref, fitted_on=self.moments_ref, used=self.used, sentence=self.sentence
+        )
 
     def choice(self) -> Choice:
         """For the report."""
         numbers = {**self.numbers, **(self.comparison.numbers() if self.comparison else {})}
         for curve in self.curves:
             numbers |= curve.numbers()
-        return Choice(what="whitening", chosen=f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}", sentence=self.sentence, numbers=numbers)
+        return Choice(
+            what="whitening",
+            chosen=f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}",
+            sentence=self.sentence,
+            numbers=numbers,
+        )
 
 
 def whiten(
-    job: Job, source: LiveRows, corpus: Corpus, units: Sequence[Placed], cluster: Cluster, stages: Stages, before: ReleaseManifest | None = None
+    job: Job,
+    source: LiveRows,
+    corpus: Corpus,
+    units: Sequence[Placed],
+    cluster: Cluster,
+    stages: Stages,
+    before: ReleaseManifest | None = None,
 ) -> Decision:
     """What the release before decided, while the vectors are where they were then; else a new fit, decided by `whiten.mode`.
 
@@ -82,7 +105,9 @@ def whiten(
     store = source.store
     with stages("whiten") as bar:
         moments = live_moments(job, source, units, cluster)
-        reference = stored_by_content(store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count)
+        reference = stored_by_content(
+            store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
+        )
         kept = _kept(job, store, moments, reference, before)
         decision = kept or _decide(_Fit(job, source, corpus, tuple(units), moments, bar), reference)
         bar.stage.note = "used" if decision.used else "not used"
@@ -90,7 +115,9 @@ def whiten(
     return decision
 
 
-def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None) -> Decision | None:
+def _kept(
+    job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None
+) -> Decision | None:
     """The decision of the release before; None where it has to be made anew, and the reason is said then."""
     then = _standing(job.whiten, before)
     if before is None or then is None:
@@ -98,31 +125,56 @@ def _kept(job: Job, store: Store, moments: Moments, reference: FileRef, before: 
     if then.fitted is None:
         return _refused_again(job, store, moments, reference, before, then)
     try:
-        fitted_on, fitted = (store.read_checked(reference.path, reference.sha256) for reference in (then.fitted_on, then.fitted))
+        fitted_on, fitted = (
+            store.read_checked(reference.path, reference.sha256)
+            for reference in (then.fitted_on, then.fitted)
+        )
     except FileNotFoundError as error:
-        say(f"the {noun(job.whiten.transform)} is fitted anew: {error.filename or error}, of release {before.release}, is gone")
+        say(
+            f"the {noun(job.whiten.transform)} is fitted anew: {error.filename or error}, of release {before.release}, is gone"
+        )
         return None
     moved, transform = drift(Moments.from_bytes(fitted_on), moments), load_transform(fitted)
-    numbers: dict[str, float | int | None] = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside, "max_drift": job.whiten.max_drift}
+    numbers: dict[str, float | int | None] = {
+        "shift": moved.shift,
+        "spread": moved.spread,
+        "outside": moved.outside,
+        "max_drift": job.whiten.max_drift,
+    }
     figures = f"drift {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f})"
     name = noun(name_of(transform))
     if moved.distance > job.whiten.max_drift:
-        say(f"the {name} is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}")
+        say(
+            f"the {name} is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}"
+        )
         return None
     sentence = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}: {figures} of at most {job.whiten.max_drift:g}."
-    return Decision(moments, reference, transform, then.used, sentence, None, then.fitted, since=then, numbers=numbers)
+    return Decision(
+        moments, reference, transform, then.used, sentence, None, then.fitted, since=then, numbers=numbers
+    )
 
 
-def _refused_again(job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest, then: Whitened) -> Decision | None:
+def _refused_again(
+    job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest, then: Whitened
+) -> Decision | None:
     """The decision that nothing can be fitted, while there are neither more rows nor other vectors than then; None where a fit is to be tried again."""
     most = job.whiten.max_drift
     try:
         was = Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256))
-        if job.whiten.mode == "off" or moments.count > (1 + most) * was.count or (moved := drift(was, moments)).distance > most:
+        if (
+            job.whiten.mode == "off"
+            or moments.count > (1 + most) * was.count
+            or (moved := drift(was, moments)).distance > most
+        ):
             return None
-    except (FileNotFoundError, DataError):              # DataError: too few rows to tell a drift
+    except (FileNotFoundError, DataError):  # DataError: too few rows to tell a drift
         return None
-    numbers: dict[str, float | int | None] = {"drift": moved.distance, "max_drift": most, "rows": moments.count, "rows_then": was.count}
+    numbers: dict[str, float | int | None] = {
+        "drift": moved.distance,
+        "max_drift": most,
+        "rows": moments.count,
+        "rows_then": was.count,
+    }
     figures = f"{moments.count:,} rows, {was.count:,} then, drift {moved.distance:.4f} of at most {most:g}"
     sentence = f"{then.sentence} No fit was tried again: {figures}, as of release {before.release}."
     return Decision(moments, reference, None, False, sentence, since=then, numbers=numbers)
@@ -132,12 +184,20 @@ def _standing(settings: WhitenSettings, before: ReleaseManifest | None) -> White
     """What the release before decided under the same settings, that nothing can be fitted included; None for another decision, or none."""
     if before is None or before.whitening is None:
         return None
-    return before.whitening if _deciding(before.settings.get("whiten", {})) == _deciding(settings.model_dump(mode="json")) else None
+    return (
+        before.whitening
+        if _deciding(before.settings.get("whiten", {})) == _deciding(settings.model_dump(mode="json"))
+        else None
+    )
 
 
 def _deciding(settings: dict[str, object]) -> WhitenSettings | None:
     """The settings behind a decision; what an older release did not know yet is as it is by default. None for settings of another version."""
-    apart = {"write_vectors": False, "max_drift": 1.0, "flow": FlowSettings()}       # enter no fit that a release has; max_drift is asked of one that there is
+    apart = {
+        "write_vectors": False,
+        "max_drift": 1.0,
+        "flow": FlowSettings(),
+    }  # enter no fit that a release has; max_drift is asked of one that there is
     try:
         return WhitenSettings.model_validate(settings).model_copy(update=apart)
     except ValueError:
@@ -150,16 +210,28 @@ def _decide(fit: "_Fit", reference: FileRef) -> Decision:
     if settings.mode == "off":
         return Decision(moments, reference, None, False, f"{name} is off (whiten.mode).")
     if "dev" in (settings.k, settings.remove) and fit.dev is None:
-        raise DataError("whiten", f"at least {_FEWEST_TEXTS} texts of {MIN_WORDS} words or more to choose on", "fewer", "set whiten.dev, or name numbers")
+        raise DataError(
+            "whiten",
+            f"at least {_FEWEST_TEXTS} texts of {MIN_WORDS} words or more to choose on",
+            "fewer",
+            "set whiten.dev, or name numbers",
+        )
     try:
         fitted, curves = fit.made()
     except DataError as error:
         if settings.mode == "on":
             raise
-        return Decision(moments, reference, None, False, f"{name} is not used: it cannot be fitted ({error}).")
+        return Decision(
+            moments, reference, None, False, f"{name} is not used: it cannot be fitted ({error})."
+        )
     if fitted.shortage:
         if settings.mode == "on":
-            raise DataError("whiten", "enough rows for the fit", fitted.shortage, "lower whiten.k, give more text, or set whiten.mode to auto or off")
+            raise DataError(
+                "whiten",
+                "enough rows for the fit",
+                fitted.shortage,
+                "lower whiten.k, give more text, or set whiten.mode to auto or off",
+            )
         return Decision(moments, reference, None, False, f"{name} is not used: {fitted.shortage}.")
     return _judged(fit, reference, fitted, curves)
 
@@ -169,12 +241,39 @@ def _judged(fit: "_Fit", reference: FileRef, fitted: Transform, curves: tuple[Cu
     moments, name, ref = fit.moments, name_of(fitted), _stored(fit.source.store, fitted)
     told = "; ".join([*fitted.notes, *(curve.sentence for curve in curves)])
     if fit.job.whiten.mode == "on":
-        return Decision(moments, reference, fitted, True, f"{subject(name)} is used (whiten.mode is on): {told}.", None, ref, curves)
+        return Decision(
+            moments,
+            reference,
+            fitted,
+            True,
+            f"{subject(name)} is used (whiten.mode is on): {told}.",
+            None,
+            ref,
+            curves,
+        )
     if fit.dev is None:
         found = f"fewer than ten texts of {MIN_WORDS} words or more to compare on"
-        return Decision(moments, reference, fitted, False, f"{subject(name)} is not used: {found}; set whiten.dev or whiten.mode.", None, ref, curves)
+        return Decision(
+            moments,
+            reference,
+            fitted,
+            False,
+            f"{subject(name)} is not used: {found}; set whiten.dev or whiten.mode.",
+            None,
+            ref,
+            curves,
+        )
     comparison = compare(fit.dev, fitted, name)
-    return Decision(moments, reference, fitted, comparison.uses_whitening, f"{comparison.sentence} The fit: {told}.", comparison, ref, curves)
+    return Decision(
+        moments,
+        reference,
+        fitted,
+        comparison.uses_whitening,
+        f"{comparison.sentence} The fit: {told}.",
+        comparison,
+        ref,
+        curves,
+    )
 
 
 def _stored(store: Store, fitted: Transform) -> FileRef:
@@ -199,7 +298,9 @@ class _Fit:
         """The transform, and the curves by which k and remove were chosen."""
         settings = self.job.whiten
         held = self._held() if settings.k == "likelihood" else None
-        chosen, curves = choose(settings, self.moments, self.dev if "dev" in (settings.k, settings.remove) else None, held)
+        chosen, curves = choose(
+            settings, self.moments, self.dev if "dev" in (settings.k, settings.remove) else None, held
+        )
         return fit_transform(self.moments, chosen, self.source.space_id, self._trained), curves
 
     @cached_property
@@ -212,17 +313,28 @@ class _Fit:
             left, right, gold = dev_pairs(job.whiten.dev)
             vectors = run_task(encoder, (*left, *right), pool)
             return Pairs(vectors[: len(left)], vectors[len(left) :], gold, job.whiten.dev)
-        texts = run_task(SampleTexts(store, job.whiten.dev_texts, _SHORTEST, self.corpus.dead), self.corpus.units, Pool(1))
+        texts = run_task(
+            SampleTexts(store, job.whiten.dev_texts, _SHORTEST, self.corpus.dead), self.corpus.units, Pool(1)
+        )
         halves = [pair for pair in map(split_halves, texts) if pair]
         if len(halves) < _FEWEST_TEXTS:
             return None
-        vectors = run_task(encoder, tuple(first for first, _ in halves) + tuple(second for _, second in halves), pool)
+        vectors = run_task(
+            encoder, tuple(first for first, _ in halves) + tuple(second for _, second in halves), pool
+        )
         return Halves(vectors[: len(halves)], vectors[len(halves) :])
 
     def _held(self) -> Moments:
         if self.moments.count < _FEWEST_ROWS:
-            raise DataError("whiten.k=likelihood", f"at least {_FEWEST_ROWS} rows, some of them to hold out", f"{self.moments.count}", "name a number, or give more text")
-        reference = run_task(HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5)), self.units, Pool(1))
+            raise DataError(
+                "whiten.k=likelihood",
+                f"at least {_FEWEST_ROWS} rows, some of them to hold out",
+                f"{self.moments.count}",
+                "name a number, or give more text",
+            )
+        reference = run_task(
+            HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5)), self.units, Pool(1)
+        )
         return Moments.from_bytes(self.source.store.read_checked(reference.path, reference.sha256))
 
     def _trained(self, name: str, before: Transform | None, space_id: str) -> Transform:
@@ -247,7 +359,9 @@ class HeldMoments:
     def _work(self, units: tuple[Placed, ...]) -> FileRef:
         moments = Moments.of(self.source.sample(units, self.count, "held out")[1])
         stem = f"moments/{self.source.space_id[:16]}/held"
-        return stored_by_content(self.source.store, moments.to_bytes(), stem, ".safetensors", rows=moments.count)
+        return stored_by_content(
+            self.source.store, moments.to_bytes(), stem, ".safetensors", rows=moments.count
+        )
 
 
 def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -> None:
@@ -265,30 +379,50 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     DataError for a file that is none, for columns that are missing or of another type, and for scores that are not finite or do not differ.
     """
     where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
-    numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())      # nan where there is none
+    numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())  # nan where there is none
     gold, kept = numbers[~np.isnan(numbers)], pa.array(~np.isnan(numbers))
     if np.isinf(gold).any():
-        raise DataError(where, "finite scores", f"{int(np.isinf(gold).sum()):,} that are not", "mend the file; a pair without a score has null there")
+        raise DataError(
+            where,
+            "finite scores",
+            f"{int(np.isinf(gold).sum()):,} that are not",
+            "mend the file; a pair without a score has null there",
+        )
     if len(gold) < 2 or np.ptp(gold) == 0:
         found = f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}"
         raise DataError(where, "at least two pairs with different scores", found, "give another dev file")
-    first, second = (tuple(text or " " for text in column.filter(kept).to_pylist()) for column in (left, right))
+    first, second = (
+        tuple(text or " " for text in column.filter(kept).to_pylist()) for column in (left, right)
+    )
     return first, second, gold
 
 
 def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
-    place = uri if "://" in uri else str(Path(uri).expanduser().resolve())      # a link is followed here; below a root none may lead out
+    place = (
+        uri if "://" in uri else str(Path(uri).expanduser().resolve())
+    )  # a link is followed here; below a root none may lead out
     parent, _, name = place.rpartition("/")
     wanted, where = ("sentence1", "sentence2", "score"), f"whiten.dev: {uri}"
     try:
         table = pq.read_table(open_store(parent or "/").open(name))
     except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(where, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path") from None
+        raise DataError(
+            where, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path"
+        ) from None
     if missing := [column for column in wanted if column not in table.column_names]:
-        raise DataError(where, f"columns {', '.join(wanted)}", f"{', '.join(table.column_names)}", f"add {', '.join(missing)}")
+        raise DataError(
+            where,
+            f"columns {', '.join(wanted)}",
+            f"{', '.join(table.column_names)}",
+            f"add {', '.join(missing)}",
+        )
     kinds = [decoded(table.schema.field(column).type) for column in wanted]
-    if not all(map(_is_text, kinds[:2])) or not (pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])):
-        raise DataError(where, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them")
+    if not all(map(_is_text, kinds[:2])) or not (
+        pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])
+    ):
+        raise DataError(
+            where, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them"
+        )
     return tuple(table[column].cast(kind) for column, kind in zip(wanted, kinds, strict=True))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
 from pipeline.store.dead import Dead
 
-PIECE_ROWS = 8_192          # rows that stand together in a unit and are read together: 12 MB at d = 384
-WINDOW_PIECES = 8           # shuffled together: rows of eight places of the corpus meet, 100 MB at d = 384
+PIECE_ROWS = 8_192  # rows that stand together in a unit and are read together: 12 MB at d = 384
+WINDOW_PIECES = 8  # shuffled together: rows of eight places of the corpus meet, 100 MB at d = 384
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,18 @@ class RowOrder:
     DataError for a file that is not the one recorded, SpaceMismatch for vectors of another space, when they are read.
     """
 
-    def __init__(self, source: LiveRows, units: Sequence[Placed], left_out: np.ndarray, batch_rows: int, seed: int) -> None:
+    def __init__(
+        self, source: LiveRows, units: Sequence[Placed], left_out: np.ndarray, batch_rows: int, seed: int
+    ) -> None:
         self._source, self._units, self._seed = source, units, seed
         self._left_out, self._dead = np.sort(left_out), Dead.load(source.store, source.dead)
         sizes = [len(self._rows(number)) for number in range(len(units))]
         self.rows = sum(sizes)
-        self._pieces = [_Piece(number, start, min(start + PIECE_ROWS, size)) for number, size in enumerate(sizes) for start in range(0, size, PIECE_ROWS)]
+        self._pieces = [
+            _Piece(number, start, min(start + PIECE_ROWS, size))
+            for number, size in enumerate(sizes)
+            for start in range(0, size, PIECE_ROWS)
+        ]
         self.batch_rows = max(1, min(batch_rows, self.rows))
 
     @property
@@ -49,7 +55,9 @@ class RowOrder:
             windows = self._windows(epoch, done * self.batch_rows, prepare)
             yield from islice(_cut(windows, self.batch_rows), self.steps_per_epoch - done)
 
-    def _windows(self, epoch: int, skip: int, prepare: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
+    def _windows(
+        self, epoch: int, skip: int, prepare: Callable[[np.ndarray], np.ndarray]
+    ) -> Iterator[np.ndarray]:
         """Rows of the epoch in order, without the first `skip`."""
         drawn = np.random.default_rng((self._seed, epoch)).permutation(len(self._pieces))
         for first in range(0, len(drawn), WINDOW_PIECES):
@@ -61,7 +69,9 @@ class RowOrder:
             skip = max(0, skip - size)
 
     def _read(self, piece: _Piece) -> np.ndarray:
-        return vectors_at(self._source.open(self._units[piece.unit]), self._rows(piece.unit)[piece.start : piece.stop])
+        return vectors_at(
+            self._source.open(self._units[piece.unit]), self._rows(piece.unit)[piece.start : piece.stop]
+        )
 
     def _rows(self, number: int) -> np.ndarray:
         """Rows of the unit's file that take part, ascending."""

@@ -19,7 +19,7 @@ def live_moments(job: Job, source: LiveRows, units: Sequence[Placed], cluster: C
     """Moments over the live rows of `units`; the same bits whatever cluster computed them. DataError without rows."""
     groups = [tuple(units[start : start + GROUP]) for start in range(0, len(units), GROUP)]
     task = MergeMoments(source)
-    if len(groups) == 1:                                # some two million rows: their dead ones are read faster than a worker starts
+    if len(groups) == 1:  # some two million rows: their dead ones are read faster than a worker starts
         return _loaded(source, task.start()(groups[0]))
     made = dict(map_units(task, groups, Pool(cluster.index_workers(job.cluster, len(groups)))))
     return merge_tree(_loaded(source, made[number]) for number in range(len(groups)))
@@ -42,18 +42,27 @@ class MergeMoments:
         dead = Dead.load(self.source.store, self.source.dead)
         merged = merge_tree(self._parts(units, dead))
         stem = f"moments/{self.source.space_id[:16]}/merged"
-        return stored_by_content(self.source.store, merged.to_bytes(), stem, ".safetensors", rows=merged.count)
+        return stored_by_content(
+            self.source.store, merged.to_bytes(), stem, ".safetensors", rows=merged.count
+        )
 
     def _parts(self, units: Sequence[Placed], dead: Dead) -> Iterator[Moments]:
         for placed in units:
             if placed.unit.rows:
-                yield self._of_unit(placed, np.isin(placed_rows(placed) & 0xFFFFFFFF, dead.rows_of(placed.ordinal)))
+                yield self._of_unit(
+                    placed, np.isin(placed_rows(placed) & 0xFFFFFFFF, dead.rows_of(placed.ordinal))
+                )
 
     def _of_unit(self, placed: Placed, gone: np.ndarray) -> Moments:
         """Moments of the rows that are not `gone` (mask over the unit's vectors)."""
         reference = placed.unit.moments
         if reference is None:
-            raise DataError(placed.unit.path, "a record that names the unit's moments", "none", "delete the unit's record, and it is encoded again")
+            raise DataError(
+                placed.unit.path,
+                "a record that names the unit's moments",
+                "none",
+                "delete the unit's record, and it is encoded again",
+            )
         own = _loaded(self.source, reference)
         if not gone.any():
             return own

@@ -27,11 +27,11 @@ from pipeline.store.units import FileRef, Stored
 if TYPE_CHECKING:
     from pipeline.train.flow import FlowFit, Held
 
-_VERSION = "flow-1"         # changes with any change of the training that changes bits
-_LEAST_ROWS = 10            # two to train on are fewer than anyone means
+_VERSION = "flow-1"  # changes with any change of the training that changes bits
+_LEAST_ROWS = 10  # two to train on are fewer than anyone means
 _HELD_SHARE = 0.01
-_HELD_LEAST, _HELD_MOST = 512, 8_192        # rows; more would only cost time
-_POINTS = 20                # of the curve at most, the beginning excepted
+_HELD_LEAST, _HELD_MOST = 512, 8_192  # rows; more would only cost time
+_POINTS = 20  # of the curve at most, the beginning excepted
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class FlowTraining:
         """sha256 (hex): equal trainings give equal flows on machines of one kind. How often checkpoints are written changes nothing."""
         units = [[placed.ordinal, placed.unit.sha256] for placed in self.units]
         dead, before = self.source.dead and self.source.dead.sha256, self.before and self.before.transform_id
-        dev = self.dev and [sha256(np.ascontiguousarray(part).tobytes()).hexdigest() for part in vars(self.dev).values() if isinstance(part, np.ndarray)]
+        dev = self.dev and [
+            sha256(np.ascontiguousarray(part).tobytes()).hexdigest()
+            for part in vars(self.dev).values()
+            if isinstance(part, np.ndarray)
+        ]
         settings = self.settings.model_dump(mode="json", exclude={"checkpoint_steps"})
         return digest_of([_VERSION, self.source.space_id, units, dead, before, dev, settings])
 
@@ -112,7 +116,7 @@ def train_flow(training: FlowTraining, pool: Pool, bar: Running | None = None) -
         _tell_resumed(store, training)
         ((_, made),) = map_units(TrainFlow(), [training], pool, bar)
         if bar is not None:
-            bar.reach(rows)                             # a short training is over before the driver has looked
+            bar.reach(rows)  # a short training is over before the driver has looked
     return Flow.from_bytes(store.read_checked(made.path, made.sha256))
 
 
@@ -133,7 +137,7 @@ class TrainFlow:
             with one_thread():
                 flow = _trained(training)
         except Diverged:
-            store.delete(training.checkpoint)           # it would end there again
+            store.delete(training.checkpoint)  # it would end there again
             raise
         made = _stored(store, training, flow)
         store.delete(training.checkpoint)
@@ -147,7 +151,9 @@ def _trained(training: FlowTraining) -> Flow:
     for batch in islice(order.batches(fit.step, training.prepare), steps - fit.step):
         fit.take(batch)
         progress(fit.step * order.batch_rows)
-        if fit.step * _POINTS // steps > (fit.step - 1) * _POINTS // steps:         # evenly, the last step among them
+        if (
+            fit.step * _POINTS // steps > (fit.step - 1) * _POINTS // steps
+        ):  # evenly, the last step among them
             fit.measure(held)
         if fit.step % training.settings.checkpoint_steps == 0:
             training.source.store.write(training.checkpoint, fit.to_bytes())
@@ -180,7 +186,9 @@ def _begun(training: FlowTraining, order: RowOrder, held: "Held") -> "FlowFit":
 def _held_rows(rows: int) -> int:
     """How many rows are held out; DataError where too few would be left."""
     if rows < _LEAST_ROWS:
-        raise DataError("flow", f"at least {_LEAST_ROWS} rows to train on", f"{rows}", "give more text, or use whitening")
+        raise DataError(
+            "flow", f"at least {_LEAST_ROWS} rows to train on", f"{rows}", "give more text, or use whitening"
+        )
     return min(max(int(_HELD_SHARE * rows), _HELD_LEAST), _HELD_MOST, rows // 5)
 
 
@@ -223,4 +231,8 @@ def _stored(store: Store, training: FlowTraining, flow: Flow) -> FileRef:
 def _finished(store: Store, training: FlowTraining) -> FileRef | None:
     """What an earlier run made of the same training, if its file is there in full."""
     record = _Trained.left(store, training.record)
-    return record.transform if record is not None and store.size(record.transform.path) == record.transform.bytes else None
+    return (
+        record.transform
+        if record is not None and store.size(record.transform.path) == record.transform.bytes
+        else None
+    )

@@ -37,7 +37,9 @@ class WhitenUnit:
     def _written(self, unit: UnitRecord, name: str) -> UnitRecord:
         with self.store.scratch() as scratch:
             file = scratch / "whitened.parquet"
-            source = checked_space(pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.transform.space_id)
+            source = checked_space(
+                pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.transform.space_id
+            )
             given = source.schema_arrow
             kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
             space = space_after(self.transform)
@@ -49,21 +51,43 @@ class WhitenUnit:
             data = f"units/whitened/{name}-{digest[:12]}.parquet"
             self.store.put(file, data)
         counts = {"rows": unit.rows}
-        return UnitRecord(name=f"whitened/{name}", path=data, rows=unit.rows, bytes=size, sha256=digest, counts=counts, space_id=space, source=unit.sha256)
+        return UnitRecord(
+            name=f"whitened/{name}",
+            path=data,
+            rows=unit.rows,
+            bytes=size,
+            sha256=digest,
+            counts=counts,
+            space_id=space,
+            source=unit.sha256,
+        )
 
 
 def _whitened(source: pq.ParquetFile, transform: Transform, schema: pa.Schema) -> Iterator[pa.Table]:
     for batch in source.iter_batches(8_192):
         vectors = transform(vector_matrix(batch["vector"]))
-        columns = [vector_column(vectors, field) if field.name == "vector" else batch[field.name] for field in schema]
+        columns = [
+            vector_column(vectors, field) if field.name == "vector" else batch[field.name] for field in schema
+        ]
         yield pa.Table.from_arrays(columns, schema=schema)
 
 
-def write_whitened(store: Store, vectors: Manifest, transform: Transform, cluster: Cluster, job: Job, stages: Stages) -> Manifest:
+def write_whitened(
+    store: Store, vectors: Manifest, transform: Transform, cluster: Cluster, job: Job, stages: Stages
+) -> Manifest:
     """Every unit's vectors, transformed, as units of their own."""
     made: dict[int, UnitRecord] = {}
     with stages("write whitened", vectors.rows) as bar:
-        for number, record in map_units(WhitenUnit(store, transform), vectors.units, Pool(cluster.index_workers(job.cluster, len(vectors.units)))):
+        for number, record in map_units(
+            WhitenUnit(store, transform),
+            vectors.units,
+            Pool(cluster.index_workers(job.cluster, len(vectors.units))),
+        ):
             made[number] = record
             bar.add(record.rows)
-    return Manifest(stage="whitened", units=tuple(made[number] for number in range(len(vectors.units))), parents=(vectors.id,), settings_digest=transform.transform_id)
+    return Manifest(
+        stage="whitened",
+        units=tuple(made[number] for number in range(len(vectors.units))),
+        parents=(vectors.id,),
+        settings_digest=transform.transform_id,
+    )

@@ -24,18 +24,26 @@ from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
-_ANSWER_S = 10.0        # to connect to a cluster
-_SILENT_S = 60.0        # for the head to say its first word; a busy one needs more than a moment
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))      # an HTTP/2 client's first words (RFC 9113, 3.4), which a gRPC server answers
-_OBJECT_STORE = 256 << 20       # bytes: only records and the model's settings pass through it
-_PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}     # at Ray's own 1,000 each stage of a short night waits for processes of its own
+_ANSWER_S = 10.0  # to connect to a cluster
+_SILENT_S = 60.0  # for the head to say its first word; a busy one needs more than a moment
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
+    (0, 0, 0, 4, 0, 0, 0, 0, 0)
+)  # an HTTP/2 client's first words (RFC 9113, 3.4), which a gRPC server answers
+_OBJECT_STORE = 256 << 20  # bytes: only records and the model's settings pass through it
+_PROCESSES = {
+    "idle_worker_killing_time_threshold_ms": 10_000
+}  # at Ray's own 1,000 each stage of a short night waits for processes of its own
 
 _NO_ADDRESS = {
-    "cluster.address": "set cluster.address to null for a local one", "RAY_ADDRESS": "unset RAY_ADDRESS for a local one", "local Ray": "look at its logs below /tmp/ray",
+    "cluster.address": "set cluster.address to null for a local one",
+    "RAY_ADDRESS": "unset RAY_ADDRESS for a local one",
+    "local Ray": "look at its logs below /tmp/ray",
 }
 
 
-_TOKEN = "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+_TOKEN = (
+    "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+)
 _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
 
@@ -66,7 +74,11 @@ class Cluster:
         fit = needs.fit(self.nodes)
         asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
         if not fit and not (self.grows and (asked.min or asked.max)):
-            raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY) if self.grows else needs.too_large(self.nodes)
+            raise (
+                needs.too_large(self.nodes, remedy=_SAY_HOW_MANY)
+                if self.grows
+                else needs.too_large(self.nodes)
+            )
         least = asked.min or (1 if asked.max else wanted)
         if not self.grows:
             _tell_short(asked.min or 1, fit, work)
@@ -98,7 +110,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False, process: OneProcess | None = None) -> Iterator[Cluster]:
+def connect(
+    settings: ClusterSettings, stages: Stages, *, verbose: bool = False, process: OneProcess | None = None
+) -> Iterator[Cluster]:
     """Connect to the cluster for the duration of the block; stop it afterwards if it was started here. A Ray that is already connected is used as it is.
 
     process: does all work instead, without any Ray. A child process that is already at hand is used as it is, too.
@@ -106,7 +120,9 @@ def connect(settings: ClusterSettings, stages: Stages, *, verbose: bool = False,
     process = process or at_hand()
     if process is not None:
         with working_with(process):
-            yield Cluster((Node(settings.cpus_per_worker),))       # it is the one worker, whatever a worker of Ray's would take
+            yield Cluster(
+                (Node(settings.cpus_per_worker),)
+            )  # it is the one worker, whatever a worker of Ray's would take
         return
     with stages("cluster"):
         quiet(verbose)
@@ -140,8 +156,14 @@ def _guarded() -> Iterator[None]:
         while not over.wait(_LOOK_S):
             if gone := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
                 node.kill_all_processes(check_alive=False, allow_graceful=False)
-                remedy = "look for memory that is short, or who ended it; then run again: finished units are kept"
-                give_up(TransientError("local Ray", "its processes to run", f"none of {' and '.join(gone)}", remedy))
+                remedy = (
+                    "look for memory that is short, or who ended it; then run again: finished units are kept"
+                )
+                give_up(
+                    TransientError(
+                        "local Ray", "its processes to run", f"none of {' and '.join(gone)}", remedy
+                    )
+                )
                 return
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -155,30 +177,43 @@ def _guarded() -> Iterator[None]:
 
 def _tell_short(least: int, fit: int, work: int) -> None:
     if fit < min(least, work):
-        say(f"cluster.workers.min is {least} and the cluster, which cannot grow, has room for {fit}: it goes on with {fit}")
+        say(
+            f"cluster.workers.min is {least} and the cluster, which cannot grow, has room for {fit}: it goes on with {fit}"
+        )
 
 
 def _start(settings: ClusterSettings, verbose: bool) -> None:
     import ray
 
-    noise: dict[str, Any] = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
+    noise: dict[str, Any] = {
+        "log_to_driver": verbose,
+        "logging_level": logging.INFO if verbose else logging.ERROR,
+    }
     address, named = address_of(settings)
     _check_directory()
     _check_answers(address, named, settings.patience_s)
     if address == "local":
         _keep_token()
     try:
-        own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES} if address == "local" else {}
+        own = (
+            {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES}
+            if address == "local"
+            else {}
+        )
         with _within(settings.patience_s, address, named), _own_signals(), _hushed(verbose):
             ray.init(address=address, **own, **noise)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
-        raise ConfigError(named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}") from error
+        raise ConfigError(
+            named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}"
+        ) from error
     except ray.exceptions.AuthenticationError as error:
         found = " ".join(str(error).split())[:200]
         raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {_TOKEN}") from error
     except Exception as error:
-        if not (isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception):     # Ray's word for a node that is not up in time
+        if not (
+            isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception
+        ):  # Ray's word for a node that is not up in time
             raise
         found = f"{type(error).__name__}: {error}"
         raise _no_answer(address, named, found) from error
@@ -186,7 +221,7 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
 def _keep_token() -> None:
     """Close ~/.ray to other users of this machine: Ray writes the token of local clusters there, readable by all."""
-    with contextlib.suppress(OSError):              # no home, or not ours: then Ray writes none there either
+    with contextlib.suppress(OSError):  # no home, or not ours: then Ray writes none there either
         folder = Path.home() / ".ray"
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
@@ -201,7 +236,12 @@ def _no_answer(address: str, named: str, found: str) -> TransientError:
 @contextlib.contextmanager
 def _within(patience_s: float, address: str, named: str) -> Iterator[None]:
     """Give up, from a thread, when the block takes longer: Ray waits for ever for a head that hangs."""
-    timer = threading.Timer(patience_s, lambda: give_up(_no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")))
+    timer = threading.Timer(
+        patience_s,
+        lambda: give_up(
+            _no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")
+        ),
+    )
     timer.daemon = True
     timer.start()
     try:
@@ -215,9 +255,16 @@ def _check_directory() -> None:
     directory = os.getcwd()
     found = importlib.machinery.PathFinder.find_spec("pipeline", [directory])
     folders = found.submodule_search_locations or () if found is not None else ()
-    if found is not None and not any(Path(folder, "flows", "workers", Path(__file__).name).is_file() for folder in folders):
+    if found is not None and not any(
+        Path(folder, "flows", "workers", Path(__file__).name).is_file() for folder in folders
+    ):
         where = next(iter(folders), found.origin)
-        raise ConfigError(directory, "no other package called pipeline, since Ray's workers import from here first", str(where), "run in another directory, or rename it")
+        raise ConfigError(
+            directory,
+            "no other package called pipeline, since Ray's workers import from here first",
+            str(where),
+            "run in another directory, or rename it",
+        )
 
 
 def _check_answers(address: str, named: str, patience_s: float) -> None:
@@ -230,13 +277,18 @@ def _check_answers(address: str, named: str, patience_s: float) -> None:
     except (OSError, OverflowError) as error:
         raise _no_answer(address, named, str(error)) from None
     silent_s = min(_SILENT_S, patience_s)
-    with connection, contextlib.suppress(ConnectionError):              # one that closes the connection is no gRPC server without TLS: Ray knows what it wants
+    with (
+        connection,
+        contextlib.suppress(ConnectionError),
+    ):  # one that closes the connection is no gRPC server without TLS: Ray knows what it wants
         connection.settimeout(silent_s)
         connection.sendall(_GREETING)
         try:
             connection.recv(1)
         except TimeoutError:
-            raise _no_answer(address, named, f"a port that accepts connections and says nothing for {silent_s:g} s") from None
+            raise _no_answer(
+                address, named, f"a port that accepts connections and says nothing for {silent_s:g} s"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -259,8 +311,10 @@ def address_of(settings: ClusterSettings) -> tuple[str, str]:
     """(the address to connect to, what named it). Never Ray's own guess: a stale file must not attach us to somebody's cluster."""
     if settings.address:
         return settings.address, "cluster.address"
-    inherited = os.environ.get("RAY_ADDRESS", "")           # inside `ray job submit`: the job's own cluster
-    if inherited and not inherited.startswith(("http://", "https://")):     # those are for `ray job submit` itself: the dashboard
+    inherited = os.environ.get("RAY_ADDRESS", "")  # inside `ray job submit`: the job's own cluster
+    if inherited and not inherited.startswith(
+        ("http://", "https://")
+    ):  # those are for `ray job submit` itself: the dashboard
         return inherited, "RAY_ADDRESS"
     return "local", "local Ray"
 
@@ -272,10 +326,14 @@ def quiet(verbose: bool) -> None:
         return
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining")     # ours are counted, and end: see units.py
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")      # what Ray will do by itself, without its warning
+    os.environ.setdefault(
+        "RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining"
+    )  # ours are counted, and end: see units.py
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # what Ray will do by itself, without its warning
     warnings.filterwarnings("ignore", module="ray")
-    importlib.import_module("ray.data")                                    # sets its loggers up: ours after that
+    importlib.import_module("ray.data")  # sets its loggers up: ours after that
     for name in ("ray", "ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from pipeline.flows.workers.standstill import Meter, Standstill, Worker
 from pipeline.headway import at_headway
 
-PATIENCE_S = 900.0      # cloud nodes with a GPU take up to ten minutes to come
-_SIGN_S = 2.0           # between two signs of life of one worker
-_HEARD_S = 5.0          # for the board to hear of an item; longer than that it is lost
-_NAMESPACE = "manta"    # in Ray's key-value store
+PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to come
+_SIGN_S = 2.0  # between two signs of life of one worker
+_HEARD_S = 5.0  # for the board to hear of an item; longer than that it is lost
+_NAMESPACE = "manta"  # in Ray's key-value store
 
 
 class _Item:
@@ -45,7 +45,9 @@ class Board:
         state = self._of(call)
         state.heard = self._clock()
         if item is not None:
-            at_work = state.at_work.setdefault(item, _Item(worker, state.heard))       # unknown to a board that was restarted
+            at_work = state.at_work.setdefault(
+                item, _Item(worker, state.heard)
+            )  # unknown to a board that was restarted
             at_work.silence.compute()
             if moving:
                 at_work.standstill.move()
@@ -75,9 +77,19 @@ class Board:
         """How the call stands. A board that was restarted counts from then."""
         state, now = self._of(call), self._clock()
         elapsed_s, state.looked = now - state.looked, now
-        at_work = tuple(AtWork(item, each.worker, each.standstill.look(elapsed_s), each.silence.look(elapsed_s)) for item, each in state.at_work.items())
+        at_work = tuple(
+            AtWork(item, each.worker, each.standstill.look(elapsed_s), each.silence.look(elapsed_s))
+            for item, each in state.at_work.items()
+        )
         said, state.said = tuple(state.said), []
-        return Look(sum(state.rows.values()), None if state.heard is None else now - state.heard, at_work, state.slowest_s, state.note, said)
+        return Look(
+            sum(state.rows.values()),
+            None if state.heard is None else now - state.heard,
+            at_work,
+            state.slowest_s,
+            state.note,
+            said,
+        )
 
     def _of(self, call: str) -> "_State":
         return self._calls.setdefault(call, _State(self._clock()))
@@ -128,7 +140,13 @@ def open_board() -> Any:
 
     context = ray.get_runtime_context()
     here = NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=True)
-    options = {"name": f"manta-{context.get_job_id()}", "get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    options = {
+        "name": f"manta-{context.get_job_id()}",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": -1,
+    }
     return ray.remote(Board).options(scheduling_strategy=here, **options).remote()
 
 
@@ -141,7 +159,9 @@ class Patience(NamedTuple):
 
 def expect(patience_s: float, wait_s: float | None = None) -> None:
     """Have every watch of this connection wait so long. wait_s: None: as long as patience_s."""
-    _kv()._internal_kv_put(_patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE)
+    _kv()._internal_kv_put(
+        _patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE
+    )
 
 
 def patience() -> Patience:
@@ -186,11 +206,13 @@ class Call:
 
         count = 1 + len(_kv()._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
         _kv()._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
-        with contextlib.suppress(ray.exceptions.RayError):              # a board that is lost fails no item
+        with contextlib.suppress(ray.exceptions.RayError):  # a board that is lost fails no item
             with self._lock:
                 self._item = item
                 heard = self.board.begin.remote(self.name, item, self._worker)
-            ray.get(heard, timeout=_HEARD_S)                            # a process that is stopped at once must be known, or nobody ends it
+            ray.get(
+                heard, timeout=_HEARD_S
+            )  # a process that is stopped at once must be known, or nobody ends it
         return count
 
     def begun(self) -> Counter[int]:
@@ -247,7 +269,9 @@ class Call:
         def tell() -> None:
             with at_headway(moved.set):
                 while True:
-                    with contextlib.suppress(ray.exceptions.RayError):      # a sign that is lost is no reason to give no more
+                    with contextlib.suppress(
+                        ray.exceptions.RayError
+                    ):  # a sign that is lost is no reason to give no more
                         self._sign(meter, moved)
                     if over.wait(_SIGN_S):
                         return
@@ -258,5 +282,5 @@ class Call:
     def _sign(self, meter: Meter, moved: threading.Event) -> None:
         busy, moving = meter.busy(), moved.is_set()
         moved.clear()
-        with self._lock:                                # behind `end` no sign of the ended item
+        with self._lock:  # behind `end` no sign of the ended item
             self.board.sign.remote(self.name, self._item, self._worker, busy, moving)

@@ -23,12 +23,12 @@ from pipeline.headway import at_headway
 from pipeline.log import Running, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
-MOST_STARTS = 20        # of one item: nothing dies so often by chance
+MOST_STARTS = 20  # of one item: nothing dies so often by chance
 _LOOK_S = 0.2
-_MEASURE_S = 1.0        # between two looks at the child's CPU time, which is counted in hundredths of a second
+_MEASURE_S = 1.0  # between two looks at the child's CPU time, which is counted in hundredths of a second
 
-_told: Any = None       # in the child: of the item at work: how often anything was told, rows done, whether more are counted; signs of headway
-_started: tuple[bytes, Any] = (b"", None)       # in the child: the task at hand, and what its start returned
+_told: Any = None  # in the child: of the item at work: how often anything was told, rows done, whether more are counted; signs of headway
+_started: tuple[bytes, Any] = (b"", None)  # in the child: the task at hand, and what its start returned
 
 
 class OneProcess:
@@ -37,7 +37,9 @@ class OneProcess:
     def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
         self.patience_s = patience_s
         self._context = multiprocessing.get_context("spawn")
-        self._told = self._context.Array("q", 4, lock=False)         # a child that is stopped or killed would keep a lock for ever
+        self._told = self._context.Array(
+            "q", 4, lock=False
+        )  # a child that is stopped or killed would keep a lock for ever
         self._pool: ProcessPoolExecutor | None = None
         self._warmed: Future[bytes] | None = None
 
@@ -51,7 +53,12 @@ class OneProcess:
         finished, slowest_s = 0, 0.0
         for number, item in enumerate(items):
             began = time.monotonic()
-            at_work = _AtWork(f"item {number} of {type(task).__name__}", finished, longest_s(slowest_s, self.patience_s), bar)
+            at_work = _AtWork(
+                f"item {number} of {type(task).__name__}",
+                finished,
+                longest_s(slowest_s, self.patience_s),
+                bar,
+            )
             made = self._made(packed, pickle.dumps(item), at_work)
             finished += self._told[1]
             slowest_s = max(slowest_s, time.monotonic() - began)
@@ -80,7 +87,7 @@ class OneProcess:
     def _follow(self, future: "Future[bytes]", at_work: "_AtWork") -> None:
         """Show the item's progress until it is done; kill a child that shows none."""
         children = self._processes()
-        if not children:                                # it died at once: the future says so
+        if not children:  # it died at once: the future says so
             return
         child = children[0]
         standstill, meter, looked, times, moves = Standstill(), Meter(child.pid or 0), time.monotonic(), 0, 0
@@ -111,7 +118,9 @@ class OneProcess:
 
     def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_begin, initargs=(self._told,))
+            self._pool = ProcessPoolExecutor(
+                1, mp_context=self._context, initializer=_begin, initargs=(self._told,)
+            )
         return self._pool
 
 
@@ -139,12 +148,20 @@ def arithmetic(encode: EncodeSettings, *, alone: bool | None = None) -> EncodeSe
         return encode
     bound = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0))
-    return encode.model_copy(update={"threads": max(encode.threads, min(cores, int(bound)) if bound.isdigit() and int(bound) else cores)})
+    return encode.model_copy(
+        update={
+            "threads": max(
+                encode.threads, min(cores, int(bound)) if bound.isdigit() and int(bound) else cores
+            )
+        }
+    )
 
 
 def with_threads_of(encode: EncodeSettings, cpus: float, settings: ClusterSettings) -> EncodeSettings:
     """Settings of a worker's encoder that was given `cpus`: its threads grow as its CPUs do beyond cluster.cpus_per_worker."""
-    return encode.model_copy(update={"threads": max(encode.threads, int(encode.threads * cpus / settings.cpus_per_worker))})
+    return encode.model_copy(
+        update={"threads": max(encode.threads, int(encode.threads * cpus / settings.cpus_per_worker))}
+    )
 
 
 @contextlib.contextmanager
@@ -159,7 +176,9 @@ def working_with(process: OneProcess) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def standing_by(wanted: bool, patience_s: float = ClusterSettings().patience_s) -> Iterator[OneProcess | None]:
+def standing_by(
+    wanted: bool, patience_s: float = ClusterSettings().patience_s
+) -> Iterator[OneProcess | None]:
     """Start a child process and end it after the block; None if it is not wanted. A child that is already at hand is used and left running."""
     if _at_hand is not None:
         yield _at_hand
@@ -176,7 +195,7 @@ def report(rows: int, counted: bool) -> None:
     """In the child: so many rows of the item at work are done. counted: whether more will be told."""
     if _told is not None:
         _told[1], _told[2] = rows, counted
-        _told[0] += 1                                   # last: a reader of the new number reads nothing older behind it
+        _told[0] += 1  # last: a reader of the new number reads nothing older behind it
 
 
 def _reported(told: Any) -> tuple[int, int, bool]:
@@ -188,7 +207,7 @@ def _reported(told: Any) -> tuple[int, int, bool]:
 def _begin(told: Any) -> None:
     global _told
     _told = told
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # the driver ends the child
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends the child
     threading.Thread(target=_follow, daemon=True).start()
 
 
@@ -202,11 +221,11 @@ def _follow() -> None:
 
 
 def _move() -> None:
-    _told[3] += 1                                       # of several threads at once one may be lost; another number is what counts
+    _told[3] += 1  # of several threads at once one may be lost; another number is what counts
 
 
 def _warm(task: bytes) -> bytes:
-    with contextlib.suppress(PipelineError):            # whoever has work for the task will hear of it
+    with contextlib.suppress(PipelineError):  # whoever has work for the task will hear of it
         pickle.loads(task).start()
     return b""
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pipeline.errors import GatesRefused, PipelineError
 from pipeline.store.release import Gate
 
-_QUARANTINED = "quarantined_"           # what a count of rows set aside begins with; the reason follows
+_QUARANTINED = "quarantined_"  # what a count of rows set aside begins with; the reason follows
 
 
 @dataclass(frozen=True)
@@ -33,34 +33,70 @@ class Series:
 
     def record(self, value: float, **labels: str) -> None:
         """Add to a counter, or set a gauge."""
-        ray = sys.modules.get("ray")                        # a night in which nothing changed never imports it
+        ray = sys.modules.get("ray")  # a night in which nothing changed never imports it
         if ray is None or not ray.is_initialized():
             return
         from ray.util import metrics
 
-        metric: Any = getattr(metrics, self.kind)(self.name, description=self.description, tag_keys=self.labels)
+        metric: Any = getattr(metrics, self.kind)(
+            self.name, description=self.description, tag_keys=self.labels
+        )
         if self.kind == "Gauge":
             metric.set(value, tags=labels)
-        elif value > 0:                                     # Ray refuses to add nothing
+        elif value > 0:  # Ray refuses to add nothing
             metric.inc(value, tags=labels)
 
 
 ROWS = Series("Counter", "manta_encoded_rows", "rows whose vectors were computed")
 TOKENS = Series("Counter", "manta_encoded_tokens", "tokens of those rows")
-SECONDS = Series("Counter", "manta_worker_seconds", "seconds that encode workers spent on the device, or waiting for tokenizer, store or model", ("doing",))
-UNITS = Series("Counter", "manta_units", "items of work that workers ended or began again after a process died", ("task", "outcome"))
+SECONDS = Series(
+    "Counter",
+    "manta_worker_seconds",
+    "seconds that encode workers spent on the device, or waiting for tokenizer, store or model",
+    ("doing",),
+)
+UNITS = Series(
+    "Counter",
+    "manta_units",
+    "items of work that workers ended or began again after a process died",
+    ("task", "outcome"),
+)
 QUARANTINED = Series("Counter", "manta_quarantined_rows", "rows that a night set aside", ("reason",))
 NIGHTS = Series("Counter", "manta_nights", "nights by how they ended", ("outcome", "exit_code"))
 RELEASE = Series("Gauge", "manta_release_number", "number of the current release")
-PUBLISHED = Series("Gauge", "manta_release_published_timestamp_seconds", "when the current release was committed, in seconds since 1970; its age is time() less this")
+PUBLISHED = Series(
+    "Gauge",
+    "manta_release_published_timestamp_seconds",
+    "when the current release was committed, in seconds since 1970; its age is time() less this",
+)
 LIVE_ROWS = Series("Gauge", "manta_release_rows", "live rows of the current release")
 GATE_VALUE = Series("Gauge", "manta_gate_value", "what a gate measured on the last candidate", ("gate",))
 GATE_THRESHOLD = Series("Gauge", "manta_gate_threshold", "what the gate asks for", ("gate",))
-GATE_PASSED = Series("Gauge", "manta_gate_passed", "1 where the last candidate passed the gate, else 0", ("gate",))
+GATE_PASSED = Series(
+    "Gauge", "manta_gate_passed", "1 where the last candidate passed the gate, else 0", ("gate",)
+)
 
-ALL = (ROWS, TOKENS, SECONDS, UNITS, QUARANTINED, NIGHTS, RELEASE, PUBLISHED, LIVE_ROWS, GATE_VALUE, GATE_THRESHOLD, GATE_PASSED)
+ALL = (
+    ROWS,
+    TOKENS,
+    SECONDS,
+    UNITS,
+    QUARANTINED,
+    NIGHTS,
+    RELEASE,
+    PUBLISHED,
+    LIVE_ROWS,
+    GATE_VALUE,
+    GATE_THRESHOLD,
+    GATE_PASSED,
+)
 
-DOING = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}        # what `Spent` calls it: what a chart calls it
+DOING = {
+    "forward_s": "device",
+    "waiting_s": "tokenizer",
+    "store": "store",
+    "load": "model",
+}  # what `Spent` calls it: what a chart calls it
 
 
 def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:

@@ -23,11 +23,11 @@ from pipeline.flows.workers.room import Needs
 from pipeline.flows.workers.watch import Watch, watched
 from pipeline.log import Running
 
-_DEATHS = 20            # at one item in one run: nodes may come and go, but nothing dies so often by chance
+_DEATHS = 20  # at one item in one run: nodes may come and go, but nothing dies so often by chance
 _LOOK_S = 1.0
 _REPORT_S = 0.2
-_LATE_S = 10.0          # that Ray Data has to end a call by itself that was given up
-_ENDS_S = 10.0          # that its loop has to end
+_LATE_S = 10.0  # that Ray Data has to end a call by itself that was given up
+_ENDS_S = 10.0  # that its loop has to end
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -90,7 +90,7 @@ class _Report:
         self._call.put(self._number, rows, counted=counted)
 
 
-_report: Callable[[int, bool], Any] = lambda rows, counted: None        # noqa: E731  set in a worker while it is at an item
+_report: Callable[[int, bool], Any] = lambda rows, counted: None  # noqa: E731  set in a worker while it is at an item
 
 
 class _Worker:
@@ -144,7 +144,9 @@ def _opened(made: bytes) -> Any:
     return value
 
 
-def map_units(task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None) -> Iterator[tuple[int, Made]]:
+def map_units(
+    task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
+) -> Iterator[tuple[int, Made]]:
     """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
 
     An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, or is
@@ -175,7 +177,7 @@ def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
             for row in dataset.iter_rows():
                 made.put(row)
             made.put(_End())
-        except BaseException as error:                  # raised where the rows are taken
+        except BaseException as error:  # raised where the rows are taken
             made.put(_End(error))
 
     thread = threading.Thread(target=run, daemon=True)
@@ -186,7 +188,7 @@ def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
         if row.error is not None:
             raise row.error
     finally:
-        watch.stop()                                    # Ray Data's loop ends at its next step
+        watch.stop()  # Ray Data's loop ends at its next step
         thread.join(_ENDS_S)
 
 
@@ -215,14 +217,20 @@ def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Ca
         batch_size=1,
         batch_format="pyarrow",
         fn_constructor_args=(pickle.dumps(task), call),
-        compute=ActorPoolStrategy(min_size=least, max_size=most, initial_size=first, max_tasks_in_flight_per_actor=1),
+        compute=ActorPoolStrategy(
+            min_size=least, max_size=most, initial_size=first, max_tasks_in_flight_per_actor=1
+        ),
         num_cpus=pool.cpus,
         num_gpus=pool.gpus or None,
     )
     context = made.context
-    context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0       # with one item in flight per actor no pool is busier than that
-    context.execution_no_progress_timeout_s = -1                               # a long unit is no standstill; the watch knows better
-    context.max_consecutive_actor_init_deaths = pool.deaths                    # what is heavy starts with the first item, so only kills from outside
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = (
+        1.0  # with one item in flight per actor no pool is busier than that
+    )
+    context.execution_no_progress_timeout_s = -1  # a long unit is no standstill; the watch knows better
+    context.max_consecutive_actor_init_deaths = (
+        pool.deaths
+    )  # what is heavy starts with the first item, so only kills from outside
     _Patience.watch = watch
     context.custom_execution_callback_classes = [_Patience]
     return made
@@ -288,8 +296,18 @@ def lost_worker(error: Exception) -> Exception:
     """A worker that Ray gave up on, as an error that says what to do; anything else is a defect and goes up as it is."""
     import ray
 
-    lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.ActorDiedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError)
+    lost = (
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.ActorDiedError,
+        ray.exceptions.NodeDiedError,
+        ray.exceptions.OutOfMemoryError,
+    )
     if not isinstance(error, lost):
         return error
     remedy = "run again: finished units are kept; if it repeats, lower encode.max_tokens or run fewer workers (cluster.workers)"
-    return TransientError("a worker process", "it to finish its unit", f"{type(error).__name__}: {str(error).splitlines()[0]}", remedy)
+    return TransientError(
+        "a worker process",
+        "it to finish its unit",
+        f"{type(error).__name__}: {str(error).splitlines()[0]}",
+        remedy,
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, TransientError
 
-_seen: dict[str, set["Node"]] = {}      # kinds of nodes, by the connection (a job of Ray's) that has seen them
+_seen: dict[str, set["Node"]] = {}  # kinds of nodes, by the connection (a job of Ray's) that has seen them
 _SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
 
 
@@ -18,7 +18,13 @@ class Node:
 
     def fit(self, cpus: float, gpus: float) -> int:
         """Workers with so many CPUs and GPUs that it holds. A share of a GPU is a share of one GPU."""
-        by_gpu = float("inf") if not gpus else int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
+        by_gpu = (
+            float("inf")
+            if not gpus
+            else int(self.gpus) * int(1 / gpus)
+            if gpus < 1
+            else int(self.gpus / gpus)
+        )
         return int(min(self.cpus / cpus, by_gpu))
 
 
@@ -36,22 +42,30 @@ class Needs:
         """Workers that the nodes hold when nothing else runs there."""
         return sum(node.fit(self.cpus, self.gpus) for node in nodes)
 
-    def too_large(self, nodes: Iterable[Node], waited_s: float | None = None, remedy: str = _SMALLER) -> ConfigError:
+    def too_large(
+        self, nodes: Iterable[Node], waited_s: float | None = None, remedy: str = _SMALLER
+    ) -> ConfigError:
         """The error for a worker that fits none of the nodes. waited_s: how long a cluster that can grow was given for it."""
-        expected = f"{self} for one worker" + (f", within {waited_s:g} s (cluster.wait_s)" if waited_s is not None else "")
+        expected = f"{self} for one worker" + (
+            f", within {waited_s:g} s (cluster.wait_s)" if waited_s is not None else ""
+        )
         return ConfigError("cluster", expected, described(tuple(nodes)), remedy)
 
     def lost(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
         """The error for a worker that fits none of the nodes that are left, and did fit one before."""
         found = f"{described(tuple(nodes))}, and none since one that holds it was lost"
         remedy = "start the lost node or one like it, then run again: finished units are kept"
-        return TransientError("cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy)
+        return TransientError(
+            "cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy
+        )
 
 
 def described(nodes: tuple[Node, ...]) -> str:
     """The nodes in words: how many, and what kinds there are."""
     each = ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes))
-    return f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}" if nodes else "no node"
+    return (
+        f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}" if nodes else "no node"
+    )
 
 
 def nodes_alive() -> dict[str, tuple[str, Node]]:
@@ -59,7 +73,13 @@ def nodes_alive() -> dict[str, tuple[str, Node]]:
     import ray
 
     alive = (node for node in ray.nodes() if node["Alive"])
-    found = {node["NodeID"]: (node["NodeManagerAddress"], Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))) for node in alive}
+    found = {
+        node["NodeID"]: (
+            node["NodeManagerAddress"],
+            Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)),
+        )
+        for node in alive
+    }
     _seen.setdefault(_connection(), set()).update(node for _, node in found.values())
     return found
 
@@ -80,4 +100,7 @@ def grows() -> bool:
     from ray._private.state import state
 
     told = state.get_cluster_config()
-    return any(group.resources and (group.max_count < 0 or group.max_count > group.min_count) for group in (told.node_group_configs if told else ()))
+    return any(
+        group.resources and (group.max_count < 0 or group.max_count > group.min_count)
+        for group in (told.node_group_configs if told else ())
+    )

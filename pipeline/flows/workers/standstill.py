@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pipeline.log import duration
 
-_SLOWER = 10            # times the slowest item so far: an item that takes longer than that hangs
-_BUSY = 0.05            # of a core; a worker of Ray that only gives signs of life takes about 0.01
-_MOST_S = 10.0          # of the time between two looks that counts: nobody looks while a machine is suspended, and no worker gets on then
+_SLOWER = 10  # times the slowest item so far: an item that takes longer than that hangs
+_BUSY = 0.05  # of a core; a worker of Ray that only gives signs of life takes about 0.01
+_MOST_S = 10.0  # of the time between two looks that counts: nobody looks while a machine is suspended, and no worker gets on then
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def end_process(pid: int, born: int) -> bool:
         if _stat(pid)[19] == born:
             os.kill(pid, signal.SIGKILL)
             return True
-    except OSError:                     # it has ended meanwhile
+    except OSError:  # it has ended meanwhile
         pass
     return False
 

@@ -14,9 +14,9 @@ from pipeline.flows.workers.standstill import Worker, end_process, hanging, long
 from pipeline.log import Running, say
 
 _LOOK_S = 1.0
-_NODES_S = 5.0          # between two looks at the cluster's nodes
-_ANSWER_S = 10.0        # for the board to answer
-_END_S = 30.0           # for a node to say whether a process that it was to end was there
+_NODES_S = 5.0  # between two looks at the cluster's nodes
+_ANSWER_S = 10.0  # for the board to answer
+_END_S = 30.0  # for a node to say whether a process that it was to end was there
 
 
 class Abandoned(Exception):
@@ -37,8 +37,10 @@ class Watch:
         self._nodes = nodes_alive()
         self._looked = self._heard = self._had_room = time.monotonic()
         self._ended: set[Worker] = set()
-        self._ending: dict[Any, float] = {}             # what the nodes of ended workers will answer, and until when that is waited for
-        self._waits = False                             # whether a worker on a living node has an item in hand and is not ended
+        self._ending: dict[
+            Any, float
+        ] = {}  # what the nodes of ended workers will answer, and until when that is waited for
+        self._waits = False  # whether a worker on a living node has an item in hand and is not ended
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -61,10 +63,15 @@ class Watch:
         """Tell what the workers have told, and judge how the call stands."""
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):          # a cluster's head that is lost for a moment stops no night
+        with contextlib.suppress(
+            ray.exceptions.RayError
+        ):  # a cluster's head that is lost for a moment stops no night
             allowed, self._waits = patience(), False
-            with contextlib.suppress(ray.exceptions.RayError):      # nor does a board: it comes back
-                self._tell(ray.get(self._call.board.look.remote(self._call.name), timeout=_ANSWER_S), allowed.patience_s)
+            with contextlib.suppress(ray.exceptions.RayError):  # nor does a board: it comes back
+                self._tell(
+                    ray.get(self._call.board.look.remote(self._call.name), timeout=_ANSWER_S),
+                    allowed.patience_s,
+                )
             self._judge(allowed)
 
     def _follow(self) -> None:
@@ -73,7 +80,7 @@ class Watch:
         while self._failure is None and not self._over.wait(_LOOK_S):
             self.look()
             if time.monotonic() - self._looked >= _NODES_S:
-                with contextlib.suppress(ray.exceptions.RayError):          # they are looked at again
+                with contextlib.suppress(ray.exceptions.RayError):  # they are looked at again
                     self._tell_lost_nodes()
 
     def _tell(self, look: Look, allowed_s: float) -> None:
@@ -102,7 +109,7 @@ class Watch:
             there = ray.wait([answer], timeout=0)[0]
             if there or time.monotonic() > until:
                 del self._ending[answer]
-            with contextlib.suppress(ray.exceptions.RayError):              # its node is lost
+            with contextlib.suppress(ray.exceptions.RayError):  # its node is lost
                 if there and ray.get(answer):
                     self._heard = time.monotonic()
 
@@ -112,13 +119,17 @@ class Watch:
             self._had_room = now
         elif now - self._had_room > allowed.wait_s:
             seen = self._needs.fit(nodes_seen())
-            self._fail(self._needs.lost(nodes, allowed.wait_s) if seen else self._needs.too_large(nodes, allowed.wait_s))
+            self._fail(
+                self._needs.lost(nodes, allowed.wait_s)
+                if seen
+                else self._needs.too_large(nodes, allowed.wait_s)
+            )
         else:
-            self._heard = now                                   # once a node is there, its workers have the whole patience to start
+            self._heard = now  # once a node is there, its workers have the whole patience to start
         if now - self._heard > allowed.patience_s and not (self._waits or self._ending):
             self._fail(_nobody(self._needs, allowed.patience_s))
         for item, count in self._call.begun().items():
-            if count > self._deaths:                            # Ray itself would start it again without end
+            if count > self._deaths:  # Ray itself would start it again without end
                 self._fail(_dying(f"item {item} of {self._task}", self._deaths))
 
     def _fail(self, failure: PipelineError) -> None:
@@ -128,7 +139,9 @@ class Watch:
     def _tell_lost_nodes(self) -> None:
         there, self._looked = nodes_alive(), time.monotonic()
         for node in self._nodes.keys() - there.keys():
-            say(f"node {self._nodes[node][0]} is lost; what it had not finished is done again on the {len(there)} that are left")
+            say(
+                f"node {self._nodes[node][0]} is lost; what it had not finished is done again on the {len(there)} that are left"
+            )
         self._nodes = there
 
 
@@ -138,12 +151,21 @@ def _end(worker: Worker) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there = NodeAffinitySchedulingStrategy(node_id=worker.node, soft=False)
-    return ray.remote(end_process).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(worker.pid, worker.born)
+    return (
+        ray.remote(end_process)
+        .options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        .remote(worker.pid, worker.born)
+    )
 
 
 def _dying(item: str, deaths: int) -> TransientError:
     remedy = "look for memory that is short (fewer workers by cluster.workers, a smaller encode.max_tokens), or a model that cannot be loaded (manta preflight)"
-    return TransientError(item, "a process that ends it", f"{deaths} that died at it", f"{remedy}; then run again: finished units are kept")
+    return TransientError(
+        item,
+        "a process that ends it",
+        f"{deaths} that died at it",
+        f"{remedy}; then run again: finished units are kept",
+    )
 
 
 def _nobody(needs: Needs, allowed_s: float) -> TransientError:
@@ -155,7 +177,9 @@ def _nobody(needs: Needs, allowed_s: float) -> TransientError:
         "add such nodes or end what occupies them, lower cluster.cpus_per_worker and cluster.gpus_per_worker, or look for memory that is short where nodes are free; "
         "then run again: finished units are kept"
     )
-    return TransientError("cluster", f"a running worker ({needs}) within {allowed_s:g} s (cluster.patience_s)", found, remedy)
+    return TransientError(
+        "cluster", f"a running worker ({needs}) within {allowed_s:g} s (cluster.patience_s)", found, remedy
+    )
 
 
 @contextlib.contextmanager

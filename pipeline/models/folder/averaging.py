@@ -9,7 +9,14 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.frequencies import FREQUENCIES, locate_frequencies
 from pipeline.settings import EncoderSettings
 
-OF_WORDS = ("mean", "max", "sqrt_len", "weighted_mean", "static", "table")      # word vectors have one layer, and no token that stands for the text
+OF_WORDS = (
+    "mean",
+    "max",
+    "sqrt_len",
+    "weighted_mean",
+    "static",
+    "table",
+)  # word vectors have one layer, and no token that stands for the text
 _WEIGHED = ("mean", "sqrt_len", "static", "table")
 _OF_ONE_TOKEN = ("cls", "cls_mlp", "last", "mask")
 
@@ -34,7 +41,9 @@ class Averages:
         return found | ({"frequencies": files[FREQUENCIES]} if self.counts else {})
 
 
-def averages_of(settings: EncoderSettings, path: Path, model_type: str, pooling: tuple[str, ...], *, words: bool) -> Averages:
+def averages_of(
+    settings: EncoderSettings, path: Path, model_type: str, pooling: tuple[str, ...], *, words: bool
+) -> Averages:
     """Of the encoder at `path`; words: it is a table of word vectors. Counts that lie in the folder count: a copy of an encoder needs nothing else.
 
     ModelError for a pooling that the encoder cannot do, for settings of averages where there is none, and for counts that are not there.
@@ -42,7 +51,9 @@ def averages_of(settings: EncoderSettings, path: Path, model_type: str, pooling:
     _check(settings, model_type, pooling, words)
     needed = settings.sif is not None or "frequent" in settings.exclude
     return Averages(
-        exclude=tuple(sorted(set(settings.exclude))), frequent=settings.frequent if "frequent" in settings.exclude else 0, sif=settings.sif,
+        exclude=tuple(sorted(set(settings.exclude))),
+        frequent=settings.frequent if "frequent" in settings.exclude else 0,
+        sif=settings.sif,
         counts=_counts(settings, path / FREQUENCIES) if needed else None,
     )
 
@@ -50,16 +61,30 @@ def averages_of(settings: EncoderSettings, path: Path, model_type: str, pooling:
 def _check(settings: EncoderSettings, model_type: str, pooling: tuple[str, ...], words: bool) -> None:
     found = repr("+".join(pooling))
     if words and not set(pooling) <= set(OF_WORDS):
-        raise ModelError("encoder.pooling", f"one of {', '.join(OF_WORDS)} for word vectors", found, "choose one of these")
+        raise ModelError(
+            "encoder.pooling", f"one of {', '.join(OF_WORDS)} for word vectors", found, "choose one of these"
+        )
     if settings.exclude and set(pooling) <= set(_OF_ONE_TOKEN):
-        raise ModelError("encoder.exclude", "a pooling over all tokens, such as mean or table", found, "choose such a pooling, or exclude nothing")
+        raise ModelError(
+            "encoder.exclude",
+            "a pooling over all tokens, such as mean or table",
+            found,
+            "choose such a pooling, or exclude nothing",
+        )
     if settings.sif is None:
         return
     if not words:
         remedy = "name a file of word vectors, or set encoder.sif to null; encoder.exclude: [frequent] works with this model"
-        raise ModelError("encoder.sif", "word vectors at encoder.path", f"the {model_type} model {settings.path}", remedy)
+        raise ModelError(
+            "encoder.sif", "word vectors at encoder.path", f"the {model_type} model {settings.path}", remedy
+        )
     if not set(pooling) <= set(_WEIGHED):
-        raise ModelError("encoder.sif", f"one of the poolings {', '.join(_WEIGHED)}", found, "choose one of these, or set encoder.sif to null")
+        raise ModelError(
+            "encoder.sif",
+            f"one of the poolings {', '.join(_WEIGHED)}",
+            found,
+            "choose one of these, or set encoder.sif to null",
+        )
 
 
 def _counts(settings: EncoderSettings, own: Path) -> Path:
@@ -67,5 +92,10 @@ def _counts(settings: EncoderSettings, own: Path) -> Path:
         return own
     if settings.frequencies is None:
         what = "encoder.exclude: frequent" if settings.sif is None else "encoder.sif"
-        raise ModelError(what, "how often words occur, in encoder.frequencies", "null", "name a Parquet file with the columns word and count")
+        raise ModelError(
+            what,
+            "how often words occur, in encoder.frequencies",
+            "null",
+            "name a Parquet file with the columns word and count",
+        )
     return locate_frequencies(settings.frequencies)

@@ -25,43 +25,93 @@ def open_joined(path: Path, settings: EncoderSettings) -> EncoderFolder:
     """The encoder of such a folder. What the settings override they override in each part; its vectors have length one where those of all parts have, and of the
     whole. ModelError where a part cannot be opened, and where parts read texts differently.
     """
-    raw = False if settings.normalize is False else None            # asked for, it is the whole that is normalised
-    parts = {name: open_folder(settings.model_copy(update={"path": str(path / name), "normalize": raw})) for name in _names(path)}
+    raw = False if settings.normalize is False else None  # asked for, it is the whole that is normalised
+    parts = {
+        name: open_folder(settings.model_copy(update={"path": str(path / name), "normalize": raw}))
+        for name in _names(path)
+    }
     first, *others = parts.values()
     for other in others:
         _check_alike(first, other)
-    whole = settings.normalize if settings.normalize is not None else all(part.normalize for part in parts.values())
+    whole = (
+        settings.normalize
+        if settings.normalize is not None
+        else all(part.normalize for part in parts.values())
+    )
     tail = ("normalize",) if whole else ()
     return replace(
-        first, path=path, dim=sum(part.dim for part in parts.values()), tail=tail, parts=tuple(parts.values()),
-        transformer=f"{next(iter(parts))}/{first.transformer}".rstrip("/"), weights=tuple(f"{name}/{file}" for name, part in parts.items() for file in part.weights),
-        files=_files(path, parts), space_id=digest_of({"joined": [part.space_id for part in parts.values()], "tail": tail}),
+        first,
+        path=path,
+        dim=sum(part.dim for part in parts.values()),
+        tail=tail,
+        parts=tuple(parts.values()),
+        transformer=f"{next(iter(parts))}/{first.transformer}".rstrip("/"),
+        weights=tuple(f"{name}/{file}" for name, part in parts.items() for file in part.weights),
+        files=_files(path, parts),
+        space_id=digest_of({"joined": [part.space_id for part in parts.values()], "tail": tail}),
     )
 
 
 def _names(path: Path) -> list[str]:
     names = read_json(path / _CONFIG, required=True).get("parts")
     check_inside(path / _CONFIG, names if isinstance(names, list) else ())
-    if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) and (path / name).is_dir() for name in names):
-        raise ModelError(str(path / _CONFIG), "the names of two folders or more beside it as parts", repr(names), "restore the folder")
+    if (
+        not isinstance(names, list)
+        or len(names) < 2
+        or not all(isinstance(name, str) and (path / name).is_dir() for name in names)
+    ):
+        raise ModelError(
+            str(path / _CONFIG),
+            "the names of two folders or more beside it as parts",
+            repr(names),
+            "restore the folder",
+        )
     return names
 
 
 def _files(path: Path, parts: Mapping[str, EncoderFolder]) -> dict[str, str]:
     own = {_CONFIG: digest_of_file(path / _CONFIG)}
-    return own | {f"{name}/{file}": digest for name, part in parts.items() for file, digest in part.files.items()}
+    return own | {
+        f"{name}/{file}": digest for name, part in parts.items() for file, digest in part.files.items()
+    }
 
 
 def _check_alike(first: EncoderFolder, other: EncoderFolder) -> None:
     """Tokens go through all parts as the first one reads them."""
     if first.averages.counts:
-        raise ModelError("encoder.frequencies", "none for encoders side by side", str(first.averages.counts), "set it to null, or name one of the parts")
+        raise ModelError(
+            "encoder.frequencies",
+            "none for encoders side by side",
+            str(first.averages.counts),
+            "set it to null, or name one of the parts",
+        )
     apart = [name for name, (one, two) in _reading(first, other).items() if one != two]
     if apart:
-        raise ModelError(str(other.path), f"the same {', '.join(apart)} as {first.path.name}", "others", "join encoders that read texts alike")
+        raise ModelError(
+            str(other.path),
+            f"the same {', '.join(apart)} as {first.path.name}",
+            "others",
+            "join encoders that read texts alike",
+        )
 
 
 def _reading(first: EncoderFolder, other: EncoderFolder) -> dict[str, tuple[Any, Any]]:
-    names = ("family", "max_length", "pooling", "prompt", "query_prompt", "lower", "cuts", "template", "ends_sentences", "include_prompt")
-    tokenizers = [{name: digest for name, digest in part.files.items() if "token" in name or "vocab" in name} for part in (first, other)]
-    return {name.replace("_", " "): (getattr(first, name), getattr(other, name)) for name in names} | {"tokenizer": (tokenizers[0], tokenizers[1])}
+    names = (
+        "family",
+        "max_length",
+        "pooling",
+        "prompt",
+        "query_prompt",
+        "lower",
+        "cuts",
+        "template",
+        "ends_sentences",
+        "include_prompt",
+    )
+    tokenizers = [
+        {name: digest for name, digest in part.files.items() if "token" in name or "vocab" in name}
+        for part in (first, other)
+    ]
+    return {name.replace("_", " "): (getattr(first, name), getattr(other, name)) for name in names} | {
+        "tokenizer": (tokenizers[0], tokenizers[1])
+    }

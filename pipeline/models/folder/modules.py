@@ -8,20 +8,50 @@ from typing import Any
 
 from pipeline.errors import ModelError
 
-POOLINGS = ("cls", "cls_mlp", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mask", "ends")
-OWN_MODULES = "template_modules"        # the file of modules of ours in a folder
+POOLINGS = (
+    "cls",
+    "cls_mlp",
+    "mean",
+    "max",
+    "first_last",
+    "static_last",
+    "last2",
+    "static",
+    "sqrt_len",
+    "weighted_mean",
+    "last",
+    "table",
+    "mask",
+    "ends",
+)
+OWN_MODULES = "template_modules"  # the file of modules of ours in a folder
 SENTENCE_TRANSFORMERS_MODES = {
-    "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "sqrt_len", "weightedmean": "weighted_mean", "lasttoken": "last",
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
 }
-_OWN_MODES = set(POOLINGS) - set(SENTENCE_TRANSFORMERS_MODES.values())       # a trained encoder's folder names them as we do: that library has no name for them
+_OWN_MODES = set(POOLINGS) - set(
+    SENTENCE_TRANSFORMERS_MODES.values()
+)  # a trained encoder's folder names them as we do: that library has no name for them
 _OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoise"}
 _SIZES = (
     *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
     *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
 )
-POOLING_FLAGS = {f"pooling_mode_{name}": mode for name, mode in (
-    ("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"), ("mean_sqrt_len_tokens", "sqrt_len"), ("weightedmean_tokens", "weighted_mean"),
-    ("lasttoken", "last"))}                             # in the order in which sentence-transformers concatenates
+POOLING_FLAGS = {
+    f"pooling_mode_{name}": mode
+    for name, mode in (
+        ("cls_token", "cls"),
+        ("max_tokens", "max"),
+        ("mean_tokens", "mean"),
+        ("mean_sqrt_len_tokens", "sqrt_len"),
+        ("weightedmean_tokens", "weighted_mean"),
+        ("lasttoken", "last"),
+    )
+}  # in the order in which sentence-transformers concatenates
 _CONFIG_VALUES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (
         ("hidden_size", "dim", "d_model", "num_hidden_layers", "n_layers", "num_layers", "num_attention_heads", "n_heads", "num_heads", "intermediate_size",
@@ -81,10 +111,20 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
     except FileNotFoundError:
         if not required:
             return {}
-        found = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8]) or "an empty or missing folder"
-        raise ModelError(str(file), "a model's configuration", f"no such file beside {found}", "give a Hugging Face or sentence-transformers folder") from None
+        found = (
+            ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8])
+            or "an empty or missing folder"
+        )
+        raise ModelError(
+            str(file),
+            "a model's configuration",
+            f"no such file beside {found}",
+            "give a Hugging Face or sentence-transformers folder",
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(str(file), "readable JSON", " ".join(str(error).split()), "restore the file") from None
+        raise ModelError(
+            str(file), "readable JSON", " ".join(str(error).split()), "restore the file"
+        ) from None
     if not isinstance(value, dict):
         raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
     return value
@@ -100,7 +140,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         for name in names:
             value = config.get(name)
             fits = isinstance(value, kinds) and not isinstance(value, bool)
-            if value is not None and not fits and not isinstance(value, list):          # some families have a value for each layer
+            if (
+                value is not None and not fits and not isinstance(value, list)
+            ):  # some families have a value for each layer
                 raise ModelError(str(file), f"{expected} as {name}", repr(value)[:60], "restore the file")
     return config
 
@@ -112,18 +154,28 @@ def _no_number(name: str) -> None:
 def check_numbers(file: Path, config: dict[str, Any]) -> None:
     """Refuse a configuration of BERT's kind whose sizes are not numbers that a model can have."""
     sizes = {name: config[name] for name in _SIZES if name in config}
-    if wrong := {name: value for name, value in sizes.items() if type(value) is not int or not 1 <= value < 2**31}:
+    if wrong := {
+        name: value for name, value in sizes.items() if type(value) is not int or not 1 <= value < 2**31
+    }:
         name, value = next(iter(wrong.items()))
         raise ModelError(str(file), f"{name} as a number from 1 on", repr(value), "restore the file")
     pad, words = config.get("pad_token_id"), sizes.get("vocab_size", 2**31)
     if pad is not None and (type(pad) is not int or not 0 <= pad < words):
-        raise ModelError(str(file), f"pad_token_id as a number from 0 to {words - 1}", repr(pad), "restore the file")
+        raise ModelError(
+            str(file), f"pad_token_id as a number from 0 to {words - 1}", repr(pad), "restore the file"
+        )
 
 
 def check_inside(file: Path, names: Iterable[Any]) -> None:
     """Refuse names in `file` that lead out of the model folder: named files are read, and copied into releases."""
     for name in names:
-        if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name or "\0" in name:
+        if (
+            not isinstance(name, str)
+            or PurePosixPath(name).is_absolute()
+            or ".." in PurePosixPath(name).parts
+            or "\\" in name
+            or "\0" in name
+        ):
             raise ModelError(str(file), "names of files in the folder", repr(name), "restore the file")
 
 
@@ -133,18 +185,36 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
     if not file.is_file():
         return []
     try:
-        entries = [(str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))]
+        entries = [
+            (str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(str(file), "a list of modules with type and path", f"{type(error).__name__}: {error}", "restore the file") from None
+        raise ModelError(
+            str(file),
+            "a list of modules with type and path",
+            f"{type(error).__name__}: {error}",
+            "restore the file",
+        ) from None
     check_inside(file, (folder for _, folder in entries))
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
     for kind, _ in entries:
-        if kind not in _OWN and (kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")):
-            raise ModelError(str(file), f"modules among {', '.join(sorted(known))}", f"the module {kind}", "use an encoder made of these modules")
+        if kind not in _OWN and (
+            kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")
+        ):
+            raise ModelError(
+                str(file),
+                f"modules among {', '.join(sorted(known))}",
+                f"the module {kind}",
+                "use an encoder made of these modules",
+            )
     kinds = [(_OWN.get(kind, kind.rpartition(".")[2]), folder) for kind, folder in entries]
-    if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]):
+    if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(
+        kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]
+    ):
         found = ", ".join(kind for kind, _ in kinds) or "no module"
-        raise ModelError(str(file), "Transformer, Pooling, then Dense and Normalize modules", found, "use such an encoder")
+        raise ModelError(
+            str(file), "Transformer, Pooling, then Dense and Normalize modules", found, "use such an encoder"
+        )
     return kinds
 
 
@@ -157,8 +227,15 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
         names = [modes] if isinstance(modes, str) else list(modes)
-        if unknown := [name for name in names if name not in SENTENCE_TRANSFORMERS_MODES and name not in _OWN_MODES]:
-            raise ModelError(str(file), f"pooling_mode among {', '.join(SENTENCE_TRANSFORMERS_MODES)}", repr(unknown[0]), "use an encoder with one of these")
+        if unknown := [
+            name for name in names if name not in SENTENCE_TRANSFORMERS_MODES and name not in _OWN_MODES
+        ]:
+            raise ModelError(
+                str(file),
+                f"pooling_mode among {', '.join(SENTENCE_TRANSFORMERS_MODES)}",
+                repr(unknown[0]),
+                "use an encoder with one of these",
+            )
         pooling = tuple(SENTENCE_TRANSFORMERS_MODES.get(name, name) for name in names)
     else:
         pooling = tuple(mode for key, mode in POOLING_FLAGS.items() if config.get(key)) or ("mean",)
@@ -168,7 +245,9 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
 def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
     """The modules behind the pooling, in order. normalize: False drops the folder's Normalize modules, True puts one at the end."""
     read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoise": _denoise}
-    tail: list[Module] = [read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]]
+    tail: list[Module] = [
+        read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]
+    ]
     if normalize is False:
         tail = [module for module in tail if module != "normalize"]
     if (width := _truncate_dim(path)) is not None:
@@ -182,7 +261,12 @@ def _truncate_dim(path: Path) -> int | None:
     file = path / "config_sentence_transformers.json"
     width = read_json(file).get("truncate_dim")
     if width is not None and (type(width) is not int or width < 1):
-        raise ModelError(str(file), "truncate_dim as a number of dimensions, 1 or more", repr(width), "correct it, or remove that line")
+        raise ModelError(
+            str(file),
+            "truncate_dim as a number of dimensions, 1 or more",
+            repr(width),
+            "correct it, or remove that line",
+        )
     return width
 
 
@@ -191,21 +275,50 @@ def _dense(path: Path, folder: str) -> Dense:
     config = read_json(file, required=True)
     names = [name for name in ("model.safetensors", "pytorch_model.bin") if (path / folder / name).is_file()]
     if not names:
-        raise ModelError(str(file.parent), "weights in model.safetensors or pytorch_model.bin", "neither", "restore the file")
+        raise ModelError(
+            str(file.parent),
+            "weights in model.safetensors or pytorch_model.bin",
+            "neither",
+            "restore the file",
+        )
     for key in ("module_input_name", "module_output_name"):
         if config.get(key, "sentence_embedding") not in ("sentence_embedding", None):
-            raise ModelError(str(file), f"{key} sentence_embedding", repr(config[key]), "use an encoder whose Dense works on the sentence embedding")
+            raise ModelError(
+                str(file),
+                f"{key} sentence_embedding",
+                repr(config[key]),
+                "use an encoder whose Dense works on the sentence embedding",
+            )
     try:
-        return Dense(f"{folder}/{names[0]}", int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)),
-                     str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2], bool(config.get("use_residual", False)))
+        return Dense(
+            f"{folder}/{names[0]}",
+            int(config["in_features"]),
+            int(config["out_features"]),
+            bool(config.get("bias", True)),
+            str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2],
+            bool(config.get("use_residual", False)),
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(str(file), "in_features and out_features", f"{type(error).__name__}: {error}", "restore the file") from None
+        raise ModelError(
+            str(file), "in_features and out_features", f"{type(error).__name__}: {error}", "restore the file"
+        ) from None
 
 
 def _denoise(path: Path, folder: str) -> Denoise:
     file = path / folder / "config.json"
     config = read_json(file, required=True)
     try:
-        return Denoise(f"{folder}/model.safetensors", int(config["width"]), config["activation"], float(config["epsilon"]), int(config["shortest"]))
+        return Denoise(
+            f"{folder}/model.safetensors",
+            int(config["width"]),
+            config["activation"],
+            float(config["epsilon"]),
+            int(config["shortest"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(str(file), "width, activation, epsilon and shortest", f"{type(error).__name__}: {error}", "restore the file") from None
+        raise ModelError(
+            str(file),
+            "width, activation, epsilon and shortest",
+            f"{type(error).__name__}: {error}",
+            "restore the file",
+        ) from None

@@ -13,8 +13,23 @@ from pipeline.models.folder.modules import read_json
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """what every `from_pretrained` gets: without the latter transformers asks on the terminal whether to run a folder's code"""
 _AGAIN = "fetch its files again, or use another model"
-_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError, UnpicklingError)
-_PORTS = {"new": "gte", "NewModel": "gte", "NomicBertModel": "nomic_bert", "XLMRobertaLoRA": "jina_embeddings_v3"}
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    UnpicklingError,
+)
+_PORTS = {
+    "new": "gte",
+    "NewModel": "gte",
+    "NomicBertModel": "nomic_bert",
+    "XLMRobertaLoRA": "jina_embeddings_v3",
+}
 """classes and types of published remote code, and the model_type of transformers' own port of each"""
 
 
@@ -28,13 +43,27 @@ def check_code(folder: Path) -> None:
     where, kind = folder / "config.json", str(config.get("model_type"))
     for name, value in _attentions(config):
         if "/" in value:
-            raise ModelError(str(where), "an attention that is part of transformers", f"{name} {value!r}, a repository of code", "remove that line")
-    if (adapter := folder / "adapter_config.json").exists():        # transformers would load the model that it names, whatever is in this folder
+            raise ModelError(
+                str(where),
+                "an attention that is part of transformers",
+                f"{name} {value!r}, a repository of code",
+                "remove that line",
+            )
+    if (
+        adapter := folder / "adapter_config.json"
+    ).exists():  # transformers would load the model that it names, whatever is in this folder
         base = read_json(adapter).get("base_model_name_or_path")
-        raise ModelError(str(adapter), "a model whose adapters are merged", f"an adapter to {base!r}", "merge it (peft's merge_and_unload) and save the model")
+        raise ModelError(
+            str(adapter),
+            "a model whose adapters are merged",
+            f"an adapter to {base!r}",
+            "merge it (peft's merge_and_unload) and save the model",
+        )
     code = config.get("auto_map")
     remote = code.get("AutoModel") if isinstance(code, dict) else code
-    if remote and kind not in _PORTS.values():           # a port has the model_type that its authors gave to their code
+    if (
+        remote and kind not in _PORTS.values()
+    ):  # a port has the model_type that its authors gave to their code
         raise _no_code(where, f"auto_map, which names the code {remote}", kind, str(remote))
 
 
@@ -63,10 +92,20 @@ def _no_code(where: Path, found: str, kind: str, remote: str) -> ModelError:
     port = next((port for name, port in _PORTS.items() if name == kind or name in remote), None)
     own = f"a copy that was saved with transformers' own port of it (model_type {port}, no auto_map)"
     remedy = f"use {own}" if port else "use an encoder whose architecture is part of transformers"
-    return ModelError(str(where), "a model that is part of transformers, since code from a folder is not run", found, remedy)
+    return ModelError(
+        str(where), "a model that is part of transformers, since code from a folder is not run", found, remedy
+    )
 
 
-def load_whole(auto: Any, folder: Path, wanted: str, *, unused: Collection[str] = (), remedy: str = _AGAIN, **options: Any) -> Any:
+def load_whole(
+    auto: Any,
+    folder: Path,
+    wanted: str,
+    *,
+    unused: Collection[str] = (),
+    remedy: str = _AGAIN,
+    **options: Any,
+) -> Any:
     """Load a model with every one of its weights.
 
     Args:
@@ -84,9 +123,15 @@ def load_whole(auto: Any, folder: Path, wanted: str, *, unused: Collection[str] 
         model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
     except _LOADING_ERRORS as error:
         raise ModelError(str(folder), wanted, said(error), remedy) from None
-    missing = sorted(name for name in report["missing_keys"] if not name.startswith(tuple(unused)) and not name.endswith("position_ids"))
+    missing = sorted(
+        name
+        for name in report["missing_keys"]
+        if not name.startswith(tuple(unused)) and not name.endswith("position_ids")
+    )
     if missing:
-        found = f"{len(missing)} weights missing: {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+        found = (
+            f"{len(missing)} weights missing: {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+        )
         raise ModelError(str(folder), f"{wanted}, with all its weights", found, remedy)
     return model
 
@@ -113,9 +158,13 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
     except ImportError:
         raise
     except Exception as error:
-        if not (isinstance(error, _LOADING_ERRORS) or type(error) is Exception):     # the tokenizers library raises the bare class
+        if not (
+            isinstance(error, _LOADING_ERRORS) or type(error) is Exception
+        ):  # the tokenizers library raises the bare class
             raise
-        raise ModelError(str(folder), "a tokenizer that transformers loads", said(error), "fetch its files again") from None
+        raise ModelError(
+            str(folder), "a tokenizer that transformers loads", said(error), "fetch its files again"
+        ) from None
 
 
 def said(error: Exception) -> str:

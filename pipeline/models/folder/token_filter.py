@@ -9,8 +9,11 @@ from pipeline.models.folder.folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.text.tokens.tokens import Tokenizer
 
-_CONTINUES = "##"               # WordPiece: before a piece that continues a word
-_BYTES, _SPACES = "\u0120", "\u2581"            # byte-level BPE (RoBERTa) and SentencePiece (XLM-R): before a piece that begins a word
+_CONTINUES = "##"  # WordPiece: before a piece that continues a word
+_BYTES, _SPACES = (
+    "\u0120",
+    "\u2581",
+)  # byte-level BPE (RoBERTa) and SentencePiece (XLM-R): before a piece that begins a word
 
 
 def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | None:
@@ -22,16 +25,24 @@ def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | Non
     if not averages.exclude:
         return None
     counts = read_frequencies(averages.counts) if averages.frequent and averages.counts else None
-    return kept_tokens(tokenizer, averages.exclude, words=folder.whole_words, counts=counts, frequent=averages.frequent)
+    return kept_tokens(
+        tokenizer, averages.exclude, words=folder.whole_words, counts=counts, frequent=averages.frequent
+    )
 
 
-def kept_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, counts: Frequencies | None, frequent: int) -> np.ndarray:
+def kept_tokens(
+    tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, counts: Frequencies | None, frequent: int
+) -> np.ndarray:
     """(vocabulary,) bool. words: each token is a whole word, so that none is a subword. frequent: how many of the commonest tokens by `counts` stay out."""
     vocabulary = tokenizer.vocabulary()
     marker = None if words else _marker(vocabulary)
     kept = np.ones(max(vocabulary.values(), default=-1) + 1, dtype=bool)
     kept[[*tokenizer.prefix, *tokenizer.suffix]] = False
-    tests: dict[str, Callable[[str], bool]] = {"subword": lambda token: _is_subword(token, marker), "case": _has_upper_case, "punctuation": _is_punctuation}
+    tests: dict[str, Callable[[str], bool]] = {
+        "subword": lambda token: _is_subword(token, marker),
+        "case": _has_upper_case,
+        "punctuation": _is_punctuation,
+    }
     spelled = _spelling(marker)
     for name in set(exclude) & set(tests):
         shown = (lambda token: token) if name == "subword" else spelled
@@ -43,7 +54,10 @@ def kept_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, 
 
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
     """The convention that most tokens follow: in each kind of vocabulary a few odd tokens begin with the marker of another."""
-    counts = {marker: sum(token.startswith(marker) for token in vocabulary) for marker in (_CONTINUES, _BYTES, _SPACES)}
+    counts = {
+        marker: sum(token.startswith(marker) for token in vocabulary)
+        for marker in (_CONTINUES, _BYTES, _SPACES)
+    }
     marker = max(counts, key=counts.__getitem__)
     return marker if counts[marker] else None
 
@@ -52,7 +66,11 @@ def _is_subword(token: str, marker: str | None) -> bool:
     """As it is published: under the second convention also the first word of a text and signs behind a word, which bear no marker."""
     if marker is None:
         return False
-    return token.startswith(_CONTINUES) and token != _CONTINUES if marker == _CONTINUES else not token.startswith(marker)
+    return (
+        token.startswith(_CONTINUES) and token != _CONTINUES
+        if marker == _CONTINUES
+        else not token.startswith(marker)
+    )
 
 
 def _spelling(marker: str | None) -> Callable[[str], str]:
@@ -76,7 +94,9 @@ def _is_punctuation(text: str) -> bool:
     return bool(text) and all(unicodedata.category(sign)[0] in "PS" and sign != "\ufffd" for sign in text)
 
 
-def _commonest(tokenizer: Tokenizer, counts: Frequencies, marker: str | None, kept: np.ndarray, most: int) -> np.ndarray:
+def _commonest(
+    tokenizer: Tokenizer, counts: Frequencies, marker: str | None, kept: np.ndarray, most: int
+) -> np.ndarray:
     """Ids of the `most` commonest tokens, special ones apart: the words pushed through the tokenizer, as they stand inside a text."""
     totals = np.zeros(len(kept))
     for words, numbers in counts.batches():

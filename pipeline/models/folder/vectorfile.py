@@ -13,15 +13,17 @@ import pyarrow as pa
 
 from pipeline.errors import ModelError
 
-_BATCH_BYTES = 1 << 20          # of vectors held at once: as text they take twenty times that
-_LONGEST_LINE = 1 << 20         # bytes: 300 numbers take 3,000
-_NUMBER = 64                    # bytes that one takes at most in a text
-_WIDEST = 1 << 16               # dimensions: published vectors have 1,024 at most
-_PIECE = 2 << 20                # of a binary file read at once
+_BATCH_BYTES = 1 << 20  # of vectors held at once: as text they take twenty times that
+_LONGEST_LINE = 1 << 20  # bytes: 300 numbers take 3,000
+_NUMBER = 64  # bytes that one takes at most in a text
+_WIDEST = 1 << 16  # dimensions: published vectors have 1,024 at most
+_PIECE = 2 << 20  # of a binary file read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
 _OTHER_FILES = {
-    b"PK\x03\x04": "a zip archive: unpack it first", b"\xba\x16O/": "fastText's own binary form: give the .vec file instead",
-    b"\x93NUMPY": "a NumPy array: save words and vectors as text", b"BZh": "a bzip2 file: unpack it, or pack it with gzip",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"\xba\x16O/": "fastText's own binary form: give the .vec file instead",
+    b"\x93NUMPY": "a NumPy array: save words and vectors as text",
+    b"BZh": "a bzip2 file: unpack it, or pack it with gzip",
 }
 
 Words = tuple[list[str], np.ndarray]
@@ -46,15 +48,26 @@ def read_vectors(file: Path, name: str) -> Iterator[Words]:
         layout = read_layout(file, name)
         found = 0
         with _opened(file) as stream:
-            for words, vectors in _text(stream, layout, name) if layout.form == "text" else _binary(stream, layout, name):
+            for words, vectors in (
+                _text(stream, layout, name) if layout.form == "text" else _binary(stream, layout, name)
+            ):
                 found += len(words)
                 yield words, vectors
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ModelError(name, "a whole gzip file", " ".join(str(error).split()), "fetch the file again") from None
+        raise ModelError(
+            name, "a whole gzip file", " ".join(str(error).split()), "fetch the file again"
+        ) from None
     except OSError as error:
-        raise ModelError(name, "a readable file", " ".join(str(error).split()), "check the file and its permissions") from None
+        raise ModelError(
+            name, "a readable file", " ".join(str(error).split()), "check the file and its permissions"
+        ) from None
     if layout.count not in (None, found):
-        raise ModelError(name, f"{layout.count:,} words, as its first line says", f"{found:,}", "fetch the file again, or mend its first line")
+        raise ModelError(
+            name,
+            f"{layout.count:,} words, as its first line says",
+            f"{found:,}",
+            "fetch the file again, or mend its first line",
+        )
 
 
 def read_layout(file: Path, name: str) -> Layout:
@@ -67,9 +80,16 @@ def read_layout(file: Path, name: str) -> Layout:
             return Layout("text", _width(first, name), None)
         count, dim = (int(number) for number in header.groups())
         if not 0 < dim <= _WIDEST:
-            raise ModelError(f"{name}: line 1", "the number of words and their dimension", f"dimension {dim:,}", "give another file")
+            raise ModelError(
+                f"{name}: line 1",
+                "the number of words and their dimension",
+                f"dimension {dim:,}",
+                "give another file",
+            )
         second = stream.read(_NUMBER * (dim + 16)).split(b"\n", 1)[0].rsplit(None, dim)
-        return Layout("text" if len(second) == dim + 1 and _numbers(second[1:]) is not None else "binary", dim, count)
+        return Layout(
+            "text" if len(second) == dim + 1 and _numbers(second[1:]) is not None else "binary", dim, count
+        )
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -88,10 +108,17 @@ def _refuse_other(first: bytes, name: str) -> None:
 def _width(first: bytes, name: str) -> int:
     """Numbers behind the first word of a file without a header."""
     fields = first.split()[1:]
-    words = next((place for place, field in enumerate(reversed(fields)) if _numbers([field]) is None), len(fields))
+    words = next(
+        (place for place, field in enumerate(reversed(fields)) if _numbers([field]) is None), len(fields)
+    )
     if words < 2 or len(first) == _LONGEST_LINE:
         remedy = "give a file of word vectors, or the folder that holds config.json and the weights"
-        raise ModelError(f"{name}: line 1", "a word and its numbers, or the two numbers of word2vec's first line", _shown(first), remedy)
+        raise ModelError(
+            f"{name}: line 1",
+            "a word and its numbers, or the two numbers of word2vec's first line",
+            _shown(first),
+            remedy,
+        )
     return words
 
 
@@ -131,8 +158,10 @@ class _Lines:
     def add(self, number: int, line: bytes) -> None:
         if line.isspace():
             return
-        parts = line.rsplit(None, self._dim)            # from the right: GloVe has words with spaces in them
-        if len(parts) != self._dim + 1 or (b" " in parts[0] and _numbers([parts[0].rsplit()[-1]]) is not None):
+        parts = line.rsplit(None, self._dim)  # from the right: GloVe has words with spaces in them
+        if len(parts) != self._dim + 1 or (
+            b" " in parts[0] and _numbers([parts[0].rsplit()[-1]]) is not None
+        ):
             raise _malformed(f"{self._name}: line {number}", self._dim, line)
         self.words.append(parts[0].strip())
         self._fields += parts[1:]
@@ -141,10 +170,14 @@ class _Lines:
     def parsed(self) -> Words:
         numbers = _numbers(self._fields)
         if numbers is None:
-            rows = (self._fields[start : start + self._dim] for start in range(0, len(self._fields), self._dim))
+            rows = (
+                self._fields[start : start + self._dim] for start in range(0, len(self._fields), self._dim)
+            )
             place, row = next((place, row) for place, row in enumerate(rows) if _numbers(row) is None)
             wrong = next(field for field in row if _numbers([field]) is None)
-            raise _malformed(f"{self._name}: line {self._places[place]}", self._dim, self.words[place] + b" ... " + wrong)
+            raise _malformed(
+                f"{self._name}: line {self._places[place]}", self._dim, self.words[place] + b" ... " + wrong
+            )
         return [_decoded(word) for word in self.words], numbers.reshape(-1, self._dim)
 
 
@@ -165,7 +198,12 @@ def _binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
             yield _checked(words, vectors, number, layout.dim, name)
             number += len(words)
     if rest.strip():
-        raise ModelError(f"{name}: word {number + 1}", f"a word and {size} bytes", f"the end of the file after {len(rest)} bytes", "fetch the file again")
+        raise ModelError(
+            f"{name}: word {number + 1}",
+            f"a word and {size} bytes",
+            f"the end of the file after {len(rest)} bytes",
+            "fetch the file again",
+        )
 
 
 def _checked(words: list[bytes], vectors: list[bytes], before: int, dim: int, name: str) -> Words:
@@ -173,8 +211,16 @@ def _checked(words: list[bytes], vectors: list[bytes], before: int, dim: int, na
     bad = ~np.isfinite(numbers).all(axis=1) | [not word or b"\n" in word for word in words]
     if bad.any():
         place = int(np.argmax(bad))
-        where, expected = f"{name}: word {before + place + 1}", f"a word and {dim} finite numbers, as in word2vec's binary form after its first line"
-        raise ModelError(where, expected, _shown(words[place]), "check the first line's two numbers, or fetch the file again")
+        where, expected = (
+            f"{name}: word {before + place + 1}",
+            f"a word and {dim} finite numbers, as in word2vec's binary form after its first line",
+        )
+        raise ModelError(
+            where,
+            expected,
+            _shown(words[place]),
+            "check the first line's two numbers, or fetch the file again",
+        )
     return [_decoded(word) for word in words], numbers
 
 

@@ -19,14 +19,18 @@ from pipeline.models.folder.vectorfile import Words, read_vectors
 from pipeline.text.tokens.stop_words import STOP_WORDS
 from pipeline.text.tokens.tokens import LEFT_OUT, Side, Tokenizer
 
-WORDS = "manta-words"           # the model_type of such a folder
-RECURRENT = "manta-recurrent"   # and of one whose encoder reads words in their order
+WORDS = "manta-words"  # the model_type of such a folder
+RECURRENT = "manta-recurrent"  # and of one whose encoder reads words in their order
 TABLE = "embeddings.word_embeddings.weight"
-FORMAT = 1                      # changes with the rules below
-UNKNOWN, FIRST, LAST = "<unk>", "<s>", "</s>"      # in a vocabulary of sequences: any other word, and the marks around a text; no token of a text is spelled so
-_MAX_LENGTH = 1_024             # words of one text where nobody says otherwise: nothing in an average of words limits it
-_CASED = 0.01                   # share of words with upper case from which on case matters: lower-cased vocabularies have UNK and the like in them
-_HEADER_BYTES = 256             # of a safetensors file with one tensor: its length is known only at the end
+FORMAT = 1  # changes with the rules below
+UNKNOWN, FIRST, LAST = (
+    "<unk>",
+    "<s>",
+    "</s>",
+)  # in a vocabulary of sequences: any other word, and the marks around a text; no token of a text is spelled so
+_MAX_LENGTH = 1_024  # words of one text where nobody says otherwise: nothing in an average of words limits it
+_CASED = 0.01  # share of words with upper case from which on case matters: lower-cased vocabularies have UNK and the like in them
+_HEADER_BYTES = 256  # of a safetensors file with one tensor: its length is known only at the end
 
 
 def build_folder(file: Path, name: str, folder: Path) -> None:
@@ -59,7 +63,7 @@ class _Vocabulary:
     def fresh(self, batches: Iterable[Words]) -> Iterable[np.ndarray]:
         """Vectors of the words that were not there before."""
         for words, vectors in batches:
-            headway()                                   # other processes may wait for the folder
+            headway()  # other processes may wait for the folder
             places = []
             for place, word in enumerate(words):
                 if word not in self.words:
@@ -77,7 +81,9 @@ def _write_table(file: Path, batches: Iterable[np.ndarray]) -> int:
         for vectors in batches:
             stream.write(np.ascontiguousarray(vectors, "<f4").tobytes())
             rows, dim = rows + len(vectors), vectors.shape[1]
-        header = json.dumps({TABLE: {"dtype": "F32", "shape": [rows, dim], "data_offsets": [0, 4 * rows * dim]}})
+        header = json.dumps(
+            {TABLE: {"dtype": "F32", "shape": [rows, dim], "data_offsets": [0, 4 * rows * dim]}}
+        )
         stream.seek(0)
         stream.write(_HEADER_BYTES.to_bytes(8, "little") + header.encode().ljust(_HEADER_BYTES))
     return dim
@@ -103,7 +109,9 @@ def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, c
     """
     vocabulary = _vocabulary(folder)
     if missing := [mark for mark in (FIRST, LAST) if mark not in vocabulary]:
-        raise ModelError(str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file")
+        raise ModelError(
+            str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file"
+        )
     unknown = vocabulary.get(UNKNOWN, LEFT_OUT)
     source, marks = _Source(vocabulary, lower, unknown), ((vocabulary[FIRST],), (vocabulary[LAST],))
     plain = Tokenizer(source, *marks, max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
@@ -121,7 +129,9 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    return {word: place for place, word in enumerate((folder / "vocab.txt").read_bytes().decode().split("\n"))}
+    return {
+        word: place for place, word in enumerate((folder / "vocab.txt").read_bytes().decode().split("\n"))
+    }
 
 
 def _read(text: str, *, lower: bool) -> str:
@@ -173,7 +183,12 @@ def _stop_tokens() -> frozenset[str]:
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """(whole tokens, parts of those). Python's \\w knows letters and digits of all scripts, but not the marks inside words of many: accents, vowel signs, joiners."""
-    marks = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")) + "\u200c\u200d"
+    marks = (
+        "".join(
+            chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")
+        )
+        + "\u200c\u200d"
+    )
     letter = f"[\\w{marks}]"
     clitic = f"'(?:s|re|ve|ll|d|m)(?!{letter})"
     negated = f"n't(?!{letter})"

@@ -32,13 +32,13 @@ from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 if TYPE_CHECKING:
     from pipeline.models.inference.hidden_states import Inside
 
-_FIRST_WINDOW = 2_048           # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
-_SMALLEST_BUFFER = 16           # tokens: on fewer rows matrix kernels turn to other, slower forms
-_PENDING = 4                    # copies from the GPU under way
+_FIRST_WINDOW = 2_048  # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
+_SMALLEST_BUFFER = 16  # tokens: on fewer rows matrix kernels turn to other, slower forms
+_PENDING = 4  # copies from the GPU under way
 _PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
 Module = Callable[[Tensor], Tensor]
-Told = Callable[[float], None]          # takes the part, up to 1, that is computed
+Told = Callable[[float], None]  # takes the part, up to 1, that is computed
 
 
 class Model(Protocol):
@@ -49,7 +49,9 @@ class Model(Protocol):
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]: ...
 
-    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]: ...
+    def states(
+        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
+    ) -> tuple[dict[int, Tensor], Segments]: ...
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,23 @@ class Counters:
 class Encoder:
     """An encoder folder on a device."""
 
-    def __init__(self, folder: EncoderFolder, encode: EncodeSettings, device: Device, name: str | None = None) -> None:
+    def __init__(
+        self, folder: EncoderFolder, encode: EncodeSettings, device: Device, name: str | None = None
+    ) -> None:
         self.folder, self.name = folder, name or str(folder.path)
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
         self.counters = Counters()
-        self.arithmetic = arithmetic_of(encode, device, 0 if folder.family == "other" else folder.max_length)     # only a packed buffer has to hold any text
+        self.arithmetic = arithmetic_of(
+            encode, device, 0 if folder.family == "other" else folder.max_length
+        )  # only a packed buffer has to hold any text
         self._window_rows = encode.window_rows
         self._threads = encode.threads if device.kind == "cpu" else None
         self._tokenizer = folder.tokenizer()
         self._parts = [Encoder(part, encode, device) for part in folder.parts]
         self._model: Model
-        self._model, self._mlp = (self._parts[0]._model, None) if self._parts else _load(folder, self.arithmetic, self._tokenizer)
+        self._model, self._mlp = (
+            (self._parts[0]._model, None) if self._parts else _load(folder, self.arithmetic, self._tokenizer)
+        )
         self._kept = load_filter(folder, self._tokenizer)
         for part in self._parts:
             part.counters = self.counters
@@ -142,7 +150,10 @@ class Encoder:
 
     def check(self) -> None:
         """Encode two plain sentences. ModelError if the encoder raises, or gives NaN, infinity or zeros: then no text is worth trying."""
-        where, remedy = self.folder.path, "fetch the model's files again, check encode.dtype, or use another encoder"
+        where, remedy = (
+            self.folder.path,
+            "fetch the model's files again, check encode.dtype, or use another encoder",
+        )
         try:
             vectors = self.encode(_PLAIN)
         except MODEL_FAILURES as error:
@@ -150,7 +161,9 @@ class Encoder:
             raise ModelError(str(where), "an encoder that encodes a plain sentence", found, remedy) from error
         if not np.isfinite(vectors).all():
             raise ModelError(str(where), "finite vectors", f"NaN or infinity for {_PLAIN[0]!r}", remedy)
-        if not self.folder.whole_words and not vectors.any(axis=1).all():       # an encoder of words may know none of these
+        if (
+            not self.folder.whole_words and not vectors.any(axis=1).all()
+        ):  # an encoder of words may know none of these
             raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
 
     def measured(self, texts: Sequence[str]) -> TokenCounts:
@@ -163,23 +176,37 @@ class Encoder:
 
     def inside(self) -> "Inside":
         """Its hidden states, layer by layer, and its tokens. ModelError where it is several encoders."""
-        from pipeline.models.inference.hidden_states import Inside  # which imports scipy: a quarter of a second that no search needs
+        from pipeline.models.inference.hidden_states import (
+            Inside,
+        )  # which imports scipy: a quarter of a second that no search needs
 
         if self._parts:
             remedy = f"name one of its parts: {self.folder.parts[0].path}"
-            raise ModelError(str(self.folder.path), "one encoder, to look into its layers", f"{len(self._parts)} side by side", remedy)
+            raise ModelError(
+                str(self.folder.path),
+                "one encoder, to look into its layers",
+                f"{len(self._parts)} side by side",
+                remedy,
+            )
         return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
-    def encode_stream(self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None) -> Iterator[Encoded]:
+    def encode_stream(
+        self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None
+    ) -> Iterator[Encoded]:
         """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows.
 
         tell: called after each buffer, with the rows of the stream that the tokens computed so far amount to.
         """
         done = 0
-        with closing(ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))) as windows:
+        with closing(
+            ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))
+        ) as windows:
             while (window := self._waited(windows)) is not None:
                 told = partial(_tell_part, tell, done, sum(window.rows)) if tell is not None else None
-                yield from _split(self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer, told), window.rows)
+                yield from _split(
+                    self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer, told),
+                    window.rows,
+                )
                 done += sum(window.rows)
 
     def _waited(self, windows: "Iterator[_Window]") -> "_Window | None":
@@ -191,7 +218,9 @@ class Encoder:
     def _window(self, texts: list[str], tokenizer: Tokenizer, query: bool) -> Encoded:
         unique, inverse = distinct(texts)
         tokens = tokenizer(unique)
-        return self._encoded(tokens, inverse, self._small_buffer(tokens) if query else self.max_tokens, tokenizer)
+        return self._encoded(
+            tokens, inverse, self._small_buffer(tokens) if query else self.max_tokens, tokenizer
+        )
 
     def _tokenized(self, window: list[list[str]]) -> "_Window":
         unique, inverse = distinct([text for batch in window for text in batch])
@@ -202,7 +231,14 @@ class Encoder:
         total = max(int(tokens.offsets[-1]), _SMALLEST_BUFFER)
         return min(self.max_tokens, 1 << (total - 1).bit_length())
 
-    def _encoded(self, tokens: Tokens, inverse: np.ndarray, max_tokens: int, tokenizer: Tokenizer, told: Told | None = None) -> Encoded:
+    def _encoded(
+        self,
+        tokens: Tokens,
+        inverse: np.ndarray,
+        max_tokens: int,
+        tokenizer: Tokenizer,
+        told: Told | None = None,
+    ) -> Encoded:
         began = time.perf_counter()
         if self._kept is not None:
             tokens = replace(tokens, kept=self._kept[tokens.ids])
@@ -220,20 +256,29 @@ class Encoder:
         while True:
             try:
                 return self._run(tokens, max_tokens, skip, told)
-            except torch.OutOfMemoryError:              # of a GPU only; a host without memory raises another error
-                pass                                    # what the failed pass held is free only after this handler
+            except torch.OutOfMemoryError:  # of a GPU only; a host without memory raises another error
+                pass  # what the failed pass held is free only after this handler
             max_tokens = self._halve(max_tokens)
 
     def _halve(self, max_tokens: int) -> int:
         if max_tokens // 2 < (_SMALLEST_BUFFER if isinstance(self._model, PaddedModel) else self.max_length):
             found = f"out of memory even with encode.max_tokens={max_tokens}"
-            raise ModelError(str(self.arithmetic.device), "memory for one text of max_length tokens", found, "lower encoder.max_length or use a larger device")
+            raise ModelError(
+                str(self.arithmetic.device),
+                "memory for one text of max_length tokens",
+                found,
+                "lower encoder.max_length or use a larger device",
+            )
         torch.cuda.empty_cache()
         self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
         return max_tokens // 2
 
     def _run(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
-        vectors, computed, total = np.zeros((len(tokens), self.dim), np.float32), 0, max(1, int(tokens.lengths.sum()))
+        vectors, computed, total = (
+            np.zeros((len(tokens), self.dim), np.float32),
+            0,
+            max(1, int(tokens.lengths.sum())),
+        )
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
         with torch.inference_mode(), _computing_with(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
@@ -268,7 +313,9 @@ class Encoder:
         return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
 
 
-def load_encoder(settings: EncoderSettings | str, encode: EncodeSettings | None = None, device: Device | str = "cpu") -> Encoder:
+def load_encoder(
+    settings: EncoderSettings | str, encode: EncodeSettings | None = None, device: Device | str = "cpu"
+) -> Encoder:
     """Load an encoder.
 
     Args:
@@ -280,7 +327,12 @@ def load_encoder(settings: EncoderSettings | str, encode: EncodeSettings | None 
         ModelError: the folder cannot be used; the message names file, expected and found.
     """
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
-    return Encoder(open_folder(settings), encode or EncodeSettings(threads=torch.get_num_threads()), resolve(device), settings.path)
+    return Encoder(
+        open_folder(settings),
+        encode or EncodeSettings(threads=torch.get_num_threads()),
+        resolve(device),
+        settings.path,
+    )
 
 
 def as_strings(texts: Iterable[Any]) -> list[str]:
@@ -290,7 +342,9 @@ def as_strings(texts: Iterable[Any]) -> list[str]:
     rows = texts.to_pylist() if isinstance(texts, (pa.Array, pa.ChunkedArray)) else list(texts)
     for number, text in enumerate(rows):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{number}]: expected a string, found {type(text).__name__}; replace missing texts by '' or leave them out")
+            raise TypeError(
+                f"texts[{number}]: expected a string, found {type(text).__name__}; replace missing texts by '' or leave them out"
+            )
     return rows
 
 
@@ -352,7 +406,11 @@ def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if folder.family == "recurrent":
         return SteppedModel(folder, checkpoint, arithmetic), None
-    model: Model = PaddedModel(folder, arithmetic) if folder.family == "other" else PackedModel(folder, checkpoint, arithmetic)
+    model: Model = (
+        PaddedModel(folder, arithmetic)
+        if folder.family == "other"
+        else PackedModel(folder, checkpoint, arithmetic)
+    )
     return model, load_mlp(checkpoint, model.width, arithmetic.place) if "cls_mlp" in folder.pooling else None
 
 

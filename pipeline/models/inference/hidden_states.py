@@ -15,7 +15,7 @@ from pipeline.text.tokens.tokens import Tokenizer, Tokens
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Model
 
-_MAX_TOKENS = 8_192         # of one pass: all layers of it are held on the host, 0.8 GB for 25 of width 1,024
+_MAX_TOKENS = 8_192  # of one pass: all layers of it are held on the host, 0.8 GB for 25 of width 1,024
 
 
 class Inside:
@@ -38,10 +38,15 @@ class Inside:
 
     def words(self, tokens: Tokens) -> Tokenized:
         """Which tokens are words: no special tokens, no prompt, no punctuation. A piece of a word counts as a word."""
-        worded = kept_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0)
+        worded = kept_tokens(
+            self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0
+        )
         lengths = tokens.lengths
         inside = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths)
-        before, after = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens), len(self._tokenizer.suffix)
+        before, after = (
+            max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens),
+            len(self._tokenizer.suffix),
+        )
         text = (inside >= before) & (inside < np.repeat(lengths, lengths) - after)
         return Tokenized(tokens.ids, tokens.offsets, worded[tokens.ids] & text)
 
@@ -52,7 +57,7 @@ class Inside:
         tokens = Tokens(ids.astype(np.int32), offsets, np.zeros(len(offsets) - 1, dtype=bool))
         for texts in self._model.plan(tokens.lengths, self._max_tokens):
             places = np.concatenate([np.arange(offsets[text], offsets[text + 1]) for text in texts])
-            rows[places], = self._states(tokens, texts, [TABLE_STATE])
+            (rows[places],) = self._states(tokens, texts, [TABLE_STATE])
         return rows
 
     def _states(self, tokens: Tokens, rows: np.ndarray, numbers: list[int]) -> tuple[np.ndarray, ...]:

@@ -8,10 +8,16 @@ import numpy as np
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings
 
-_KEPT = 2           # encoders: two are compared more often than three
+_KEPT = 2  # encoders: two are compared more often than three
 
 
-def encode(texts: str | Sequence[str], encoder: str | EncoderSettings = "all-MiniLM-L6-v2", *, query: bool = False, device: str = "cpu") -> np.ndarray:
+def encode(
+    texts: str | Sequence[str],
+    encoder: str | EncoderSettings = "all-MiniLM-L6-v2",
+    *,
+    query: bool = False,
+    device: str = "cpu",
+) -> np.ndarray:
     """Encode one text or several. The encoder is loaded at the first call; the two used last are kept.
 
     Args:

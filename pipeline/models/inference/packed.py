@@ -35,11 +35,15 @@ class Shape:
     """positions start behind the padding index and leave out padding tokens (RoBERTa, MPNet)"""
     pad_id: int
 
-    def places(self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    def places(
+        self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray
+    ) -> np.ndarray:
         """(tokens,) rows of the position table. inside: place of each token in its text; starts: first token of each text; owners: the text of each token."""
         if not self.counts_from_pad:
             return inside
-        real = ids != self.pad_id                       # a padding token that the text itself spells out has the padding position, as in fairseq
+        real = (
+            ids != self.pad_id
+        )  # a padding token that the text itself spells out has the padding position, as in fairseq
         counted = np.cumsum(real)
         before = counted[starts] - real[starts]
         return (counted - before[owners]) * real + self.pad_id
@@ -53,10 +57,16 @@ def shape_of(family: str, config: Mapping[str, object]) -> Shape:
 
     counts_from_pad = family in ("roberta", "mpnet")
     return Shape(
-        width=int(number("hidden_size", "dim")), inner=int(number("intermediate_size", "hidden_dim")), heads=int(number("num_attention_heads", "n_heads")),
-        layers=int(number("num_hidden_layers", "n_layers")), vocabulary=int(number("vocab_size")), positions=int(number("max_position_embeddings")),
-        token_types=int(number("type_vocab_size", default=2)) if family in ("bert", "roberta") else 0, epsilon=number("layer_norm_eps", default=1e-12),
-        activation=str(config.get("activation") or config.get("hidden_act") or "gelu"), counts_from_pad=counts_from_pad,
+        width=int(number("hidden_size", "dim")),
+        inner=int(number("intermediate_size", "hidden_dim")),
+        heads=int(number("num_attention_heads", "n_heads")),
+        layers=int(number("num_hidden_layers", "n_layers")),
+        vocabulary=int(number("vocab_size")),
+        positions=int(number("max_position_embeddings")),
+        token_types=int(number("type_vocab_size", default=2)) if family in ("bert", "roberta") else 0,
+        epsilon=number("layer_norm_eps", default=1e-12),
+        activation=str(config.get("activation") or config.get("hidden_act") or "gelu"),
+        counts_from_pad=counts_from_pad,
         pad_id=1 if family == "mpnet" else int(number("pad_token_id", default=1 if counts_from_pad else 0)),
     )
 
@@ -78,7 +88,9 @@ class Buffer:
 class Norm:
     """Layer normalisation over the last dimension, of x or of a residual sum."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, epsilon: float, fused: Callable[..., Tensor] | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor, epsilon: float, fused: Callable[..., Tensor] | None = None
+    ) -> None:
         self._weight, self._bias, self._epsilon, self._fused = weight, bias, epsilon, fused
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -86,7 +98,11 @@ class Norm:
 
     def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
         """Of update + x; `update` is used up."""
-        return self(update.add_(x)) if self._fused is None else self._fused(update, x, self._weight, self._bias, self._epsilon)
+        return (
+            self(update.add_(x))
+            if self._fused is None
+            else self._fused(update, x, self._weight, self._bias, self._epsilon)
+        )
 
 
 def _norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -111,7 +127,12 @@ class PackedModel:
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
-        self._device, self._dtype, self._rows, self._longest = arithmetic.place, arithmetic.torch_dtype, arithmetic.max_tokens, folder.max_length
+        self._device, self._dtype, self._rows, self._longest = (
+            arithmetic.place,
+            arithmetic.torch_dtype,
+            arithmetic.max_tokens,
+            folder.max_length,
+        )
         self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
         self._tables = self._embeddings(checkpoint)
         self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")
@@ -123,7 +144,9 @@ class PackedModel:
         """Rows of each forward pass."""
         return plan_buffers(lengths, max_tokens)
 
-    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
+    def states(
+        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
+    ) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (max_tokens, d) of the wanted numbers, and where the texts `rows` lie in them."""
         buffer = self._buffer(tokens, rows, max_tokens, skip)
         return self._forward(buffer, wanted), buffer.where
@@ -154,7 +177,9 @@ class PackedModel:
         ids[:total] = part.ids
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
         positions[:total] = self.shape.places(ids[:total], inside, starts, owners)
-        ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(np.int32)
+        ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(
+            np.int32
+        )
         where = segments(starts, lengths, skip, self._put, part.kept)
         return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), where, self._put(ends))
 
@@ -165,24 +190,43 @@ class PackedModel:
     def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """(words, positions); the embedding of token type 0, which every token has, is added to the positions."""
         words = checkpoint.tensor("embeddings.word_embeddings.weight", (self.shape.vocabulary, self.width))
-        positions = checkpoint.tensor("embeddings.position_embeddings.weight", (self.shape.positions, self.width))
+        positions = checkpoint.tensor(
+            "embeddings.position_embeddings.weight", (self.shape.positions, self.width)
+        )
         if self.shape.token_types:
-            positions = positions + checkpoint.tensor("embeddings.token_type_embeddings.weight", (self.shape.token_types, self.width))[0]
+            positions = (
+                positions
+                + checkpoint.tensor(
+                    "embeddings.token_type_embeddings.weight", (self.shape.token_types, self.width)
+                )[0]
+            )
         return self._on_device(words), self._on_device(positions)
 
     def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> Layer:
         at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
         parts = [checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)]
         return Layer(
-            qkv=self._linear((torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts if bias is not None]))),
-            output=self._linear(checkpoint.linear(at + names.output, width, width)), output_norm=self._layer_norm(checkpoint, at + names.output_norm),
+            qkv=self._linear(
+                (
+                    torch.cat([weight for weight, _ in parts]),
+                    torch.cat([bias for _, bias in parts if bias is not None]),
+                )
+            ),
+            output=self._linear(checkpoint.linear(at + names.output, width, width)),
+            output_norm=self._layer_norm(checkpoint, at + names.output_norm),
             up=self._linear(checkpoint.linear(at + names.up, width, inner), self.shape.activation),
-            down=self._linear(checkpoint.linear(at + names.down, inner, width)), down_norm=self._layer_norm(checkpoint, at + names.down_norm),
+            down=self._linear(checkpoint.linear(at + names.down, inner, width)),
+            down_norm=self._layer_norm(checkpoint, at + names.down_norm),
         )
 
     def _linear(self, weights: tuple[Tensor, Tensor | None], activation: str | None = None) -> Linear:
         weight, bias = weights
-        return Linear(self._on_device(weight), None if bias is None else self._on_device(bias), rows=self._rows, activation=activation)
+        return Linear(
+            self._on_device(weight),
+            None if bias is None else self._on_device(bias),
+            rows=self._rows,
+            activation=activation,
+        )
 
     def _layer_norm(self, checkpoint: Checkpoint, name: str) -> Norm:
         weight, bias = (checkpoint.tensor(f"{name}.{part}", (self.width,)) for part in ("weight", "bias"))
@@ -201,4 +245,7 @@ def _groups(lengths: np.ndarray, starts: np.ndarray) -> tuple[Group, ...]:
     """Runs of equal length."""
     firsts = np.flatnonzero(np.diff(lengths, prepend=-1))
     counts = np.diff(firsts, append=len(lengths))
-    return tuple(Group(int(starts[first]), int(count), int(lengths[first])) for first, count in zip(firsts, counts, strict=True))
+    return tuple(
+        Group(int(starts[first]), int(count), int(lengths[first]))
+        for first, count in zip(firsts, counts, strict=True)
+    )

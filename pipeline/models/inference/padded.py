@@ -14,8 +14,8 @@ from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
-_STEP = 16      # lengths are padded up to multiples of it: few shapes, and less than 16 tokens of a text wasted
-_ENCODER_ALONE = ("t5", "mt5", "umt5")       # folders of sentence encoders hold the encoder without a decoder
+_STEP = 16  # lengths are padded up to multiples of it: few shapes, and less than 16 tokens of a text wasted
+_ENCODER_ALONE = ("t5", "mt5", "umt5")  # folders of sentence encoders hold the encoder without a decoder
 
 
 class PaddedModel:
@@ -27,12 +27,16 @@ class PaddedModel:
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
         model = load_model(folder, arithmetic.torch_dtype)
-        self._model = (model.get_encoder() if model.config.is_encoder_decoder else model).to(arithmetic.place).eval()
+        self._model = (
+            (model.get_encoder() if model.config.is_encoder_decoder else model).to(arithmetic.place).eval()
+        )
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self._device, self._longest = arithmetic.place, folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
-        self._words = self._model.get_input_embeddings().weight         # as it stands: some models scale its rows on the way into the first layer
+        self._words = (
+            self._model.get_input_embeddings().weight
+        )  # as it stands: some models scale its rows on the way into the first layer
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Rows of each forward pass: all of one padded length, longest first."""
@@ -45,14 +49,16 @@ class PaddedModel:
             batches += np.split(alike, range(rows, len(alike), rows))
         return batches
 
-    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
+    def states(
+        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
+    ) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (batch * L, d) of the wanted numbers, and where the texts `rows` lie in them."""
         part = tokens.of_rows(rows)
         lengths = part.lengths
         width = int(self._padded(lengths[:1])[0])
         ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
         mask = np.zeros_like(ids)
-        mask[:, 0] = 1                                  # a dummy attends to one token: a row without any gives not-a-number
+        mask[:, 0] = 1  # a dummy attends to one token: a row without any gives not-a-number
         for place, length in enumerate(lengths):
             ids[place, :length] = part.ids[part.offsets[place] : part.offsets[place + 1]]
             mask[place, :length] = 1
@@ -60,13 +66,25 @@ class PaddedModel:
         return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put, part.kept)
 
     def _forward(self, ids: np.ndarray, mask: np.ndarray, wanted: set[int]) -> dict[int, Tensor]:
-        rows = {TABLE_STATE: F.embedding(self._put(ids), self._words).flatten(0, 1)} if TABLE_STATE in wanted else {}
+        rows = (
+            {TABLE_STATE: F.embedding(self._put(ids), self._words).flatten(0, 1)}
+            if TABLE_STATE in wanted
+            else {}
+        )
         wanted = wanted - {TABLE_STATE}
         if not wanted:
             return rows
         inner = bool(wanted - {self.layers})
-        output = self._model(input_ids=self._put(ids), attention_mask=self._put(mask), output_hidden_states=inner, return_dict=True)
-        chosen = {number: output.last_hidden_state if number == self.layers else output.hidden_states[number] for number in wanted}
+        output = self._model(
+            input_ids=self._put(ids),
+            attention_mask=self._put(mask),
+            output_hidden_states=inner,
+            return_dict=True,
+        )
+        chosen = {
+            number: output.last_hidden_state if number == self.layers else output.hidden_states[number]
+            for number in wanted
+        }
         return rows | {number: state.flatten(0, 1) for number, state in chosen.items()}
 
     def _put(self, values: np.ndarray) -> Tensor:
@@ -92,5 +110,11 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
     for name, value in config.to_dict().items():
         if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, dropout)
-    auto = transformers.AutoModelForTextEncoding if config.model_type in _ENCODER_ALONE else transformers.AutoModel
-    return load_whole(auto, path, "a model that transformers loads", unused=("pooler.",), config=config, dtype=dtype)
+    auto = (
+        transformers.AutoModelForTextEncoding
+        if config.model_type in _ENCODER_ALONE
+        else transformers.AutoModel
+    )
+    return load_whole(
+        auto, path, "a model that transformers loads", unused=("pooler.",), config=config, dtype=dtype
+    )

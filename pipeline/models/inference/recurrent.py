@@ -16,7 +16,7 @@ from pipeline.models.trainable.recurrent import Direction, load_recurrent
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
-_BLOCK = 16                     # steps whose inputs are multiplied at once
+_BLOCK = 16  # steps whose inputs are multiplied at once
 
 
 class SteppedModel:
@@ -26,8 +26,17 @@ class SteppedModel:
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         backbone = load_recurrent(folder, checkpoint).to(arithmetic.place)
-        self.width, self.layers, self._device, self._layers = backbone.width, backbone.layers, arithmetic.place, backbone.shape.layers
-        self._words, self._of_layer, self._directions = backbone.words, backbone.of_layer, backbone.shape.directions
+        self.width, self.layers, self._device, self._layers = (
+            backbone.width,
+            backbone.layers,
+            arithmetic.place,
+            backbone.shape.layers,
+        )
+        self._words, self._of_layer, self._directions = (
+            backbone.words,
+            backbone.of_layer,
+            backbone.shape.directions,
+        )
         self._prepared: dict[tuple[int, int, int], _Prepared] = {}
         self._attentive, self._readouts = backbone.attentive, dict[int, _PreparedReadout]()
 
@@ -37,7 +46,9 @@ class SteppedModel:
         order, rows = order[lengths[order] > 0], _rows(max_tokens)
         return [order[start : start + rows] for start in range(0, len(order), rows)]
 
-    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
+    def states(
+        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
+    ) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (texts * steps, d) of the wanted numbers, and where the texts `rows` lie in them."""
         part = tokens.of_rows(rows)
         ids, turned = (self._put(grid) for grid in _grids(part, _rows(max_tokens)))
@@ -86,7 +97,11 @@ class _Prepared:
 
     def __init__(self, direction: Direction, rows: int) -> None:
         self._cell, self._rows, self._width = direction.cell, rows, direction.width
-        self._input = Linear(direction.input.weight.detach(), None if direction.input.bias is None else direction.input.bias.detach(), rows=_BLOCK * rows)
+        self._input = Linear(
+            direction.input.weight.detach(),
+            None if direction.input.bias is None else direction.input.bias.detach(),
+            rows=_BLOCK * rows,
+        )
         self._products = self._cell.products(direction.recurrent.detach(), rows)
 
     def __call__(self, x: Tensor, longest: int) -> Tensor:
@@ -106,13 +121,19 @@ class _PreparedReadout:
 
     def __init__(self, readout: Attentive, rows: int) -> None:
         self._rows = _BLOCK * rows
-        self._inner, self._contexts = (Linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows=self._rows)
-                                       for layer in (readout.inner, readout.contexts))
+        self._inner, self._contexts = (
+            Linear(
+                layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows=self._rows
+            )
+            for layer in (readout.inner, readout.contexts)
+        )
 
     def __call__(self, x: Tensor, places: tuple[Tensor, Tensor], counts: Tensor) -> Tensor:
         """(T, contexts * size), as the readout's own, for states (steps, rows, size); places: step and row of each word, text after text."""
         blocks = x.flatten(0, 1).split(self._rows)
-        scores = torch.cat([self._contexts(alike(torch.tanh, self._inner(block))) for block in blocks]).view(*x.shape[:2], -1)
+        scores = torch.cat([self._contexts(alike(torch.tanh, self._inner(block))) for block in blocks]).view(
+            *x.shape[:2], -1
+        )
         top = scores.new_zeros(scores.shape[1:])
         top[: len(counts)] = highest(scores[places], counts)
         return weighted(x[places], alike(torch.exp, scores - top)[places], counts)

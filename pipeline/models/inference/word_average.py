@@ -20,21 +20,29 @@ class BagModel:
     mapped: workers of one machine share it.
     """
 
-    def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic, tokenizer: Tokenizer
+    ) -> None:
         self.width, self.layers = int(folder.config["hidden_size"]), 0
         self._device = arithmetic.place
-        self._table = checkpoint.tensor(TABLE, (int(folder.config["vocab_size"]), self.width)).to(self._device)
+        self._table = checkpoint.tensor(TABLE, (int(folder.config["vocab_size"]), self.width)).to(
+            self._device
+        )
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
-            weights = sif_weights(tokenizer, read_frequencies(averages.counts), averages.sif, lower=folder.lower)
+            weights = sif_weights(
+                tokenizer, read_frequencies(averages.counts), averages.sif, lower=folder.lower
+            )
             self._weights = torch.from_numpy(weights.astype(np.float32)).to(self._device)
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Rows of each pass."""
         return plan_buffers(lengths, max_tokens)
 
-    def states(self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int) -> tuple[dict[int, Tensor], Segments]:
+    def states(
+        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
+    ) -> tuple[dict[int, Tensor], Segments]:
         """The words' vectors (tokens, d), weighted, under every wanted number, and where the texts `rows` lie in them."""
         part = tokens.of_rows(rows)
         ids = torch.from_numpy(part.ids).to(self._device)

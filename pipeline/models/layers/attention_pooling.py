@@ -28,7 +28,9 @@ class Attentive(nn.Module):
 
 def weighted(x: Tensor, energies: Tensor, counts: Tensor) -> Tensor:
     """(T, contexts * size): each state times its share of its text's energies (T, contexts), and times the text's words."""
-    sums = torch.segment_reduce(energies, "sum", lengths=counts, axis=0, unsafe=True)          # word after word: its bits are the text's own
+    sums = torch.segment_reduce(
+        energies, "sum", lengths=counts, axis=0, unsafe=True
+    )  # word after word: its bits are the text's own
     shares = energies / spread(sums, counts, len(x)) * spread(counts, counts, len(x))[:, None]
     return (shares[:, :, None] * x[:, None]).flatten(1)
 

@@ -14,7 +14,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
     None: ("none", [], ""),
-    "gelu": ("gelu", [], "none"),                       # the erf form
+    "gelu": ("gelu", [], "none"),  # the erf form
     "gelu_new": ("gelu", [], "tanh"),
     "relu": ("relu", [], ""),
 }
@@ -27,11 +27,15 @@ class Linear:
     core: 265 against 115 GFLOP/s), and the activation costs nothing there. A row's bits depend neither on its place nor on the other rows.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, rows: int, activation: str | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, rows: int, activation: str | None = None
+    ) -> None:
         self._activation = activation
         self._bias = bias
         self._onednn = is_onednn(weight.device, weight.dtype)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows) if self._onednn else weight
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows) if self._onednn else weight
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._onednn:
@@ -44,7 +48,11 @@ class TrainableLinear(nn.Linear):
     """`x @ weight.T + bias` for x (rows, inner); forward and backward through the same kernels as above where they serve (180 against 96 GFLOP/s)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_onednn(self.weight.device, self.weight.dtype) and x.dtype == self.weight.dtype and not torch.is_autocast_enabled("cpu"):
+        if (
+            is_onednn(self.weight.device, self.weight.dtype)
+            and x.dtype == self.weight.dtype
+            and not torch.is_autocast_enabled("cpu")
+        ):
             return _OneDnnLinear.apply(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
@@ -62,9 +70,11 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (_product(gradient, weight.T.contiguous()) if of_x else None,
-                _product(gradient.T.contiguous(), x.T.contiguous()) if of_weight else None,
-                gradient.sum(0) if of_bias else None)
+        return (
+            _product(gradient, weight.T.contiguous()) if of_x else None,
+            _product(gradient.T.contiguous(), x.T.contiguous()) if of_weight else None,
+            gradient.sum(0) if of_bias else None,
+        )
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -73,7 +83,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def is_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether linear layers of that type on that device go through oneDNN; half precision does where the processor has instructions for it."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if (
+        device.type != "cpu"
+        or not torch.backends.mkldnn.is_available()
+        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    ):
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

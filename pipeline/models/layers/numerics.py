@@ -12,9 +12,13 @@ from pipeline.log import say
 from pipeline.models.layers.linear import is_onednn
 from pipeline.settings import Dtype, EncodeSettings
 
-_VERSION = "packed-1"           # changes with any change of the models' code that changes bits
-_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}        # CPU: 512 to 2,048 are equally fast, more is slower
-_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_VERSION = "packed-1"  # changes with any change of the models' code that changes bits
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # CPU: 512 to 2,048 are equally fast, more is slower
+_DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,37 @@ class Arithmetic:
 
     def numerics_id(self, model: str) -> str:
         """sha256 (hex); `model` says which forward pass computes."""
-        return digest_of({
-            "version": _VERSION, "model": model, "dtype": self.dtype, "max_tokens": self.max_tokens, "fused": self.fused, "torch": torch.__version__,
-            "device": self.device.kind, "instructions": self.device.instruction_set(), "onednn": is_onednn(self.place, self.torch_dtype),
-        })
+        return digest_of(
+            {
+                "version": _VERSION,
+                "model": model,
+                "dtype": self.dtype,
+                "max_tokens": self.max_tokens,
+                "fused": self.fused,
+                "torch": torch.__version__,
+                "device": self.device.kind,
+                "instructions": self.device.instruction_set(),
+                "onednn": is_onednn(self.place, self.torch_dtype),
+            }
+        )
 
 
 def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Arithmetic:
     """As the settings say, made whole: T by device and never below the longest text; ConfigError where that cannot be."""
-    arithmetic = Arithmetic(device, encode.dtype, _buffer_tokens(encode.max_tokens, max_length, device), _is_fused(encode.compile, device))
-    if device.kind == "cpu" and encode.dtype != "float32" and not is_onednn(arithmetic.place, arithmetic.torch_dtype):
-        say(f"encode.dtype: this processor has no instructions for {encode.dtype}, which makes it slower than float32")
+    arithmetic = Arithmetic(
+        device,
+        encode.dtype,
+        _buffer_tokens(encode.max_tokens, max_length, device),
+        _is_fused(encode.compile, device),
+    )
+    if (
+        device.kind == "cpu"
+        and encode.dtype != "float32"
+        and not is_onednn(arithmetic.place, arithmetic.torch_dtype)
+    ):
+        say(
+            f"encode.dtype: this processor has no instructions for {encode.dtype}, which makes it slower than float32"
+        )
     return arithmetic
 
 
@@ -56,7 +80,12 @@ def _buffer_tokens(wanted: int | None, max_length: int, device: Device) -> int:
     if wanted is None:
         return max(_MAX_TOKENS[device.kind], -(-max_length // 64) * 64)
     if wanted < max_length:
-        raise ConfigError("encode.max_tokens", f"at least the encoder's max_length of {max_length} tokens", str(wanted), "raise it, or lower encoder.max_length")
+        raise ConfigError(
+            "encode.max_tokens",
+            f"at least the encoder's max_length of {max_length} tokens",
+            str(wanted),
+            "raise it, or lower encoder.max_length",
+        )
     return wanted
 
 
@@ -64,6 +93,8 @@ def _is_fused(wanted: bool, device: Device) -> bool:
     if not wanted or device.kind == "cpu":
         return False
     if importlib.util.find_spec("triton") is None:
-        say("encode.compile: there is no Triton beside torch, so normalisation runs unfused (slower); install triton or set encode.compile=false")
+        say(
+            "encode.compile: there is no Triton beside torch, so normalisation runs unfused (slower); install triton or set encode.compile=false"
+        )
         return False
     return True

@@ -7,8 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TABLE_STATE = -1                # number of the word table's rows, beside 0 for the embedding layer's output and so on
-_AVERAGED = {"first_last": (1, -1), "static_last": (0, -1), "last2": (-2, -1), "static": (0,)}       # hidden states; every other pooling reads the last
+TABLE_STATE = -1  # number of the word table's rows, beside 0 for the embedding layer's output and so on
+_AVERAGED = {
+    "first_last": (1, -1),
+    "static_last": (0, -1),
+    "last2": (-2, -1),
+    "static": (0,),
+}  # hidden states; every other pooling reads the last
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,13 @@ class Segments:
     """(tokens,) place of each in its own text, counted from the text's first token, a prompt's included"""
 
 
-def segments(starts: np.ndarray, lengths: np.ndarray, skip: int, put: Callable[[np.ndarray], Tensor], kept: np.ndarray | None = None) -> Segments:
+def segments(
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    skip: int,
+    put: Callable[[np.ndarray], Tensor],
+    kept: np.ndarray | None = None,
+) -> Segments:
     """Texts at `starts` of `lengths` tokens (at least 1); their first `skip` (a prompt's) stay out, except where nothing else is there.
 
     kept (tokens,) bool, text after text: of the others only these are pooled, except where a text has none of them. `put` brings an array to the device.
@@ -41,8 +52,14 @@ def segments(starts: np.ndarray, lengths: np.ndarray, skip: int, put: Callable[[
         owners = np.repeat(np.arange(len(counts)), counts)
         chosen = kept[positions + np.repeat(np.cumsum(lengths) - lengths, counts)]
         chosen = chosen | (np.bincount(owners, chosen, len(counts)) == 0)[owners]
-        counts, positions, places = np.bincount(owners[chosen], minlength=len(counts)), positions[chosen], places[chosen]
-    return Segments(put(starts + skipped), put(starts + lengths - 1), put(counts), put(places), put(positions))
+        counts, positions, places = (
+            np.bincount(owners[chosen], minlength=len(counts)),
+            positions[chosen],
+            places[chosen],
+        )
+    return Segments(
+        put(starts + skipped), put(starts + lengths - 1), put(counts), put(places), put(positions)
+    )
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
@@ -60,16 +77,18 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
         return wide(chosen[0][where.firsts])
     if name == "last":
         return wide(chosen[0][where.lasts])
-    if name == "mask":                                  # the one token of each text that is kept
+    if name == "mask":  # the one token of each text that is kept
         assert len(where.places) == len(where.firsts), "texts without a template"
         return wide(chosen[0][where.places])
-    if name == "ends":                                  # what each of two directions says when it has read the text
+    if name == "ends":  # what each of two directions says when it has read the text
         onward, backward = wide(chosen[0]).chunk(2, dim=1)
         return torch.cat([onward[where.lasts], backward[where.firsts]], dim=1)
     tokens = _mean([wide(state[where.places]) for state in chosen])
     if name == "max":
         return torch.segment_reduce(tokens, "max", lengths=where.counts, axis=0, unsafe=True)
-    if name == "weighted_mean":                         # Muennighoff 2022: later tokens weigh more; a prompt left out still counts as positions
+    if (
+        name == "weighted_mean"
+    ):  # Muennighoff 2022: later tokens weigh more; a prompt left out still counts as positions
         weights = (where.positions + 1).float()[:, None]
         return _sums(tokens * weights, where) / _sums(weights, where)
     divisor = where.counts[:, None].float()
@@ -77,7 +96,9 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
 
 
 def _numbers(name: str, layers: int) -> list[int]:
-    return [TABLE_STATE] if name == "table" else [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
+    return (
+        [TABLE_STATE] if name == "table" else [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
+    )
 
 
 def wide(x: Tensor) -> Tensor:

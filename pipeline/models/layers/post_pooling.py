@@ -14,11 +14,16 @@ from pipeline.models.folder.modules import Cut, Denoise, Dense, Module
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_weights
 
-_ROWS = 64      # a linear layer gives equal bits for equal rows while it sees one shape: always so many rows, filled with zeros
+_ROWS = 64  # a linear layer gives equal bits for equal rows while it sees one shape: always so many rows, filled with zeros
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda x: x, "Tanh": torch.tanh, "ReLU": F.relu, "GELU": F.gelu, "Sigmoid": torch.sigmoid, "SiLU": F.silu,
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "Sigmoid": torch.sigmoid,
+    "SiLU": F.silu,
 }
-MLP_HEADS = ("mlp.dense", "pooler.dense")              # SimCSE's own name, and the one its published checkpoints carry
+MLP_HEADS = ("mlp.dense", "pooler.dense")  # SimCSE's own name, and the one its published checkpoints carry
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,12 @@ def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseL
     name = next((name for name in MLP_HEADS if f"{name}.weight" in checkpoint), None)
     if name is None:
         found = f"neither {' nor '.join(MLP_HEADS)} among the weights"
-        raise ModelError("encoder.pooling cls_mlp", "the trained layer behind the first token's state", found, "choose cls, or an encoder that has the layer")
+        raise ModelError(
+            "encoder.pooling cls_mlp",
+            "the trained layer behind the first token's state",
+            found,
+            "choose cls, or an encoder that has the layer",
+        )
     weight, bias = checkpoint.linear(name, width, width)
     return DenseLayer(weight.to(device), None if bias is None else bias.to(device), torch.tanh, False, None)
 
@@ -95,7 +105,11 @@ def _loaded(folder: EncoderFolder, module: Module, device: torch.device) -> Call
         return normalize
     if isinstance(module, Cut):
         return lambda x: x[:, : module.width]
-    return load_dense(folder, module, device) if isinstance(module, Dense) else load_denoise(folder, module, device)
+    return (
+        load_dense(folder, module, device)
+        if isinstance(module, Dense)
+        else load_denoise(folder, module, device)
+    )
 
 
 def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -> DenoiseLayer:
@@ -104,22 +118,52 @@ def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -
     table = weights.raw("table").to(device, torch.float32)
     if folder.max_length - module.shortest >= len(table):
         longest = module.shortest + len(table) - 1
-        raise ModelError("encoder.max_length", f"at most the {longest} tokens that the folder's Denoise module is made for", str(folder.max_length), "lower it")
+        raise ModelError(
+            "encoder.max_length",
+            f"at most the {longest} tokens that the folder's Denoise module is made for",
+            str(folder.max_length),
+            "lower it",
+        )
     if module.activation is None:
         return DenoiseLayer(lambda x: x, table, module.shortest)
     weight, bias = weights.linear("transform.dense", width, width)
-    scale, shift = (weights.tensor(f"transform.norm.{part}", (width,)).to(device) for part in ("weight", "bias"))
-    dense = DenseLayer(weight.to(device), None if bias is None else bias.to(device), linear.ACTIVATIONS[module.activation], False, None)
-    return DenoiseLayer(lambda x: F.layer_norm(dense(x), (width,), scale, shift, module.epsilon), table, module.shortest)
+    scale, shift = (
+        weights.tensor(f"transform.norm.{part}", (width,)).to(device) for part in ("weight", "bias")
+    )
+    dense = DenseLayer(
+        weight.to(device),
+        None if bias is None else bias.to(device),
+        linear.ACTIVATIONS[module.activation],
+        False,
+        None,
+    )
+    return DenoiseLayer(
+        lambda x: F.layer_norm(dense(x), (width,), scale, shift, module.epsilon), table, module.shortest
+    )
 
 
 def load_dense(folder: EncoderFolder, module: Dense, device: torch.device) -> DenseLayer:
     """A Dense module of the folder. ModelError for an activation that is not known, and for weights that do not fit."""
     if module.activation not in ACTIVATIONS:
         where = str(folder.file(module.weights).parent / "config.json")
-        raise ModelError(where, f"an activation among {', '.join(ACTIVATIONS)}", module.activation, "use an encoder with one of these")
+        raise ModelError(
+            where,
+            f"an activation among {', '.join(ACTIVATIONS)}",
+            module.activation,
+            "use an encoder with one of these",
+        )
     weights = open_weights(folder.file(module.weights))
     weight, bias = weights.linear("linear", module.in_features, module.out_features, bias=module.bias)
     projected = module.residual and module.in_features != module.out_features
-    projection = weights.tensor("residual.weight", (module.out_features, module.in_features)).to(device) if projected else None
-    return DenseLayer(weight.to(device), None if bias is None else bias.to(device), ACTIVATIONS[module.activation], module.residual, projection)
+    projection = (
+        weights.tensor("residual.weight", (module.out_features, module.in_features)).to(device)
+        if projected
+        else None
+    )
+    return DenseLayer(
+        weight.to(device),
+        None if bias is None else bias.to(device),
+        ACTIVATIONS[module.activation],
+        module.residual,
+        projection,
+    )

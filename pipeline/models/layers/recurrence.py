@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.models.layers.linear import Linear
 
-_PIECE = 16_384                 # values: fewer than threads share, whole vector registers of them
+_PIECE = 16_384  # values: fewer than threads share, whole vector registers of them
 
 State = tuple[Tensor, ...]
 """h (n, d) of n texts, and what else a cell remembers"""
@@ -41,7 +41,9 @@ class Cell(Protocol):
         """What multiplies gradients on their way back."""
         ...
 
-    def back(self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
+    def back(
+        self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
+    ) -> tuple[Tensor, State]:
         """(gradient of the inputs' part, gradient of the state before) from that of the state now."""
         ...
 
@@ -57,7 +59,9 @@ class Gru:
 
     def products(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
         width = recurrent.shape[1]
-        return Linear(recurrent[: 2 * width], None, rows=rows), Linear(recurrent[2 * width :], None, rows=rows)
+        return Linear(recurrent[: 2 * width], None, rows=rows), Linear(
+            recurrent[2 * width :], None, rows=rows
+        )
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h,), width = before, before[0].shape[1]
@@ -69,9 +73,13 @@ class Gru:
 
     def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
         width = recurrent.shape[1]
-        return Linear(recurrent[: 2 * width].T, None, rows=rows), Linear(recurrent[2 * width :].T, None, rows=rows)
+        return Linear(recurrent[: 2 * width].T, None, rows=rows), Linear(
+            recurrent[2 * width :].T, None, rows=rows
+        )
 
-    def back(self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
+    def back(
+        self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
+    ) -> tuple[Tensor, State]:
         (h,), (of_h,) = before, gradient
         gated, proposed = products
         r, z, g = gates.split(h.shape[1], dim=1)
@@ -82,7 +90,12 @@ class Gru:
 
     def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
         width = before.shape[1]
-        return torch.cat([_outer(gradients[:, : 2 * width], before), _outer(gradients[:, 2 * width :], gates[:, :width] * before)])
+        return torch.cat(
+            [
+                _outer(gradients[:, : 2 * width], before),
+                _outer(gradients[:, 2 * width :], gates[:, :width] * before),
+            ]
+        )
 
 
 class Lstm:
@@ -105,12 +118,22 @@ class Lstm:
     def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
         return (Linear(recurrent.T, None, rows=rows),)
 
-    def back(self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
+    def back(
+        self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
+    ) -> tuple[Tensor, State]:
         (_, c_before), (_, c), (of_h, of_c), (product,) = before, now, gradient, products
         i, f, o, g = gates.split(c.shape[1], dim=1)
         bent = torch.tanh(c)
         of_c = of_c + of_h * o * (1 - bent * bent)
-        of_gates = torch.cat([of_c * g * i * (1 - i), of_c * c_before * f * (1 - f), of_h * bent * o * (1 - o), of_c * i * (1 - g * g)], dim=1)
+        of_gates = torch.cat(
+            [
+                of_c * g * i * (1 - i),
+                of_c * c_before * f * (1 - f),
+                of_h * bent * o * (1 - o),
+                of_c * i * (1 - g * g),
+            ],
+            dim=1,
+        )
         return of_gates, (product(of_gates), of_c * f)
 
     def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
@@ -122,7 +145,7 @@ CELLS: dict[str, Cell] = {"gru": Gru(), "lstm": Lstm()}
 
 def recurrence(cell: Cell, x: Tensor, recurrent: Tensor, sizes: Sequence[int]) -> Tensor:
     """(T, d) states h of all steps, from zero, for the inputs' part x (T, gates * d) of packed steps; sizes: texts that have step 0, 1 ..., falling, T in all."""
-    with torch.autocast(x.device.type, enabled=False):      # errors of a step go through all that follow
+    with torch.autocast(x.device.type, enabled=False):  # errors of a step go through all that follow
         states: Tensor = _Recurrence.apply(cell, x.to(recurrent.dtype), recurrent, tuple(sizes))
         return states
 
@@ -150,14 +173,23 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
         cell, sizes = ctx.cell, ctx.sizes
         recurrent, gates, *memories = ctx.saved_tensors
-        products, befores = cell.transposed(recurrent, sizes[0]), [_before(memory, sizes) for memory in memories]
+        products, befores = (
+            cell.transposed(recurrent, sizes[0]),
+            [_before(memory, sizes) for memory in memories],
+        )
         gradients = torch.empty_like(gates)
         state = [gates.new_zeros(sizes[0], recurrent.shape[1]) for _ in memories]
         end = len(gates)
         for size in reversed(sizes):
             here = slice(end := end - size, end + size)
             coming = (state[0][:size] + gradient[here], *(part[:size] for part in state[1:]))
-            gradients[here], going = cell.back(gates[here], tuple(part[here] for part in befores), tuple(part[here] for part in memories), coming, products)
+            gradients[here], going = cell.back(
+                gates[here],
+                tuple(part[here] for part in befores),
+                tuple(part[here] for part in memories),
+                coming,
+                products,
+            )
             for part, new in zip(state, going, strict=True):
                 part[:size] = new
         return None, gradients, cell.of_recurrent(gradients, gates, befores[0]), None

@@ -13,7 +13,9 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import EncoderFolder
 
-_ANCHOR = "embeddings.word_embeddings.weight"           # what stands before it in a checkpoint is the prefix of every name
+_ANCHOR = (
+    "embeddings.word_embeddings.weight"  # what stands before it in a checkpoint is the prefix of every name
+)
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,42 @@ class Names:
     down_norm: str
 
 
-_BERT = Names("encoder.layer.{i}.", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-              "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm")
+_BERT = Names(
+    "encoder.layer.{i}.",
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
 NAMES: Mapping[str, Names] = {
     "bert": _BERT,
     "roberta": _BERT,
-    "mpnet": Names("encoder.layer.{i}.", "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm",
-                   "intermediate.dense", "output.dense", "output.LayerNorm"),
-    "distilbert": Names("transformer.layer.{i}.", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
-                        "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    "mpnet": Names(
+        "encoder.layer.{i}.",
+        "attention.attn.q",
+        "attention.attn.k",
+        "attention.attn.v",
+        "attention.attn.o",
+        "attention.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
+    ),
+    "distilbert": Names(
+        "transformer.layer.{i}.",
+        "attention.q_lin",
+        "attention.k_lin",
+        "attention.v_lin",
+        "attention.out_lin",
+        "sa_layer_norm",
+        "ffn.lin1",
+        "ffn.lin2",
+        "output_layer_norm",
+    ),
 }
 
 
@@ -60,10 +89,20 @@ class Checkpoint:
         """float32 tensor of that name; ModelError when it is missing or has another shape."""
         if name not in self._load:
             near = ", ".join(sorted(self._load)[:3])
-            raise ModelError(self._where, f"a tensor {name}", f"{len(self._load)} others ({near} ...)", "check that weights and config.json belong together")
+            raise ModelError(
+                self._where,
+                f"a tensor {name}",
+                f"{len(self._load)} others ({near} ...)",
+                "check that weights and config.json belong together",
+            )
         found = self.raw(name)
         if tuple(found.shape) != shape:
-            raise ModelError(self._where, f"{name} of shape {shape}", str(tuple(found.shape)), "check that weights and config.json belong together")
+            raise ModelError(
+                self._where,
+                f"{name} of shape {shape}",
+                str(tuple(found.shape)),
+                "check that weights and config.json belong together",
+            )
         return found.to(torch.float32)
 
     def raw(self, name: str) -> Tensor:
@@ -72,12 +111,17 @@ class Checkpoint:
 
     def linear(self, name: str, inner: int, outer: int, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
         """(weight (outer, inner), bias (outer,) or None)."""
-        return self.tensor(f"{name}.weight", (outer, inner)), self.tensor(f"{name}.bias", (outer,)) if bias else None
+        return self.tensor(f"{name}.weight", (outer, inner)), self.tensor(
+            f"{name}.bias", (outer,)
+        ) if bias else None
 
 
 def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
     """The backbone's tensors."""
-    return Checkpoint(str(folder.path), _readers([folder.file(name) for name in folder.weights if not name.endswith(".index.json")]))
+    return Checkpoint(
+        str(folder.path),
+        _readers([folder.file(name) for name in folder.weights if not name.endswith(".index.json")]),
+    )
 
 
 def open_weights(file: Path) -> Checkpoint:
@@ -98,7 +142,9 @@ def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
         names = opened.keys()
         return {name: partial(opened.get_tensor, name) for name in names}
     except (SafetensorError, OSError) as error:
-        raise ModelError(str(file), "a whole safetensors file", " ".join(str(error).split()), "fetch the file again") from None
+        raise ModelError(
+            str(file), "a whole safetensors file", " ".join(str(error).split()), "fetch the file again"
+        ) from None
 
 
 def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
@@ -107,7 +153,12 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
         found = " ".join(str(error).split())[:200]
-        raise ModelError(str(file), "a file of tensors alone (weights_only)", found, "fetch the file again, or convert it to safetensors") from None
+        raise ModelError(
+            str(file),
+            "a file of tensors alone (weights_only)",
+            found,
+            "fetch the file again, or convert it to safetensors",
+        ) from None
     return {name: tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 

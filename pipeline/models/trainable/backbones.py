@@ -60,9 +60,18 @@ def rates_of(folder: EncoderFolder, dropout: float | None) -> Rates:
     """As config.json says, or `dropout` in every place that the family has."""
 
     def rate(*names: str) -> float:
-        return dropout if dropout is not None else float(next((folder.config[name] for name in names if folder.config.get(name) is not None), 0.1))
+        return (
+            dropout
+            if dropout is not None
+            else float(
+                next((folder.config[name] for name in names if folder.config.get(name) is not None), 0.1)
+            )
+        )
 
-    hidden, attention = rate("hidden_dropout_prob", "dropout"), rate("attention_probs_dropout_prob", "attention_dropout")
+    hidden, attention = (
+        rate("hidden_dropout_prob", "dropout"),
+        rate("attention_probs_dropout_prob", "attention_dropout"),
+    )
     return Rates(hidden, attention, 0.0 if folder.family == "distilbert" else hidden, hidden)
 
 
@@ -75,7 +84,12 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape, names: Names, rates: Rates) -> None:
         super().__init__()
         self.compiled = False
-        self._heads, self._names, self._rates, self._activation = shape.heads, names, rates, ACTIVATIONS[shape.activation]
+        self._heads, self._names, self._rates, self._activation = (
+            shape.heads,
+            names,
+            rates,
+            ACTIVATIONS[shape.activation],
+        )
         width, inner = shape.width, shape.inner
         for name in (names.query, names.key, names.value, names.output):
             _plant(self, name, TrainableLinear(width, width, device="meta"))
@@ -88,7 +102,9 @@ class Layer(nn.Module):
         """(T, d) for (T, d)."""
         names, rates = self._names, self._rates
         query, key, value = (self._part(name)(x) for name in (names.query, names.key, names.value))
-        mixed = attend_blocks((query, key, value), blocks, self._heads, rates.attention if self.training else 0.0, bias)
+        mixed = attend_blocks(
+            (query, key, value), blocks, self._heads, rates.attention if self.training else 0.0, bias
+        )
         x = self._added(x, self._part(names.output)(mixed), names.output_norm, rates.output)
         inner = self._maybe_compiled(self._activation)(self._part(names.up)(x))
         return self._added(x, self._part(names.down)(inner), names.down_norm, rates.feed_forward)
@@ -98,13 +114,17 @@ class Layer(nn.Module):
 
     def _added(self, x: Tensor, update: Tensor, name: str, rate: float) -> Tensor:
         norm = self._part(name)
-        return self._maybe_compiled(_norm_of_sum)(x, update, norm.weight, norm.bias, norm.eps, rate if self.training else 0.0)
+        return self._maybe_compiled(_norm_of_sum)(
+            x, update, norm.weight, norm.bias, norm.eps, rate if self.training else 0.0
+        )
 
     def _maybe_compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return _compiled(function) if self.compiled else function
 
 
-def _norm_of_sum(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, rate: float) -> Tensor:
+def _norm_of_sum(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, epsilon: float, rate: float
+) -> Tensor:
     return F.layer_norm(x + F.dropout(update, rate, rate > 0), weight.shape, weight, bias, epsilon)
 
 
@@ -148,7 +168,9 @@ class Backbone(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile what can be compiled, in place."""
-        raise ModelError(type(self).__name__, "layers that can be compiled", "none", "leave train.compile out")
+        raise ModelError(
+            type(self).__name__, "layers that can be compiled", "none", "leave train.compile out"
+        )
 
 
 class PackedBackbone(Backbone):
@@ -160,15 +182,27 @@ class PackedBackbone(Backbone):
         self.width, self.layers = self.shape.width, self.shape.layers
         self._rates, self._where = rates, str(folder.path)
         self._deviation = float(folder.config.get("initializer_range", 0.02))
-        self._names = [NAMES[folder.family].layer.format(i=number).rstrip(".") for number in range(self.layers)]
+        self._names = [
+            NAMES[folder.family].layer.format(i=number).rstrip(".") for number in range(self.layers)
+        ]
         self._plant_embeddings()
         for name in self._names:
             _plant(self, name, Layer(self.shape, NAMES[folder.family], rates))
         self._relative = folder.family == "mpnet"
         if self._relative:
-            _plant(self, "encoder.relative_attention_bias",
-                   nn.Embedding(int(folder.config.get("relative_attention_num_buckets", 32)), self.shape.heads, device="meta"))
-        named = {name: weights.tensor(name, tuple(parameter.shape)).clone() for name, parameter in self.named_parameters()}
+            _plant(
+                self,
+                "encoder.relative_attention_bias",
+                nn.Embedding(
+                    int(folder.config.get("relative_attention_num_buckets", 32)),
+                    self.shape.heads,
+                    device="meta",
+                ),
+            )
+        named = {
+            name: weights.tensor(name, tuple(parameter.shape)).clone()
+            for name, parameter in self.named_parameters()
+        }
         self.load_state_dict(named, assign=True)
 
     def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
@@ -221,12 +255,18 @@ class PackedBackbone(Backbone):
     def _laid_out(self, request: Request, order: np.ndarray) -> tuple[Tensor, Tensor, Segments]:
         """(T,) ids and (T,) rows of the position table by falling length of the texts, and where each text lies, in the order of the call."""
         part = request.tokens.of_rows(order)
-        owners, starts, ids = np.repeat(np.arange(len(order)), part.lengths), part.offsets[:-1], part.ids.astype(np.int64)
+        owners, starts, ids = (
+            np.repeat(np.arange(len(order)), part.lengths),
+            part.offsets[:-1],
+            part.ids.astype(np.int64),
+        )
         if request.positions is None:
             positions = self.shape.places(ids, np.arange(len(ids)) - starts[owners], starts, owners)
         else:
             places = np.arange(len(ids)) + (request.tokens.offsets[order] - starts)[owners]
-            positions = np.asarray(request.positions, np.int64)[places] + (self.shape.pad_id + 1 if self.shape.counts_from_pad else 0)
+            positions = np.asarray(request.positions, np.int64)[places] + (
+                self.shape.pad_id + 1 if self.shape.counts_from_pad else 0
+            )
         self._check(positions)
         plain = Tokens(request.tokens.ids, request.tokens.offsets, request.tokens.truncated)
         return self._put(ids), self._put(positions), self._segments(plain, order, 0)
@@ -234,7 +274,12 @@ class PackedBackbone(Backbone):
     def _check(self, positions: np.ndarray) -> None:
         if positions.min() < 0 or positions.max() >= self.shape.positions:
             found = f"{positions.min()} to {positions.max()}"
-            raise ModelError(self._where, f"rows 0 to {self.shape.positions - 1} of the position table", found, "shorten the texts, or give places inside the table")
+            raise ModelError(
+                self._where,
+                f"rows 0 to {self.shape.positions - 1} of the position table",
+                found,
+                "shorten the texts, or give places inside the table",
+            )
 
     def _segments(self, tokens: Tokens, order: np.ndarray, skip: int) -> Segments:
         lengths, starts = tokens.lengths, np.empty(len(order), np.int64)
@@ -244,16 +289,28 @@ class PackedBackbone(Backbone):
     def _embedded(self, words: Tensor, positions: Tensor) -> Tensor:
         x = words + self._table("position")(positions)
         if self.shape.token_types:
-            x = x + self._part("token_type_embeddings").weight[0]       # every token has type 0
+            x = x + self._part("token_type_embeddings").weight[0]  # every token has type 0
         return F.dropout(self._part("LayerNorm")(x), self._rates.embedding, self.training)
 
     def _plant_embeddings(self) -> None:
         shape, width = self.shape, self.width
         pad_id = shape.pad_id if shape.counts_from_pad else None
-        _plant(self, "embeddings.word_embeddings", nn.Embedding(shape.vocabulary, width, shape.pad_id, device="meta"))
-        _plant(self, "embeddings.position_embeddings", nn.Embedding(shape.positions, width, pad_id, device="meta"))
+        _plant(
+            self,
+            "embeddings.word_embeddings",
+            nn.Embedding(shape.vocabulary, width, shape.pad_id, device="meta"),
+        )
+        _plant(
+            self,
+            "embeddings.position_embeddings",
+            nn.Embedding(shape.positions, width, pad_id, device="meta"),
+        )
         if shape.token_types:
-            _plant(self, "embeddings.token_type_embeddings", nn.Embedding(shape.token_types, width, device="meta"))
+            _plant(
+                self,
+                "embeddings.token_type_embeddings",
+                nn.Embedding(shape.token_types, width, device="meta"),
+            )
         _plant(self, "embeddings.LayerNorm", nn.LayerNorm(width, shape.epsilon, device="meta"))
 
     def _table(self, kind: str) -> Any:
@@ -278,8 +335,16 @@ class PaddedBackbone(Backbone):
         self.model = load_model(folder, torch.float32, dropout)
         self._checkpointed, self._where = False, str(folder.path)
         config = self.model.config.get_text_config()
-        self.width, self.layers, self._pad_id = int(config.hidden_size), int(config.num_hidden_layers), int(config.pad_token_id or 0)
-        self._offset = self._pad_id + 1 if PACKED_FAMILIES.get(str(folder.config.get("model_type"))) in ("roberta", "mpnet") else 0
+        self.width, self.layers, self._pad_id = (
+            int(config.hidden_size),
+            int(config.num_hidden_layers),
+            int(config.pad_token_id or 0),
+        )
+        self._offset = (
+            self._pad_id + 1
+            if PACKED_FAMILIES.get(str(folder.config.get("model_type"))) in ("roberta", "mpnet")
+            else 0
+        )
         trained = {id(parameter) for parameter in self._encoder().parameters()}
         for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
@@ -287,15 +352,27 @@ class PaddedBackbone(Backbone):
     def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (n * L, d) of the wanted numbers, and where the texts lie in them. ModelError for what only the packed pass can do."""
         if request.at_embedding is not None:
-            raise ModelError(self._where, "one of the packed families for views made at the embeddings", str(self.model.config.model_type), "use another view")
+            raise ModelError(
+                self._where,
+                "one of the packed families for views made at the embeddings",
+                str(self.model.config.model_type),
+                "use another view",
+            )
         self._set_checkpointing()
         tokens, lengths = request.tokens, request.tokens.lengths
         longest = int(lengths.max())
         real = np.arange(longest) < lengths[:, None]
-        inputs = {"input_ids": self._spread(tokens.ids, real, self._pad_id), "attention_mask": self._put(real.astype(np.int64))} | self._places(request, real)
+        inputs = {
+            "input_ids": self._spread(tokens.ids, real, self._pad_id),
+            "attention_mask": self._put(real.astype(np.int64)),
+        } | self._places(request, real)
         encoder = self._encoder()
         table = encoder.get_input_embeddings()
-        states = {TABLE_STATE: F.embedding(inputs["input_ids"], table.weight)} if TABLE_STATE in request.wanted else {}
+        states = (
+            {TABLE_STATE: F.embedding(inputs["input_ids"], table.weight)}
+            if TABLE_STATE in request.wanted
+            else {}
+        )
         if request.wanted - {TABLE_STATE}:
             hidden = encoder(**inputs, output_hidden_states=True, return_dict=True)
             states |= dict(enumerate((*hidden.hidden_states[:-1], hidden.last_hidden_state)))
@@ -314,7 +391,12 @@ class PaddedBackbone(Backbone):
         if request.positions is None:
             return {}
         if "position_ids" not in inspect.signature(self._encoder().forward).parameters:
-            raise ModelError(self._where, "a model that takes position_ids, for tokens out of their order", str(self.model.config.model_type), "use another view")
+            raise ModelError(
+                self._where,
+                "a model that takes position_ids, for tokens out of their order",
+                str(self.model.config.model_type),
+                "use another view",
+            )
         return {"position_ids": self._spread(np.asarray(request.positions) + self._offset, real, 0)}
 
     def _spread(self, values: np.ndarray, real: np.ndarray, filling: int) -> Tensor:

@@ -16,7 +16,11 @@ class Transform(nn.Module):
 
     def __init__(self, width: int, activation: str, epsilon: float) -> None:
         super().__init__()
-        self.dense, self.norm, self.activation = nn.Linear(width, width), nn.LayerNorm(width, epsilon), activation
+        self.dense, self.norm, self.activation = (
+            nn.Linear(width, width),
+            nn.LayerNorm(width, epsilon),
+            activation,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(ACTIVATIONS[self.activation](self.dense(x)))
@@ -40,20 +44,36 @@ class DenoiseModule(ByLength, nn.Module):
     def described(self, weights: str = "") -> Denoise:
         """What its folder's config.json says."""
         width, transform = self.table.shape[1], self.transform
-        return Denoise(weights, width, None if transform is None else transform.activation, 0.0 if transform is None else transform.norm.eps, self.shortest)
+        return Denoise(
+            weights,
+            width,
+            None if transform is None else transform.activation,
+            0.0 if transform is None else transform.norm.eps,
+            self.shortest,
+        )
 
 
 def load_denoise_module(folder: EncoderFolder, described: Denoise) -> DenoiseModule:
     """A Denoise module of the folder. ModelError for weights that do not fit."""
     weights, width = open_weights(folder.file(described.weights)), described.width
-    transform = None if described.activation is None else Transform(width, described.activation, described.epsilon)
+    transform = (
+        None if described.activation is None else Transform(width, described.activation, described.epsilon)
+    )
     if transform is not None:
-        names = {f"{part}.{kind}": (width, width) if (part, kind) == ("dense", "weight") else (width,) for part in ("dense", "norm") for kind in ("weight", "bias")}
-        transform.load_state_dict({name: weights.tensor(f"transform.{name}", shape) for name, shape in names.items()})
+        names = {
+            f"{part}.{kind}": (width, width) if (part, kind) == ("dense", "weight") else (width,)
+            for part in ("dense", "norm")
+            for kind in ("weight", "bias")
+        }
+        transform.load_state_dict(
+            {name: weights.tensor(f"transform.{name}", shape) for name, shape in names.items()}
+        )
     return DenoiseModule(transform, weights.raw("table").float(), described.shortest)
 
 
-def without_texts(tokens: Tokens, positions: np.ndarray | None = None) -> tuple[Tokens, np.ndarray, np.ndarray]:
+def without_texts(
+    tokens: Tokens, positions: np.ndarray | None = None
+) -> tuple[Tokens, np.ndarray, np.ndarray]:
     """(each template that `tokens` have, without text, once for each length of text; positions of its tokens; (n,) which of them belongs to each text).
 
     Every token keeps the position that it has behind the text: the template alone knows how long the text was.
@@ -65,14 +85,19 @@ def without_texts(tokens: Tokens, positions: np.ndarray | None = None) -> tuple[
     ends = np.cumsum(counts)
     ids, places = tokens.ids[tokens.around], own[tokens.around]
     first: dict[bytes, int] = {}
-    keys = [ids[end - count : end].tobytes() + places[end - count : end].tobytes() for count, end in zip(counts.tolist(), ends.tolist(), strict=True)]
+    keys = [
+        ids[end - count : end].tobytes() + places[end - count : end].tobytes()
+        for count, end in zip(counts.tolist(), ends.tolist(), strict=True)
+    ]
     which = np.array([first.setdefault(key, len(first)) for key in keys], np.int64)
     rows = np.unique(which, return_index=True)[1]
     alone = tokens.of_rows(rows)
     assert alone.around is not None
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[rows])])
     kept = None if alone.kept is None else alone.kept[alone.around]
-    bare = Tokens(alone.ids[alone.around], offsets, np.zeros(len(rows), bool), kept, np.ones(offsets[-1], bool))
+    bare = Tokens(
+        alone.ids[alone.around], offsets, np.zeros(len(rows), bool), kept, np.ones(offsets[-1], bool)
+    )
     return bare, np.concatenate([places[ends[row] - counts[row] : ends[row]] for row in rows]), which
 
 
@@ -85,4 +110,3 @@ def lengths_to(limit: int) -> Tokens:
     """A text of each length from 0 to `limit`, of one token over and over."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.arange(limit + 1))])
     return Tokens(np.zeros(offsets[-1], np.int32), offsets, np.zeros(limit + 1, bool))
-

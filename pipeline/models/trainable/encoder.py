@@ -10,7 +10,14 @@ from pipeline.models.folder.modules import Cut, Denoise, Module
 from pipeline.models.layers.pooling import layers_of, pool, wide
 from pipeline.models.layers.post_pooling import MLP_HEADS, load_dense, normalize, through
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
-from pipeline.models.trainable.backbones import AtEmbedding, Backbone, PackedBackbone, PaddedBackbone, Request, rates_of
+from pipeline.models.trainable.backbones import (
+    AtEmbedding,
+    Backbone,
+    PackedBackbone,
+    PaddedBackbone,
+    Request,
+    rates_of,
+)
 from pipeline.models.trainable.denoise import load_denoise_module
 from pipeline.models.trainable.heads import DenseModule, TanhHead
 from pipeline.models.trainable.recurrent import load_recurrent
@@ -48,15 +55,21 @@ class TrainableEncoder(nn.Module):
         self.backbone, self.mlp = backbone, mlp
         self.tail = nn.ModuleList(_module(folder, module) for module in folder.tail)
 
-    def forward(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         """(n, dim) vectors of texts of at least one token each; all tokens of the call are one buffer.
 
         positions (tokens,): the place that each token believes to have in its text, from 0 (the family's offset is added); None: the one it has.
         at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens lie in it, on its way to the first layer.
         """
-        return through(self.tail, self.pooled(tokens, positions=positions, at_embedding=at_embedding), tokens.lengths)
+        return through(
+            self.tail, self.pooled(tokens, positions=positions, at_embedding=at_embedding), tokens.lengths
+        )
 
-    def pooled(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def pooled(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         """(n, width) what goes into the tail."""
         pooling, layers = self.folder.pooling, self.backbone.layers
         request = Request(tokens, layers_of(pooling, layers), self._skip, positions, at_embedding)
@@ -65,7 +78,9 @@ class TrainableEncoder(nn.Module):
 
     def states(self, tokens: Tokens) -> Tensor:
         """(tokens, width) last hidden states of all tokens, in their order, in float32."""
-        states, where = self.backbone(Request(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers}))
+        states, where = self.backbone(
+            Request(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers})
+        )
         return wide(states[self.backbone.layers][where.places])
 
     def draw(self) -> "TrainableEncoder":
@@ -84,13 +99,24 @@ class TrainableEncoder(nn.Module):
         return self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled
 
 
-def load_trainable(folder: EncoderFolder, *, dropout: float | None = None, fresh: bool = False, device: torch.device | str = "cpu") -> TrainableEncoder:
+def load_trainable(
+    folder: EncoderFolder,
+    *,
+    dropout: float | None = None,
+    fresh: bool = False,
+    device: torch.device | str = "cpu",
+) -> TrainableEncoder:
     """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family; None: as config.json says. fresh: with newly drawn weights.
 
     A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError for word vectors, and where the folder cannot be used.
     """
     if folder.parts:
-        raise ModelError(str(folder.path), "one encoder to train", f"{len(folder.parts)} side by side", f"name one of its parts: {folder.parts[0].path}")
+        raise ModelError(
+            str(folder.path),
+            "one encoder to train",
+            f"{len(folder.parts)} side by side",
+            f"name one of its parts: {folder.parts[0].path}",
+        )
     if folder.family == "words":
         raise ModelError(str(folder.path), "an encoder to train", "word vectors", "name another encoder.path")
     weights = open_checkpoint(folder)
@@ -103,7 +129,11 @@ def load_trainable(folder: EncoderFolder, *, dropout: float | None = None, fresh
 def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None) -> Backbone:
     if folder.family == "recurrent":
         return load_recurrent(folder, weights, dropout)
-    return PaddedBackbone(folder, dropout) if folder.family == "other" else PackedBackbone(folder, weights, rates_of(folder, dropout))
+    return (
+        PaddedBackbone(folder, dropout)
+        if folder.family == "other"
+        else PackedBackbone(folder, weights, rates_of(folder, dropout))
+    )
 
 
 def head_name(weights: Checkpoint) -> str | None:
@@ -115,7 +145,12 @@ def _head(weights: Checkpoint, width: int) -> DenseModule:
     """The checkpoint's own layer, or a new one."""
     head, name = TanhHead(width), head_name(weights)
     if name is not None:
-        head.linear.load_state_dict({part: weights.tensor(f"{name}.{part}", tuple(value.shape)) for part, value in head.linear.state_dict().items()})
+        head.linear.load_state_dict(
+            {
+                part: weights.tensor(f"{name}.{part}", tuple(value.shape))
+                for part, value in head.linear.state_dict().items()
+            }
+        )
     return head
 
 
@@ -127,7 +162,11 @@ def _module(folder: EncoderFolder, module: Module) -> nn.Module:
     if isinstance(module, Denoise):
         return load_denoise_module(folder, module)
     loaded, made = load_dense(folder, module, torch.device("cpu")), DenseModule(module)
-    tensors = {"linear.weight": loaded.weight, "linear.bias": loaded.bias, "residual.weight": loaded.projection}
+    tensors = {
+        "linear.weight": loaded.weight,
+        "linear.bias": loaded.bias,
+        "residual.weight": loaded.projection,
+    }
     made.load_state_dict({name: tensor for name, tensor in tensors.items() if tensor is not None})
     return made
 

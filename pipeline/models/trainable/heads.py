@@ -9,7 +9,7 @@ from pipeline.models.layers.post_pooling import ACTIVATIONS
 
 HeadName = Literal["none", "cls_mlp"]
 
-_STD = 0.02     # as BERT's own layers begin
+_STD = 0.02  # as BERT's own layers begin
 
 
 def drawn(layer: nn.Linear) -> nn.Linear:
@@ -28,7 +28,9 @@ class DenseModule(nn.Module):
         self.described = described
         self.linear = nn.Linear(described.in_features, described.out_features, described.bias)
         projected = described.residual and described.in_features != described.out_features
-        self.residual = nn.Linear(described.in_features, described.out_features, bias=False) if projected else None
+        self.residual = (
+            nn.Linear(described.in_features, described.out_features, bias=False) if projected else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, out) for (n, in)."""
@@ -36,7 +38,6 @@ class DenseModule(nn.Module):
         if not self.described.residual:
             return y
         return y + (x if self.residual is None else self.residual(x))
-
 
     def draw(self) -> None:
         """New weights from torch's generator, as of `drawn`."""

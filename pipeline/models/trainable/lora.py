@@ -13,7 +13,7 @@ from pipeline.models.layers.weights import NAMES
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.settings.training import LoraSettings, TrainSettings
 
-_ADAPTER = "lora_A"             # peft's name for the first matrix of an adapter
+_ADAPTER = "lora_A"  # peft's name for the first matrix of an adapter
 
 
 def check_adapters(settings: TrainSettings) -> None:
@@ -21,9 +21,17 @@ def check_adapters(settings: TrainSettings) -> None:
     if settings.lora.rank is None:
         return
     if importlib.util.find_spec("peft") is None:
-        raise ConfigError("train.lora.rank", "the package peft", "none", "pip install 'manta-embeddings[lora]', or leave train.lora out")
+        raise ConfigError(
+            "train.lora.rank",
+            "the package peft",
+            "none",
+            "pip install 'manta-embeddings[lora]', or leave train.lora out",
+        )
     if settings.fresh or settings.recurrent.cell is not None:
-        found, remedy = "train.fresh" if settings.fresh else "train.recurrent", "leave one of them out: adapters alone cannot make up for random weights"
+        found, remedy = (
+            "train.fresh" if settings.fresh else "train.recurrent",
+            "leave one of them out: adapters alone cannot make up for random weights",
+        )
         raise ConfigError("train.lora.rank", "trained weights to adapt", f"new ones ({found})", remedy)
 
 
@@ -39,8 +47,10 @@ def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
     layers = _linear_layers(encoder.backbone)
     targets = settings.targets or _usual(encoder.folder, layers)
     chosen = [name for target in targets for name in _ending(target, layers)]
-    alpha: Any = settings.alpha                             # a fraction is as good
-    config = LoraConfig(r=settings.rank, lora_alpha=alpha, lora_dropout=settings.dropout, target_modules=chosen)
+    alpha: Any = settings.alpha  # a fraction is as good
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=alpha, lora_dropout=settings.dropout, target_modules=chosen
+    )
     inject_adapter_in_model(config, encoder.backbone)
 
 
@@ -54,7 +64,9 @@ def merged(encoder: TrainableEncoder) -> TrainableEncoder:
     if not is_adapted(encoder):
         return encoder
     plain = copy.deepcopy(encoder)
-    for name, module in [(name, module) for name, module in plain.named_modules() if hasattr(module, _ADAPTER)]:
+    for name, module in [
+        (name, module) for name, module in plain.named_modules() if hasattr(module, _ADAPTER)
+    ]:
         layer: Any = module
         layer.merge()
         parent, _, last = name.rpartition(".")
@@ -64,7 +76,11 @@ def merged(encoder: TrainableEncoder) -> TrainableEncoder:
 
 def _linear_layers(backbone: nn.Module) -> list[str]:
     """Names of those that are trained."""
-    return [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear) and module.weight.requires_grad]
+    return [
+        name
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    ]
 
 
 def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
@@ -76,7 +92,12 @@ def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
 
     kind = str(folder.config.get("model_type"))
     if kind not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
-        raise ConfigError("train.lora.targets", "the layers to adapt", f"none named, and {kind} has no usual ones", f"name some of {_ends(layers)}")
+        raise ConfigError(
+            "train.lora.targets",
+            "the layers to adapt",
+            f"none named, and {kind} has no usual ones",
+            f"name some of {_ends(layers)}",
+        )
     return tuple(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[kind])
 
 
@@ -84,10 +105,18 @@ def _ending(target: str, layers: list[str]) -> list[str]:
     found = [name for name in layers if name == target or name.endswith(f".{target}")]
     if not found:
         near = difflib.get_close_matches(target, {name.rpartition(".")[2] for name in layers}, n=1)
-        raise ConfigError("train.lora.targets", f"linear layers that end with {target}", "none", f"did you mean {near[0]}?" if near else f"name some of {_ends(layers)}")
+        raise ConfigError(
+            "train.lora.targets",
+            f"linear layers that end with {target}",
+            "none",
+            f"did you mean {near[0]}?" if near else f"name some of {_ends(layers)}",
+        )
     return found
 
 
 def _ends(layers: list[str]) -> str:
     """The different last two parts of names."""
-    return ", ".join(sorted({".".join(name.split(".")[-2:]) for name in layers})) or "none: the encoder has no linear layers"
+    return (
+        ", ".join(sorted({".".join(name.split(".")[-2:]) for name in layers}))
+        or "none: the encoder has no linear layers"
+    )

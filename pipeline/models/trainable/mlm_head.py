@@ -10,7 +10,7 @@ from pipeline.models.layers.linear import ACTIVATIONS
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.encoder import TrainableEncoder
 
-_STD = 0.02     # of new weights, as BERT's own
+_STD = 0.02  # of new weights, as BERT's own
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,15 @@ class _Names:
 
 
 _NAMES = (
-    _Names("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", ("cls.predictions.bias", "cls.predictions.decoder.bias")),     # BERT
-    _Names("lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")),        # RoBERTa, XLM-R, MPNet
-    _Names("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),       # DistilBERT
+    _Names(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ),  # BERT
+    _Names(
+        "lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")
+    ),  # RoBERTa, XLM-R, MPNet
+    _Names("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),  # DistilBERT
 )
 
 
@@ -37,7 +43,7 @@ class LanguageHead(nn.Module):
         vocabulary, inner = words
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, epsilon)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(vocabulary))
-        self.activation = activation           # by name: so it pickles
+        self.activation = activation  # by name: so it pickles
         nn.init.normal_(self.dense.weight, std=_STD)
         nn.init.zeros_(self.dense.bias)
 
@@ -59,7 +65,9 @@ def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
     names = next((each for each in _NAMES if f"{each.dense}.weight" in weights), None)
     activation = str(config.get("activation") or config.get("hidden_act") or "gelu")
     epsilon = float(config.get("layer_norm_eps") or 1e-12)
-    head = LanguageHead(encoder.backbone.width, words.shape, epsilon, activation if activation in ACTIVATIONS else "gelu")
+    head = LanguageHead(
+        encoder.backbone.width, words.shape, epsilon, activation if activation in ACTIVATIONS else "gelu"
+    )
     if names is not None:
         head.load_state_dict(_read(weights, names, head))
     return head.to(words.device)
@@ -73,5 +81,9 @@ def has_language_head(encoder: TrainableEncoder) -> bool:
 
 def _read(weights: Checkpoint, names: _Names, head: LanguageHead) -> dict[str, Tensor]:
     bias = next((name for name in names.bias if name in weights), names.bias[0])
-    where = {"bias": bias} | {f"{own}.{part}": f"{name}.{part}" for own, name in (("dense", names.dense), ("norm", names.norm)) for part in ("weight", "bias")}
+    where = {"bias": bias} | {
+        f"{own}.{part}": f"{name}.{part}"
+        for own, name in (("dense", names.dense), ("norm", names.norm))
+        for part in ("weight", "bias")
+    }
     return {own: weights.tensor(name, tuple(head.get_parameter(own).shape)) for own, name in where.items()}

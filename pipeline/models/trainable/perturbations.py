@@ -17,8 +17,12 @@ from pipeline.errors import ConfigError
 from pipeline.models.layers.pooling import Segments
 from pipeline.text.tokens.tokens import Tokens
 
-_AT_A_TOKEN = ("cls", "cls_mlp", "last")        # poolings that take one token's state, wherever it believes to stand
-_LEAST_NORM = 1e-10                             # of a token's gradient, as in the published program: a token without one is left alone
+_AT_A_TOKEN = (
+    "cls",
+    "cls_mlp",
+    "last",
+)  # poolings that take one token's state, wherever it believes to stand
+_LEAST_NORM = 1e-10  # of a token's gradient, as in the published program: a token without one is left alone
 
 
 def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
@@ -79,7 +83,13 @@ class Each:
 
 
 def _part(where: Segments, texts: slice, tokens: slice) -> Segments:
-    return Segments(where.firsts[texts], where.lasts[texts], where.counts[texts], where.places[tokens], where.positions[tokens])
+    return Segments(
+        where.firsts[texts],
+        where.lasts[texts],
+        where.counts[texts],
+        where.places[tokens],
+        where.positions[tokens],
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +113,15 @@ class Cutoff:
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
         """x (tokens, d) with its zeros."""
         if self.of == "tokens":
-            marks = [self._kept(length, seed) for length, seed in zip(self.lengths.tolist(), self.seeds.tolist(), strict=True)]
+            marks = [
+                self._kept(length, seed)
+                for length, seed in zip(self.lengths.tolist(), self.seeds.tolist(), strict=True)
+            ]
             kept = torch.from_numpy(np.concatenate(marks)).to(x.device, x.dtype)[:, None]
         else:
-            columns = torch.from_numpy(np.stack([self._kept(x.shape[1], seed) for seed in self.seeds.tolist()])).to(x.device, x.dtype)
+            columns = torch.from_numpy(
+                np.stack([self._kept(x.shape[1], seed) for seed in self.seeds.tolist()])
+            ).to(x.device, x.dtype)
             kept = torch.repeat_interleave(columns, where.counts, dim=0, output_size=len(where.places))
         return x * x.new_ones(len(x), kept.shape[1]).index_copy(0, where.places, kept)
 

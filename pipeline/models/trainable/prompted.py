@@ -18,7 +18,7 @@ from pipeline.models.trainable.mlm_head import load_language_head
 from pipeline.text.tokens.templates import Frame, frame_of
 from pipeline.text.tokens.tokens import Tokens
 
-_ANY = 1 << 20      # tokens: more than any template has
+_ANY = 1 << 20  # tokens: more than any template has
 
 
 class PromptedEncoder(TrainableEncoder):
@@ -28,8 +28,16 @@ class PromptedEncoder(TrainableEncoder):
     it depends on the length alone: the folder that is saved of the encoder has a table of it.
     """
 
-    def __init__(self, encoder: TrainableEncoder, template: str | None, *, limit: int, denoise: bool, transform: Transform | None = None,
-                 head: DenseModule | None = None) -> None:
+    def __init__(
+        self,
+        encoder: TrainableEncoder,
+        template: str | None,
+        *,
+        limit: int,
+        denoise: bool,
+        transform: Transform | None = None,
+        head: DenseModule | None = None,
+    ) -> None:
         """Over the backbone of `encoder`. template: None, that of its own folder. limit: tokens of a text. head: the layer that stays behind all of it.
 
         ModelError where the folder cannot have the template; ConfigError for a limit above what the folder's own is.
@@ -39,7 +47,9 @@ class PromptedEncoder(TrainableEncoder):
         super().__init__(replace(folder, dim=encoder.backbone.width), encoder.backbone, None, 0)
         self.frame, self.denoise, self.transform = frame_of(folder.tokenizer()), denoise, transform
         self._specials = (len(start.prefix), len(start.suffix))
-        self.tail = nn.ModuleList([module for module in (head, Normalize() if folder.normalize else None) if module is not None])
+        self.tail = nn.ModuleList(
+            [module for module in (head, Normalize() if folder.normalize else None) if module is not None]
+        )
 
     @property
     def limit(self) -> int:
@@ -54,13 +64,25 @@ class PromptedEncoder(TrainableEncoder):
         """Another template's frame."""
         return frame_of(replace(self.folder, template=template, max_length=_ANY).tokenizer())
 
-    def forward(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         """(n, dim) vectors of texts in a template of this length or another; positions and at_embedding as of any encoder."""
         if not self.denoise:
-            return through(self.tail, self._read(self.pooled(tokens, positions=positions, at_embedding=at_embedding)), tokens.lengths)
+            return through(
+                self.tail,
+                self._read(self.pooled(tokens, positions=positions, at_embedding=at_embedding)),
+                tokens.lengths,
+            )
         alone, places, which = without_texts(tokens, positions)
         own = inside(tokens) if positions is None else positions
-        x = self._read(self.pooled(Tokens.joined([tokens, alone]), positions=np.concatenate([own, places]), at_embedding=at_embedding))
+        x = self._read(
+            self.pooled(
+                Tokens.joined([tokens, alone]),
+                positions=np.concatenate([own, places]),
+                at_embedding=at_embedding,
+            )
+        )
         taken = x[len(tokens) :][torch.from_numpy(which).to(x.device)]
         return through(self.tail, x[: len(tokens)] - taken, tokens.lengths)
 
@@ -74,7 +96,9 @@ class PromptedEncoder(TrainableEncoder):
             table = self.eval()._read(self.pooled(alone, positions=places)).float().cpu()
         for module, training in modes.items():
             module.training = training
-        return DenoiseModule(self.transform, table if self.denoise else torch.zeros_like(table), len(self.frame))
+        return DenoiseModule(
+            self.transform, table if self.denoise else torch.zeros_like(table), len(self.frame)
+        )
 
     def _read(self, x: Tensor) -> Tensor:
         return x if self.transform is None else self.transform(x)
@@ -83,11 +107,28 @@ class PromptedEncoder(TrainableEncoder):
 def in_template(folder: EncoderFolder, template: str | None, limit: int) -> EncoderFolder:
     """The folder with that template around texts of up to `limit` tokens, read at the mask. None: the template that it has."""
     if any(not isinstance(module, str) for module in folder.tail):
-        raise ModelError(str(folder.path), "no layers behind the pooling of an encoder that is to read a template", "some", "start from another encoder")
-    plain = replace(folder, template=folder.template if template is None else template, pooling=MASKED, include_prompt=True, averages=Averages(), max_length=_ANY)
+        raise ModelError(
+            str(folder.path),
+            "no layers behind the pooling of an encoder that is to read a template",
+            "some",
+            "start from another encoder",
+        )
+    plain = replace(
+        folder,
+        template=folder.template if template is None else template,
+        pooling=MASKED,
+        include_prompt=True,
+        averages=Averages(),
+        max_length=_ANY,
+    )
     whole = limit + len(frame_of(plain.tokenizer()))
     if whole > positions_of(folder.config):
-        raise ModelError(str(folder.path), f"at most the {positions_of(folder.config)} positions of the model", f"{whole} with the template", "lower limit")
+        raise ModelError(
+            str(folder.path),
+            f"at most the {positions_of(folder.config)} positions of the model",
+            f"{whole} with the template",
+            "lower limit",
+        )
     return replace(plain, max_length=whole, tail=("normalize",) if folder.normalize else ())
 
 
@@ -102,5 +143,10 @@ def transform_of(encoder: TrainableEncoder) -> Transform:
 def _checked(limit: int, room: int) -> int:
     if limit > room:
         found = f"{limit}, where encoder.max_length leaves room for {room}"
-        raise ConfigError("limit of the objective", "as many tokens of a text as the encoder reads, or fewer", found, "lower it, or raise encoder.max_length")
+        raise ConfigError(
+            "limit of the objective",
+            "as many tokens of a text as the encoder reads, or fewer",
+            found,
+            "lower it, or raise encoder.max_length",
+        )
     return limit

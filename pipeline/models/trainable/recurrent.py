@@ -20,8 +20,16 @@ from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.backbones import Backbone, Request
 from pipeline.text.tokens.budget import longest_first
 
-_TABLE_RANGE = 0.1              # new word vectors are uniform up to there, as in Skip-Thought
-_KEYS = ("cell", "hidden_size", "directions", "num_hidden_layers", "vocab_size", "embedding_size", "learned_words")
+_TABLE_RANGE = 0.1  # new word vectors are uniform up to there, as in Skip-Thought
+_KEYS = (
+    "cell",
+    "hidden_size",
+    "directions",
+    "num_hidden_layers",
+    "vocab_size",
+    "embedding_size",
+    "learned_words",
+)
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,23 @@ def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> Recurre
     if missing := [key for key in _KEYS if key not in config]:
         raise ModelError(where, f"the keys {', '.join(_KEYS)}", f"no {missing[0]}", "restore the file")
     if config["cell"] not in CELLS or config["directions"] not in (1, 2):
-        raise ModelError(where, f"a cell among {', '.join(CELLS)}, in 1 or 2 directions", f"{config['cell']} in {config['directions']}", "restore the file")
+        raise ModelError(
+            where,
+            f"a cell among {', '.join(CELLS)}, in 1 or 2 directions",
+            f"{config['cell']} in {config['directions']}",
+            "restore the file",
+        )
     contexts = int(config.get("contexts", 0))
     return Recurrent(
-        cell=config["cell"], width=int(config["hidden_size"]) // (int(config["directions"]) * max(1, contexts)), contexts=contexts, directions=int(config["directions"]),
-        layers=int(config["num_hidden_layers"]), vocabulary=int(config["vocab_size"]), word_dim=int(config["embedding_size"]),
-        learned=bool(config["learned_words"]), dropout=float(config.get("dropout", 0.0)) if dropout is None else dropout,
+        cell=config["cell"],
+        width=int(config["hidden_size"]) // (int(config["directions"]) * max(1, contexts)),
+        contexts=contexts,
+        directions=int(config["directions"]),
+        layers=int(config["num_hidden_layers"]),
+        vocabulary=int(config["vocab_size"]),
+        word_dim=int(config["embedding_size"]),
+        learned=bool(config["learned_words"]),
+        dropout=float(config.get("dropout", 0.0)) if dropout is None else dropout,
     )
 
 
@@ -103,15 +122,25 @@ class RecurrentBackbone(Backbone):
         super().__init__()
         self.shape, self._where = shape, where
         self.width, self.layers = shape.last, shape.layers + bool(shape.contexts)
-        self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(shape.vocabulary, shape.word_dim)}).requires_grad_(shape.learned)
+        self.embeddings = nn.ModuleDict(
+            {"word_embeddings": nn.Embedding(shape.vocabulary, shape.word_dim)}
+        ).requires_grad_(shape.learned)
         inner, cell = [shape.word_dim, *[shape.size] * (shape.layers - 1)], CELLS[shape.cell]
-        self.directions = nn.ModuleList(nn.ModuleList(Direction(cell, size, shape.width) for _ in range(shape.directions)) for size in inner)
+        self.directions = nn.ModuleList(
+            nn.ModuleList(Direction(cell, size, shape.width) for _ in range(shape.directions))
+            for size in inner
+        )
         self.attentive = Attentive(shape.size, shape.contexts) if shape.contexts else None
 
     def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (T, d) of the wanted numbers, and where the texts lie in them. ModelError for positions, which no part of it has."""
         if request.positions is not None:
-            raise ModelError(self._where, "an encoder with positions, for tokens out of their order", "a recurrent one", "use another view")
+            raise ModelError(
+                self._where,
+                "an encoder with positions, for tokens out of their order",
+                "a recurrent one",
+                "use another view",
+            )
         tokens, lengths = request.tokens, request.tokens.lengths
         steps = Steps.of(lengths, self._put)
         words = F.embedding(self._put(tokens.ids), self.words)
@@ -124,7 +153,9 @@ class RecurrentBackbone(Backbone):
             x = states[number] = self._run(number, x, steps)
         if self.attentive is not None and self.layers in request.wanted:
             states[self.layers] = self.attentive(x, self._put(lengths))
-        return {number: states[number] for number in request.wanted}, segments(tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept)
+        return {number: states[number] for number in request.wanted}, segments(
+            tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept
+        )
 
     @property
     def drops(self) -> bool:
@@ -160,7 +191,13 @@ class RecurrentBackbone(Backbone):
 
     def _layer(self, number: int, x: Tensor, steps: "Steps") -> Tensor:
         packed = zip(self.of_layer(number), steps.there, steps.back, strict=False)
-        return torch.cat([permuted(direction(permuted(x, there, back), steps.sizes), back, there) for direction, there, back in packed], dim=1)
+        return torch.cat(
+            [
+                permuted(direction(permuted(x, there, back), steps.sizes), back, there)
+                for direction, there, back in packed
+            ],
+            dim=1,
+        )
 
     def _put(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.words.device)
@@ -211,10 +248,15 @@ def permuted(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
     return rows
 
 
-def load_recurrent(folder: EncoderFolder, weights: Checkpoint, dropout: float | None = None) -> RecurrentBackbone:
+def load_recurrent(
+    folder: EncoderFolder, weights: Checkpoint, dropout: float | None = None
+) -> RecurrentBackbone:
     """The backbone of a folder. ModelError where weights and configuration do not belong together."""
     with torch.device("meta"):
         backbone = RecurrentBackbone(recurrent_of(folder, dropout), str(folder.path))
-    named = {name: weights.tensor(name, tuple(parameter.shape)).clone() for name, parameter in backbone.named_parameters()}
+    named = {
+        name: weights.tensor(name, tuple(parameter.shape)).clone()
+        for name, parameter in backbone.named_parameters()
+    }
     backbone.load_state_dict(named, assign=True)
     return backbone

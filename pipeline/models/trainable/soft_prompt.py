@@ -43,12 +43,24 @@ class LearnedWords(nn.Embedding):
 class LearnedTemplate(PromptedEncoder):
     """An encoder that reads the mask of a template of free vectors, which begin as the words of a manual one. Rows of tokens still have that one's ids."""
 
-    def __init__(self, encoder: TrainableEncoder, template: str | None, *, limit: int, transform: Transform | None = None) -> None:
+    def __init__(
+        self,
+        encoder: TrainableEncoder,
+        template: str | None,
+        *,
+        limit: int,
+        transform: Transform | None = None,
+    ) -> None:
         """The vectors become part of the backbone of `encoder`, where they are not yet. ModelError for a backbone that is not one of the packed families."""
         super().__init__(encoder, template, limit=limit, denoise=False, transform=transform)
         if not isinstance(self.backbone, PackedBackbone):
             found = str(self.folder.config.get("model_type"))
-            raise ModelError(str(self.folder.path), "one of the packed families for a template of free vectors", found, "use BERT or RoBERTa")
+            raise ModelError(
+                str(self.folder.path),
+                "one of the packed families for a template of free vectors",
+                found,
+                "use BERT or RoBERTa",
+            )
         ids, (before, behind) = np.array([*self.frame.prefix, *self.frame.suffix]), self._specials
         free = np.arange(len(ids))[before : len(ids) - behind]
         self._free = free[free != self.frame.mask_place]
@@ -63,7 +75,9 @@ class LearnedTemplate(PromptedEncoder):
         """The word table."""
         return cast(LearnedWords, self.backbone.get_submodule(WORDS_TABLE))
 
-    def pooled(self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None) -> Tensor:
+    def pooled(
+        self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
+    ) -> Tensor:
         """(n, width) states of the mask, the free vectors standing where the manual template's words were."""
         assert tokens.around is not None
         ids = tokens.ids.copy()

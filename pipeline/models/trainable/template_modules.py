@@ -12,7 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-_ACTIVATIONS = {"gelu": nn.functional.gelu, "gelu_new": lambda x: nn.functional.gelu(x, approximate="tanh"), "relu": nn.functional.relu}
+_ACTIVATIONS = {
+    "gelu": nn.functional.gelu,
+    "gelu_new": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": nn.functional.relu,
+}
 
 
 class _Configured(nn.Module):
@@ -30,7 +34,9 @@ class _Configured(nn.Module):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Its config.json and, where it has any, its tensors."""
-        (Path(output_path) / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
+        (Path(output_path) / "config.json").write_text(
+            json.dumps(self.config, indent=2) + "\n", encoding="utf-8"
+        )
         if self.state_dict():
             save_file(self.state_dict(), Path(output_path) / "model.safetensors")
 
@@ -49,19 +55,29 @@ class MaskPooling(_Configured):
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         real, mask = features["attention_mask"], int(self.config["mask"])
-        first = real.argmax(dim=1)                      # padding may stand on either side
+        first = real.argmax(dim=1)  # padding may stand on either side
         places = first + (mask if mask >= 0 else real.sum(dim=1) + mask)
-        features["sentence_embedding"] = features["token_embeddings"][torch.arange(len(places), device=places.device), places]
+        features["sentence_embedding"] = features["token_embeddings"][
+            torch.arange(len(places), device=places.device), places
+        ]
         return features
 
 
 class Denoise(_Configured):
     """What the template alone gives, by a text's length, is taken off; both through the layer in front of a language model's words, where there is one."""
 
-    def __init__(self, width: int, activation: str | None, epsilon: float, shortest: int, longest: int) -> None:
-        super().__init__(width=width, activation=activation, epsilon=epsilon, shortest=shortest, longest=longest)
+    def __init__(
+        self, width: int, activation: str | None, epsilon: float, shortest: int, longest: int
+    ) -> None:
+        super().__init__(
+            width=width, activation=activation, epsilon=epsilon, shortest=shortest, longest=longest
+        )
         self.register_buffer("table", torch.zeros(longest - shortest + 1, width))
-        self.transform = None if activation is None else nn.ModuleDict({"dense": nn.Linear(width, width), "norm": nn.LayerNorm(width, epsilon)})
+        self.transform = (
+            None
+            if activation is None
+            else nn.ModuleDict({"dense": nn.Linear(width, width), "norm": nn.LayerNorm(width, epsilon)})
+        )
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         x = features["sentence_embedding"]

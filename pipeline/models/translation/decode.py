@@ -12,8 +12,11 @@ from pipeline.models.translation.decode_rules import Rules
 from pipeline.models.translation.decode_steps import Course, Stepper
 from pipeline.text.tokens.budget import longest_first
 
-_DROP_SHARE = 1 / 16       # of a batch's rows, finished, that make it worth to move the others together
-_CHECK_EVERY = {"cpu": 1, "cuda": 4}        # steps between two looks at what is finished: on a GPU a look waits for all that was launched
+_DROP_SHARE = 1 / 16  # of a batch's rows, finished, that make it worth to move the others together
+_CHECK_EVERY = {
+    "cpu": 1,
+    "cuda": 4,
+}  # steps between two looks at what is finished: on a GPU a look waits for all that was launched
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +43,34 @@ def plan(lengths: Sequence[int], batch_tokens: int, copies: int = 1) -> list[np.
 
 
 @torch.inference_mode()
-def write(stepper: Stepper, rules: Rules, requests: Sequence[Request], choose: Choice, copies: int, device: torch.device) -> list[list[list[int]]]:
+def write(
+    stepper: Stepper,
+    rules: Rules,
+    requests: Sequence[Request],
+    choose: Choice,
+    copies: int,
+    device: torch.device,
+) -> list[list[list[int]]]:
     """Tokens of `copies` translations of each request, the end of sentence included where one was written; the rows of one batch."""
     ids, mask = padded([request.ids for request in requests], rules.pad, device)
-    least, most = (torch.tensor([getattr(request, name) for request in requests], device=device).repeat_interleave(copies) for name in ("least", "most"))
-    writing = _Writing(rules, least, most, max(request.least for request in requests), max(request.most for request in requests))
-    writing.run(stepper.begin(ids, mask, copies, writing.longest), choose, _uniforms(requests, writing.longest, device))
+    least, most = (
+        torch.tensor([getattr(request, name) for request in requests], device=device).repeat_interleave(
+            copies
+        )
+        for name in ("least", "most")
+    )
+    writing = _Writing(
+        rules,
+        least,
+        most,
+        max(request.least for request in requests),
+        max(request.most for request in requests),
+    )
+    writing.run(
+        stepper.begin(ids, mask, copies, writing.longest),
+        choose,
+        _uniforms(requests, writing.longest, device),
+    )
     rows = writing.rows([request.most for request in requests for _ in range(copies)])
     return [rows[place : place + copies] for place in range(0, len(rows), copies)]
 
@@ -78,7 +103,13 @@ class _Writing:
     def _next(self, scores: Tensor, step: int, choose: Choice, uniforms: Tensor | None) -> Tensor:
         if step == 0 and self._rules.first is not None:
             return torch.full_like(self._alive, self._rules.first)
-        scores = self._rules.apply(scores.float(), step, self._least, self._least_at_all, lambda: self._written[: step + 1, self._alive].T)
+        scores = self._rules.apply(
+            scores.float(),
+            step,
+            self._least,
+            self._least_at_all,
+            lambda: self._written[: step + 1, self._alive].T,
+        )
         tokens = choose(scores, uniforms)
         if self._rules.forced_end is not None:
             tokens = torch.where(self._most == step + 1, self._rules.forced_end, tokens)
@@ -90,7 +121,9 @@ class _Writing:
         finished = len(self._done) - len(going)
         if len(going) and finished < max(1, _DROP_SHARE * len(self._done)):
             return None
-        self._alive, self._least, self._most, self._done = (each[going] for each in (self._alive, self._least, self._most, self._done))
+        self._alive, self._least, self._most, self._done = (
+            each[going] for each in (self._alive, self._least, self._most, self._done)
+        )
         return going
 
     def rows(self, most: Sequence[int]) -> list[list[int]]:
@@ -121,7 +154,10 @@ def _uniforms(requests: Sequence[Request], longest: int, device: torch.device) -
     """(longest, rows) float32 below 1."""
     if requests[0].uniforms is None:
         return None
-    found = np.zeros((longest, sum(len(request.uniforms) for request in requests if request.uniforms is not None)), np.float32)
+    found = np.zeros(
+        (longest, sum(len(request.uniforms) for request in requests if request.uniforms is not None)),
+        np.float32,
+    )
     row = 0
     for request in requests:
         for own in request.uniforms if request.uniforms is not None else ():

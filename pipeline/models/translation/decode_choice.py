@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipeline.settings.augment import DecodingSettings
 
-_BLOCK = 64     # a sum over blocks and one within a block: a running sum over a whole vocabulary is slower and less exact
+_BLOCK = 64  # a sum over blocks and one within a block: a running sum over a whole vocabulary is slower and less exact
 
 
 class Choice(Protocol):
@@ -21,8 +21,8 @@ def choice_of(decoding: DecodingSettings) -> Choice:
     """Of greedy decoding or sampling."""
     if decoding.method == "greedy":
         return greedy
-    sampled: Callable[[Tensor, Tensor], Tensor] = lambda scores, uniforms: sample(scores, uniforms, decoding)      # noqa: E731
-    return sampled          # type: ignore[return-value]
+    sampled: Callable[[Tensor, Tensor], Tensor] = lambda scores, uniforms: sample(scores, uniforms, decoding)  # noqa: E731
+    return sampled  # type: ignore[return-value]
 
 
 def greedy(scores: Tensor, uniforms: Tensor | None = None) -> Tensor:
@@ -45,7 +45,9 @@ def sample(scores: Tensor, uniforms: Tensor, decoding: DecodingSettings) -> Tens
     else:
         chances, tokens = _likeliest(torch.softmax(scores, -1), decoding.top_p)
     if decoding.top_p < 1.0:
-        chances = chances * (chances.cumsum(-1) - chances < decoding.top_p)     # what comes before it has less than top_p
+        chances = chances * (
+            chances.cumsum(-1) - chances < decoding.top_p
+        )  # what comes before it has less than top_p
     return tokens.gather(1, _first_above(chances, uniforms)[:, None])[:, 0]
 
 
@@ -79,5 +81,7 @@ def _first_above(chances: Tensor, uniforms: Tensor) -> Tensor:
     sums = chances.cumsum(-1)
     total = sums[:, -1:]
     passed = (sums <= (uniforms[:, None] * total)).sum(-1)
-    last = chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)       # rounding may put the threshold at the very end
+    last = (
+        chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)
+    )  # rounding may put the threshold at the very end
     return torch.minimum(passed, last)

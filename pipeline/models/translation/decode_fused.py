@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.models.translation.decode_steps import encoded
 
-_FIRST_PLACES = 16          # of the cache of what is written; it doubles
+_FIRST_PLACES = 16  # of the cache of what is written; it doubles
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,18 @@ KINDS = {
     "MarianMTModel": _Kind(),
     "BartForConditionalGeneration": _Kind(first_place=lambda decoder: 2),
     "MBartForConditionalGeneration": _Kind(norm_first=True, first_place=lambda decoder: 2),
-    "M2M100ForConditionalGeneration": _Kind(norm_first=True, first_place=lambda decoder: int(decoder.padding_idx) + 1, pads_stand_nowhere=True),
+    "M2M100ForConditionalGeneration": _Kind(
+        norm_first=True, first_place=lambda decoder: int(decoder.padding_idx) + 1, pads_stand_nowhere=True
+    ),
 }
 
 
 def is_fused(model: Any) -> bool:
     """Whether `FusedStepper` computes exactly this model: its class, and no layer that something else was put into."""
     return type(model).__name__ in KINDS and all(
-        type(part) is nn.Linear for name, part in model.get_decoder().named_modules() if name.endswith(("_proj", ".fc1", ".fc2"))
+        type(part) is nn.Linear
+        for name, part in model.get_decoder().named_modules()
+        if name.endswith(("_proj", ".fc1", ".fc2"))
     )
 
 
@@ -49,17 +53,27 @@ class FusedStepper:
         self._model, decoder = model, model.get_decoder()
         self._kind = KINDS[type(model).__name__]
         self.layers = [_Layer(layer, self._kind.norm_first) for layer in decoder.layers]
-        self._words, self._scale = decoder.embed_tokens.weight, float(getattr(decoder, "embed_scale", getattr(decoder.embed_tokens, "embed_scale", 1.0)))
+        self._words, self._scale = (
+            decoder.embed_tokens.weight,
+            float(getattr(decoder, "embed_scale", getattr(decoder.embed_tokens, "embed_scale", 1.0))),
+        )
         places = decoder.embed_positions
         self._places: Tensor = places.weights if hasattr(places, "weights") else places.weight
         self._first, self._pad = self._kind.first_place(decoder), decoder.padding_idx
-        self._before, self._after = getattr(decoder, "layernorm_embedding", _same), getattr(decoder, "layer_norm", _same)
+        self._before, self._after = (
+            getattr(decoder, "layernorm_embedding", _same),
+            getattr(decoder, "layer_norm", _same),
+        )
         self._bias = model.final_logits_bias[0] if hasattr(model, "final_logits_bias") else None
 
     def begin(self, ids: Tensor, mask: Tensor, copies: int, longest: int) -> "FusedCourse":
         states = encoded(self._model, ids, mask)
         crossed = [layer.crossed(states) for layer in self.layers]
-        hidden = None if bool(mask.all()) else torch.zeros_like(mask, dtype=states.dtype).masked_fill_(mask == 0, -math.inf)[:, None, None]
+        hidden = (
+            None
+            if bool(mask.all())
+            else torch.zeros_like(mask, dtype=states.dtype).masked_fill_(mask == 0, -math.inf)[:, None, None]
+        )
         course = FusedCourse(self, crossed, hidden)
         if copies > 1:
             course.keep(torch.arange(len(ids), device=ids.device).repeat_interleave(copies))
@@ -105,9 +119,14 @@ class FusedCourse:
     def _make_room(self, rows: int) -> None:
         if not self.kept:
             keys = self.crossed[0][0]
-            self.kept = [tuple(keys.new_empty(rows, keys.shape[1], _FIRST_PLACES, keys.shape[3]) for _ in range(2)) for _ in self.crossed]
+            self.kept = [
+                tuple(keys.new_empty(rows, keys.shape[1], _FIRST_PLACES, keys.shape[3]) for _ in range(2))
+                for _ in self.crossed
+            ]
         elif self.step == self.kept[0][0].shape[2]:
-            self.kept = [tuple(torch.cat([each, torch.empty_like(each)], 2) for each in pair) for pair in self.kept]
+            self.kept = [
+                tuple(torch.cat([each, torch.empty_like(each)], 2) for each in pair) for pair in self.kept
+            ]
 
 
 class _Layer:
@@ -118,19 +137,37 @@ class _Layer:
         own, other = layer.self_attn, layer.encoder_attn
         self._joined = _stacked(own.q_proj, own.k_proj, own.v_proj)
         self._crossing = _stacked(other.k_proj, other.v_proj)
-        self._out, self._asked, self._out_crossed, self._up, self._down = own.out_proj, other.q_proj, other.out_proj, layer.fc1, layer.fc2
+        self._out, self._asked, self._out_crossed, self._up, self._down = (
+            own.out_proj,
+            other.q_proj,
+            other.out_proj,
+            layer.fc1,
+            layer.fc2,
+        )
         self._activation = layer.activation_fn
         self._norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
 
     def crossed(self, states: Tensor) -> tuple[Tensor, ...]:
         """Keys and values (n, heads, L, d of a head) of the encoder's states (n, L, d)."""
         rows, length, _ = states.shape
-        return tuple(each.view(rows, length, self._heads, -1).transpose(1, 2).contiguous() for each in F.linear(states, *self._crossing).chunk(2, -1))
+        return tuple(
+            each.view(rows, length, self._heads, -1).transpose(1, 2).contiguous()
+            for each in F.linear(states, *self._crossing).chunk(2, -1)
+        )
 
-    def __call__(self, state: Tensor, kept: tuple[Tensor, ...], crossed: tuple[Tensor, ...], hidden: Tensor | None, step: int) -> Tensor:
+    def __call__(
+        self,
+        state: Tensor,
+        kept: tuple[Tensor, ...],
+        crossed: tuple[Tensor, ...],
+        hidden: Tensor | None,
+        step: int,
+    ) -> Tensor:
         state = self._around(state, self._norms[0], lambda own: self._look_back(own, kept, step))
         state = self._around(state, self._norms[1], lambda own: self._look_across(own, crossed, hidden))
-        return self._around(state, self._norms[2], lambda own: _linear(self._activation(_linear(own, self._up)), self._down))
+        return self._around(
+            state, self._norms[2], lambda own: _linear(self._activation(_linear(own, self._up)), self._down)
+        )
 
     def _around(self, state: Tensor, norm: Any, inner: Callable[[Tensor], Tensor]) -> Tensor:
         after: Tensor = state + inner(norm(state)) if self._norm_first else norm(state + inner(state))
@@ -150,12 +187,19 @@ class _Layer:
 
     def _attended(self, asked: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
         rows, width = asked.shape
-        return F.scaled_dot_product_attention(asked.view(rows, self._heads, 1, -1), keys, values, attn_mask=hidden).view(rows, width)
+        return F.scaled_dot_product_attention(
+            asked.view(rows, self._heads, 1, -1), keys, values, attn_mask=hidden
+        ).view(rows, width)
 
 
 def _stacked(*layers: Any) -> tuple[Tensor, Tensor | None]:
     """(weight, bias) of linear layers side by side; the layers' own become views of them, so that nothing is held twice."""
-    joined = [torch.cat([getattr(layer, name).detach() for layer in layers]) if getattr(layers[0], name) is not None else None for name in ("weight", "bias")]
+    joined = [
+        torch.cat([getattr(layer, name).detach() for layer in layers])
+        if getattr(layers[0], name) is not None
+        else None
+        for name in ("weight", "bias")
+    ]
     for name, whole in zip(("weight", "bias"), joined, strict=True):
         if whole is not None:
             for layer, part in zip(layers, whole.chunk(len(layers)), strict=True):

@@ -38,8 +38,14 @@ class GeneralCourse:
     def scores(self, tokens: Tensor) -> Tensor:
         from transformers.modeling_outputs import BaseModelOutput
 
-        given = {"encoder_outputs": BaseModelOutput(last_hidden_state=self.states), "attention_mask": self.mask, "past_key_values": self.cache}
-        scores: Tensor = self.model(decoder_input_ids=tokens[:, None], use_cache=True, return_dict=True, **given).logits[:, -1]
+        given = {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=self.states),
+            "attention_mask": self.mask,
+            "past_key_values": self.cache,
+        }
+        scores: Tensor = self.model(
+            decoder_input_ids=tokens[:, None], use_cache=True, return_dict=True, **given
+        ).logits[:, -1]
         return scores
 
     def keep(self, rows: Tensor) -> None:
@@ -64,7 +70,7 @@ class GeneralStepper:
 
 def encoded(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """(n, L, d): the encoder's last states."""
-    states: Tensor = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state
+    states: Tensor = model.get_encoder()(
+        input_ids=ids, attention_mask=mask, return_dict=True
+    ).last_hidden_state
     return states
-
-

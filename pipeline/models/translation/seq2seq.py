@@ -17,13 +17,26 @@ from pipeline.models.folder.pretrained import load_pretrained_tokenizer, load_wh
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.store.cache import digest_of_file
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "target_vocab.json", "vocab.txt",
-                    "merges.txt", "source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-_MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")          # their tokenizers have a code for every language
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "target_vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+_MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")  # their tokenizers have a code for every language
 _OTHER_TASKS = re.compile(r"Classification|QuestionAnswering|EncoderModel|ForCausalLM")
-_CODE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")           # of M2M100; of NLLB and mBART
-_NO_LIMIT = 100_000                                     # tokenizers without a limit write 1e30
-_PLAIN_LIMIT = 512                                      # of a model that names none, such as T5's with relative positions
+_CODE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")  # of M2M100; of NLLB and mBART
+_NO_LIMIT = 100_000  # tokenizers without a limit write 1e30
+_PLAIN_LIMIT = 512  # of a model that names none, such as T5's with relative positions
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,9 @@ class TranslatorFolder:
     def digests(self) -> dict[str, JsonValue]:
         """sha256 of each file that decides what the model writes, by its name."""
         names = ("config.json", "generation_config.json", *_TOKENIZER_FILES, *self.weights)
-        return {name: digest_of_file(self.path / name) for name in sorted(names) if (self.path / name).is_file()}
+        return {
+            name: digest_of_file(self.path / name) for name in sorted(names) if (self.path / name).is_file()
+        }
 
 
 def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
@@ -49,24 +64,47 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
     path = _located(settings.path)
     config = read_json(path / "config.json", required=True)
     architectures = [str(name) for name in config.get("architectures") or ()]
-    if not config.get("is_encoder_decoder") or (architectures and all(_OTHER_TASKS.search(name) for name in architectures)):
+    if not config.get("is_encoder_decoder") or (
+        architectures and all(_OTHER_TASKS.search(name) for name in architectures)
+    ):
         found = f"{', '.join(architectures) or config.get('model_type', 'no model_type')}"
-        raise ModelError(str(path / "config.json"), "a sequence-to-sequence model such as MarianMTModel", found, "give a translation model")
+        raise ModelError(
+            str(path / "config.json"),
+            "a sequence-to-sequence model such as MarianMTModel",
+            found,
+            "give a translation model",
+        )
     source, target = _positions(config, "encoder"), _positions(config, "decoder")
     if settings.max_length is not None and settings.max_length > source:
-        raise ConfigError(f"max_length of {settings.path}", f"at most the {source:,} positions of the model", f"{settings.max_length:,}", "lower it")
-    return TranslatorFolder(path, config, settings.max_length or _read_at_most(path, source), target, weights_of(path, ""))
+        raise ConfigError(
+            f"max_length of {settings.path}",
+            f"at most the {source:,} positions of the model",
+            f"{settings.max_length:,}",
+            "lower it",
+        )
+    return TranslatorFolder(
+        path, config, settings.max_length or _read_at_most(path, source), target, weights_of(path, "")
+    )
 
 
 def anywhere(settings: TranslatorSettings) -> TranslatorSettings:
     """The same model for a worker, whose working directory may be another: a relative path in full."""
     place = Path(settings.path).expanduser()
-    return settings if "://" in settings.path or not place.exists() else settings.model_copy(update={"path": str(place.resolve())})
+    return (
+        settings
+        if "://" in settings.path or not place.exists()
+        else settings.model_copy(update={"path": str(place.resolve())})
+    )
 
 
 def check_languages(folder: TranslatorFolder, settings: TranslatorSettings) -> None:
     """ConfigError as `load_wording` gives; a model that has no languages, of which none is asked for, costs no import."""
-    if settings.source or settings.target or settings.prefix.startswith(">>") or folder.config.get("model_type") in _MULTILINGUAL:
+    if (
+        settings.source
+        or settings.target
+        or settings.prefix.startswith(">>")
+        or folder.config.get("model_type") in _MULTILINGUAL
+    ):
         load_wording(folder, settings)
 
 
@@ -80,7 +118,12 @@ def check_weights(folder: TranslatorFolder) -> None:
                 with safe_open(str(folder.path / name), framework="np"):
                     pass
             except (SafetensorError, OSError) as error:
-                raise ModelError(str(folder.path / name), "a whole safetensors file", " ".join(str(error).split()), "fetch the file again") from None
+                raise ModelError(
+                    str(folder.path / name),
+                    "a whole safetensors file",
+                    " ".join(str(error).split()),
+                    "fetch the file again",
+                ) from None
 
 
 @dataclass(frozen=True)
@@ -99,13 +142,18 @@ class Wording:
         if not texts:
             return []
         texts = [self.prefix + text for text in texts]
-        found: list[list[int]] = self.tokenizer(texts, truncation=False, padding=False, return_attention_mask=False, verbose=False)["input_ids"]
+        found: list[list[int]] = self.tokenizer(
+            texts, truncation=False, padding=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
         return found
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """What ids say, without special tokens."""
         own = [ids[1:] if self.first is not None and ids and ids[0] == self.first else ids for ids in tokens]
-        return [text.strip() for text in self.tokenizer.batch_decode([list(ids) for ids in own], skip_special_tokens=True)]
+        return [
+            text.strip()
+            for text in self.tokenizer.batch_decode([list(ids) for ids in own], skip_special_tokens=True)
+        ]
 
 
 def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Wording:
@@ -120,7 +168,9 @@ def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Word
     if settings.source is not None:
         tokenizer.src_lang = settings.source
     target = codes.get(settings.target) if settings.target is not None else None
-    starts = type(tokenizer).__name__.startswith("MBartTokenizer")       # mBART-25 puts the language before the translation, all others begin it with that
+    starts = type(tokenizer).__name__.startswith(
+        "MBartTokenizer"
+    )  # mBART-25 puts the language before the translation, all others begin it with that
     return Wording(tokenizer, settings.prefix, None if starts else target, target if starts else None)
 
 
@@ -128,17 +178,23 @@ def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
     """Load the transformers model, for inference. ModelError if its weights are damaged, incomplete or other than config.json says."""
     from transformers import AutoModelForSeq2SeqLM
 
-    return load_whole(AutoModelForSeq2SeqLM, folder.path, "a model that AutoModelForSeq2SeqLM loads", dtype=dtype).eval()
+    return load_whole(
+        AutoModelForSeq2SeqLM, folder.path, "a model that AutoModelForSeq2SeqLM loads", dtype=dtype
+    ).eval()
 
 
 def _located(path: str) -> Path:
     if "://" not in path and Path(path).expanduser().is_file():
-        raise ModelError(path, "the folder of a translation model", "a file", "give the folder that it lies in")
+        raise ModelError(
+            path, "the folder of a translation model", "a file", "give the folder that it lies in"
+        )
     try:
         return locate(path)
-    except ModelError as error:         # which speaks of encoders
+    except ModelError as error:  # which speaks of encoders
         expected = "a translation model: a folder, a URI of one or a hub id"
-        raise ModelError(path, expected, error.found, "check the path; a model of the hub needs the network once") from None
+        raise ModelError(
+            path, expected, error.found, "check the path; a model of the hub needs the network once"
+        ) from None
 
 
 def _positions(config: Mapping[str, Any], side: str) -> int:
@@ -169,16 +225,30 @@ def _codes(tokenizer: Any) -> dict[str, int]:
     if named := getattr(tokenizer, "lang_code_to_id", None):
         return {str(code): int(number) for code, number in named.items()}
     special = [str(token) for token in (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab())]
-    return {token: int(tokenizer.convert_tokens_to_ids(token)) for token in dict.fromkeys(special) if _CODE.fullmatch(token)}
+    return {
+        token: int(tokenizer.convert_tokens_to_ids(token))
+        for token in dict.fromkeys(special)
+        if _CODE.fullmatch(token)
+    }
 
 
 def _check_code(role: str, settings: TranslatorSettings, codes: Mapping[str, int]) -> None:
     value = getattr(settings, role)
     where = f"{role} of {settings.path}"
     if value is None and codes:
-        raise ConfigError(where, "a language code: the model has several languages", "none", f"set {role}, for instance {_some(codes)}")
+        raise ConfigError(
+            where,
+            "a language code: the model has several languages",
+            "none",
+            f"set {role}, for instance {_some(codes)}",
+        )
     if value is not None and not codes:
-        raise ConfigError(where, "null: the model's tokenizer has no languages", repr(value), "leave it out; a prefix is what some models go by")
+        raise ConfigError(
+            where,
+            "null: the model's tokenizer has no languages",
+            repr(value),
+            "leave it out; a prefix is what some models go by",
+        )
     if value is not None and value not in codes:
         raise ConfigError(where, "a language code of the model", repr(value), _near(value, codes))
 
@@ -188,11 +258,19 @@ def _check_prefix(settings: TranslatorSettings, tokenizer: Any) -> None:
     known = getattr(tokenizer, "supported_language_codes", None) or []
     code = settings.prefix.partition("<<")[0] + "<<"
     if settings.prefix.startswith(">>") and code not in known:
-        raise ConfigError(f"prefix of {settings.path}", "the code of a target language of the model", repr(settings.prefix), _near(code, known))
+        raise ConfigError(
+            f"prefix of {settings.path}",
+            "the code of a target language of the model",
+            repr(settings.prefix),
+            _near(code, known),
+        )
 
 
 def _near(value: str, codes: Mapping[str, int] | Sequence[str]) -> str:
-    near = difflib.get_close_matches(value, list(codes), n=3, cutoff=0.5) or [code for code in codes if code.startswith(value[:2])][:3]
+    near = (
+        difflib.get_close_matches(value, list(codes), n=3, cutoff=0.5)
+        or [code for code in codes if code.startswith(value[:2])][:3]
+    )
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {_some(codes)}"
 
 

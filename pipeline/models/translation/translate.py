@@ -18,13 +18,17 @@ from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, lo
 from pipeline.settings.augment import TranslatorSettings
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
-Uniforms = Callable[[int, int], np.ndarray]     # (place of a text, tokens at most) -> (hypotheses, tokens) in [0, 1)
+Uniforms = Callable[
+    [int, int], np.ndarray
+]  # (place of a text, tokens at most) -> (hypotheses, tokens) in [0, 1)
 
 
 class Translator:
     """A model, its tokenizer and how it decodes."""
 
-    def __init__(self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str) -> None:
+    def __init__(
+        self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str
+    ) -> None:
         self.longest, self._positions, self._where = folder.longest, folder.positions, str(folder.path)
         self._decoding, self._device = settings.decoding, device.torch()
         self._wording = load_wording(folder, settings)
@@ -43,7 +47,12 @@ class Translator:
         """What is asked for a text, within the bounds of the settings and the positions of the model."""
         decoding = self._decoding
         most = max(1, min(int(decoding.max_ratio * len(ids) + decoding.max_extra), self._positions))
-        return Request(ids, min(int(decoding.min_ratio * len(ids)), most), most, uniforms(place, most) if uniforms else None)
+        return Request(
+            ids,
+            min(int(decoding.min_ratio * len(ids)), most),
+            most,
+            uniforms(place, most) if uniforms else None,
+        )
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[np.ndarray, list[list[list[int]]]]]:
         """(places of a batch, tokens of each one's hypotheses), longest texts first. Where a GPU's memory does not suffice, what is left goes on in halves."""
@@ -55,7 +64,10 @@ class Translator:
                 continue
             self._halve(len(batches[0]))
             left = np.concatenate(batches)
-            batches = [left[part] for part in plan([len(requests[place].ids) for place in left], self.batch_tokens, self.copies)]
+            batches = [
+                left[part]
+                for part in plan([len(requests[place].ids) for place in left], self.batch_tokens, self.copies)
+            ]
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """What translations say."""
@@ -66,13 +78,20 @@ class Translator:
         try:
             if self._decoding.method == "beam":
                 return search(self._model, self._rules, requests, self._decoding, self._device)
-            return write(self._stepper, self._rules, requests, self._choice, self._decoding.hypotheses, self._device)
+            return write(
+                self._stepper, self._rules, requests, self._choice, self._decoding.hypotheses, self._device
+            )
         except torch.OutOfMemoryError:
             return None
 
     def _halve(self, rows: int) -> None:
         if rows == 1:
             found = f"out of memory with one text of at most {self.longest} tokens"
-            raise ModelError(self._where, f"memory of {self._device} for one text", found, "lower max_length, hypotheses or beams, or use a larger device")
+            raise ModelError(
+                self._where,
+                f"memory of {self._device} for one text",
+                found,
+                "lower max_length, hypotheses or beams, or use a larger device",
+            )
         torch.cuda.empty_cache()
         self.batch_tokens //= 2

@@ -12,7 +12,9 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.schema import corpus_schema
 from pipeline.text.corpus.sources import SourceFile
 
-MOST_LEAVES = 256       # of a kept column in JSON: each is a column in memory, whether a row has a value there or not
+MOST_LEAVES = (
+    256  # of a kept column in JSON: each is a column in memory, whether a row has a value there or not
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,13 @@ def id_type(found: pa.DataType) -> pa.DataType | None:
 def decoded(found: pa.DataType) -> pa.DataType:
     """The type of a dictionary's values, string for a view of strings; any other type as it is."""
     plain = found.value_type if pa.types.is_dictionary(found) else found
-    return pa.string() if pa.types.is_string_view(plain) else pa.binary() if pa.types.is_binary_view(plain) else plain
+    return (
+        pa.string()
+        if pa.types.is_string_view(plain)
+        else pa.binary()
+        if pa.types.is_binary_view(plain)
+        else plain
+    )
 
 
 def missing(file: SourceFile, setting: str, column: str, known: Iterable[str]) -> DataError:
@@ -73,7 +81,9 @@ def missing(file: SourceFile, setting: str, column: str, known: Iterable[str]) -
 
 def mistyped(file: SourceFile, setting: str, column: str, expected: str, found: object) -> DataError:
     """The error for a column of another type."""
-    remedy = f"name another column in {setting}, mend the file, or leave such files out with corpus.bad_files=skip"
+    remedy = (
+        f"name another column in {setting}, mend the file, or leave such files out with corpus.bad_files=skip"
+    )
     return file.error(f"column {column!r} ({setting}) of type {expected}", str(found), remedy)
 
 
@@ -97,7 +107,12 @@ def agree(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[Columns, dict[s
                 kind, partly = (wider, partly) if fits else (kind, True)
             except pa.ArrowTypeError:
                 if one.file.format == "parquet":
-                    refused.setdefault(one.file.name, mistyped(one.file, "corpus.keep", name, f"{kind}, as in earlier files", one.types[name]))
+                    refused.setdefault(
+                        one.file.name,
+                        mistyped(
+                            one.file, "corpus.keep", name, f"{kind}, as in earlier files", one.types[name]
+                        ),
+                    )
         kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
     return Columns(chosen, tuple(kept), partly), refused
 
@@ -110,10 +125,16 @@ def _agreed_id(seen: Sequence[Seen], corpus: CorpusSettings) -> tuple[pa.DataTyp
     first = known[0].types[corpus.id]
     fitting = [one for one in known if pa.types.is_string(one.types[corpus.id]) == pa.types.is_string(first)]
     expected = f"{_kind(first)}, as in {known[0].file.name}"
-    refused = {one.file.name: mistyped(one.file, "corpus.id", corpus.id, expected, _kind(one.types[corpus.id])) for one in known if one not in fitting}
+    refused = {
+        one.file.name: mistyped(one.file, "corpus.id", corpus.id, expected, _kind(one.types[corpus.id]))
+        for one in known
+        if one not in fitting
+    }
     if pa.types.is_string(first):
         return first, refused
-    unsigned = any(pa.types.is_uint64(one.types[corpus.id]) for one in fitting) and not any(one.negative_ids for one in fitting)
+    unsigned = any(pa.types.is_uint64(one.types[corpus.id]) for one in fitting) and not any(
+        one.negative_ids for one in fitting
+    )
     return pa.uint64() if unsigned else pa.int64(), refused
 
 
@@ -135,7 +156,9 @@ def leaves_of(kind: pa.DataType) -> int:
     )
 
 
-def cast_column(column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str) -> pa.ChunkedArray:
+def cast_column(
+    column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str
+) -> pa.ChunkedArray:
     """`column` as the agreed type; DataError when a value does not fit."""
     try:
         return column.cast(kind)

@@ -22,8 +22,10 @@ from pipeline.store.store import Store, open_store
 FILE = "docstrings.parquet"
 _SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "kind", "signature", "package")])
 _FEWEST_WORDS = 4
-_METHODS_OF_A_FILE = 8          # of a package's file: functions and classes say more, and one large class would fill a package's share
-_MOST_SIGNATURE = 160           # characters
+_METHODS_OF_A_FILE = (
+    8  # of a package's file: functions and classes say more, and one large class would fill a package's share
+)
+_MOST_SIGNATURE = 160  # characters
 _SKIPPED = {
     *("test", "tests", "testing", "conftest", "idlelib", "lib2to3", "turtledemo", "site", "dist"),
     *("vendor", "vendored", "thirdparty", "third_party", "extern", "externals", "site_packages"),
@@ -78,14 +80,28 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def collect(standard: Iterable[Path], installed: Iterable[Path], max_rows: int | None = None) -> list[Docstring]:
+def collect(
+    standard: Iterable[Path], installed: Iterable[Path], max_rows: int | None = None
+) -> list[Docstring]:
     """Docstrings by id: those below `standard`, spread evenly when there are too many, then those of the packages below `installed` in equal shares."""
     seen: set[str] = set()
-    first = [one for directory in dict.fromkeys(standard) for package in _packages(directory) for one in _documented(package, seen)]
+    first = [
+        one
+        for directory in dict.fromkeys(standard)
+        for package in _packages(directory)
+        for one in _documented(package, seen)
+    ]
     if max_rows is not None:
         first = sorted(first, key=_importance)[:max_rows]
-    packages = [_documented(package, seen, _METHODS_OF_A_FILE) for directory in dict.fromkeys(installed) for package in _packages(directory)]
-    return sorted([*first, *_shared(packages, None if max_rows is None else max_rows - len(first))], key=lambda one: one.id)
+    packages = [
+        _documented(package, seen, _METHODS_OF_A_FILE)
+        for directory in dict.fromkeys(installed)
+        for package in _packages(directory)
+    ]
+    return sorted(
+        [*first, *_shared(packages, None if max_rows is None else max_rows - len(first))],
+        key=lambda one: one.id,
+    )
 
 
 def _importance(one: Docstring) -> tuple[bool, bytes]:
@@ -114,7 +130,10 @@ def _packages(directory: Path) -> list[list[_Module]]:
     grouped: dict[str, list[_Module]] = {}
     for module in _modules(directory):
         grouped.setdefault(module.name.split(".")[0], []).append(module)
-    return [sorted(grouped[name], key=lambda module: (module.name.count("."), module.name)) for name in sorted(grouped)]
+    return [
+        sorted(grouped[name], key=lambda module: (module.name.count("."), module.name))
+        for name in sorted(grouped)
+    ]
 
 
 def _modules(directory: Path) -> Iterator[_Module]:
@@ -128,16 +147,25 @@ def _modules(directory: Path) -> Iterator[_Module]:
 
 
 def _public(name: str) -> bool:
-    return name.isidentifier() and not name.startswith(("_", "test_")) and not name.endswith("_test") and name not in _SKIPPED
+    return (
+        name.isidentifier()
+        and not name.startswith(("_", "test_"))
+        and not name.endswith("_test")
+        and name not in _SKIPPED
+    )
 
 
-def _documented(modules: list[_Module], seen: set[str], most_methods: int | None = None) -> Iterator[Docstring]:
+def _documented(
+    modules: list[_Module], seen: set[str], most_methods: int | None = None
+) -> Iterator[Docstring]:
     """Docstrings of modules in their order; a text or a name that `seen` has already is passed over."""
     for module in modules:
         methods = 0
         for one in _docstrings(module):
             methods += one.kind == "method"
-            if not seen.isdisjoint((one.text, one.id)) or (one.kind == "method" and most_methods is not None and methods > most_methods):
+            if not seen.isdisjoint((one.text, one.id)) or (
+                one.kind == "method" and most_methods is not None and methods > most_methods
+            ):
                 continue
             seen.update((one.text, one.id))
             yield one
@@ -148,12 +176,26 @@ def _docstrings(module: _Module) -> Iterator[Docstring]:
     tree = _parsed(module.path)
     if tree is None:
         return
-    nodes = [*_definitions(tree.body), *(node for path, names in _taken(tree, module) for node in _named(path, names))]
+    nodes = [
+        *_definitions(tree.body),
+        *(node for path, names in _taken(tree, module) for node in _named(path, names)),
+    ]
     package = module.name.split(".")[0]
-    methods = [(f"{module.name}.{node.name}.{method.name}", method) for node in nodes if isinstance(node, ast.ClassDef) for method in _definitions(node.body)]
+    methods = [
+        (f"{module.name}.{node.name}.{method.name}", method)
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        for method in _definitions(node.body)
+    ]
     for node in nodes:
         if text := _paragraph(node):
-            yield Docstring(f"{module.name}.{node.name}", text, "class" if isinstance(node, ast.ClassDef) else "function", _signature(node), package)
+            yield Docstring(
+                f"{module.name}.{node.name}",
+                text,
+                "class" if isinstance(node, ast.ClassDef) else "function",
+                _signature(node),
+                package,
+            )
     for name, method in methods:
         if not isinstance(method, ast.ClassDef) and (text := _paragraph(method)):
             yield Docstring(name, text, "method", _signature(method), package)
@@ -165,10 +207,12 @@ def _parsed(path: Path) -> ast.Module | None:
     """None where there is nothing to harvest, or Python cannot parse it (MemoryError: too deeply nested)."""
     try:
         content = path.read_bytes()
-        if not _DOCUMENTED.search(content) and not (path.name == "__init__.py" and _TAKES_PRIVATE.search(content)):
-            return None                                 # parsing takes most of the time, and one file in three has nothing
+        if not _DOCUMENTED.search(content) and not (
+            path.name == "__init__.py" and _TAKES_PRIVATE.search(content)
+        ):
+            return None  # parsing takes most of the time, and one file in three has nothing
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # other people's invalid escapes
+            warnings.simplefilter("ignore")  # other people's invalid escapes
             return ast.parse(content)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -179,12 +223,18 @@ def _taken(tree: ast.Module, module: _Module) -> Iterator[tuple[Path, set[str] |
     for node in tree.body if module.path.name == "__init__.py" else ():
         if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
             inside = node.module if node.level else node.module.removeprefix(f"{module.name}.")
-            if inside.startswith("_") and inside.replace(".", "").isidentifier() and (node.level or inside != node.module):
+            if (
+                inside.startswith("_")
+                and inside.replace(".", "").isidentifier()
+                and (node.level or inside != node.module)
+            ):
                 names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
                 yield module.path.parent / f"{inside.replace('.', '/')}.py", None if "*" in names else names
 
 
-def _named(path: Path, names: set[str] | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+def _named(
+    path: Path, names: set[str] | None
+) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     tree = _parsed(path)
     for node in _definitions(tree.body) if tree else ():
         if names is None or node.name in names:
@@ -208,17 +258,23 @@ def _paragraph(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast
     if not docstring:
         return None
     text = " ".join(re.split(r"\n\s*\n", inspect.cleandoc(docstring).strip(), maxsplit=1)[0].split())
-    text = text.encode(errors="replace").decode()       # a docstring may spell a lone surrogate
+    text = text.encode(errors="replace").decode()  # a docstring may spell a lone surrogate
     return text if len(text.split()) >= _FEWEST_WORDS and not _DIRECTIVE.match(text) else None
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-    inside = ", ".join(map(ast.unparse, node.bases)) if isinstance(node, ast.ClassDef) else ast.unparse(node.args)
+    inside = (
+        ", ".join(map(ast.unparse, node.bases)) if isinstance(node, ast.ClassDef) else ast.unparse(node.args)
+    )
     return f"{node.name}({inside})".encode(errors="replace").decode()[:_MOST_SIGNATURE]
 
 
 def _parquet(found: list[Docstring]) -> bytes:
     columns = [[getattr(one, name) for one in found] for name in _SCHEMA.names]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table([pa.array(column, pa.string()) for column in columns], schema=_SCHEMA), sink, compression="zstd")
+    pq.write_table(
+        pa.table([pa.array(column, pa.string()) for column in columns], schema=_SCHEMA),
+        sink,
+        compression="zstd",
+    )
     return bytes(sink.getvalue())

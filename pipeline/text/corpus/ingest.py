@@ -18,7 +18,16 @@ from pipeline.errors import DataError, Defect, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.dead import Dead
 from pipeline.store.store import Store
-from pipeline.store.units import ChangedRow, ChangedRows, Changes, Corpus, CorpusUnit, FileRef, InputFile, total
+from pipeline.store.units import (
+    ChangedRow,
+    ChangedRows,
+    Changes,
+    Corpus,
+    CorpusUnit,
+    FileRef,
+    InputFile,
+    total,
+)
 from pipeline.text.corpus.columns import Columns
 from pipeline.text.corpus.keys import bucket_count, by_id, read_part
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
@@ -31,21 +40,35 @@ from pipeline.text.corpus.spill import spilled
 from pipeline.text.corpus.tables import Tables
 from pipeline.text.corpus.unit_writer import Rolling
 
-_VERSION = 2                    # of the tables: a corpus of another one is rolled anew
-_MOST_DEAD = 0.3                # of the units' rows: they cost space, a place in memory, and time wherever a unit is read
-_MOST_UNITS = 2                 # times as many units as full ones would be, and
-_SMALL_UNITS = 200              # this many: nightly additions make small units, each a file to open
+_VERSION = 2  # of the tables: a corpus of another one is rolled anew
+_MOST_DEAD = 0.3  # of the units' rows: they cost space, a place in memory, and time wherever a unit is read
+_MOST_UNITS = 2  # times as many units as full ones would be, and
+_SMALL_UNITS = 200  # this many: nightly additions make small units, each a file to open
 
 
 def reading_digest(corpus: CorpusSettings) -> str:
     """sha256 (hex) over how rows are read: under another one, unchanged files are read again."""
-    return digest_of({"corpus": corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"}), "normalizer": NORMALIZER_VERSION})
+    return digest_of(
+        {
+            "corpus": corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"}),
+            "normalizer": NORMALIZER_VERSION,
+        }
+    )
 
 
 def corpus_digest(corpus: CorpusSettings, files: list[SourceFile]) -> str:
     """sha256 (hex) over all that decides what the rows are: by it a corpus that did not change is known without being read."""
     used = {corpus.id, corpus.text, *corpus.keep}
-    listing = [[file.name, file.size, file.stamp, file.format, {key: value for key, value in file.partitions.items() if key in used}] for file in files]
+    listing = [
+        [
+            file.name,
+            file.size,
+            file.stamp,
+            file.format,
+            {key: value for key, value in file.partitions.items() if key in used},
+        ]
+        for file in files
+    ]
     return digest_of({"reading": reading_digest(corpus), "files": listing})
 
 
@@ -63,7 +86,14 @@ class Parent:
     anew: str = ""
 
 
-def ingest(corpus: CorpusSettings, unit_rows: int, store: Store, parent: Parent | None = None, *, on_progress: Progress = lambda rows, size: None) -> Corpus:
+def ingest(
+    corpus: CorpusSettings,
+    unit_rows: int,
+    store: Store,
+    parent: Parent | None = None,
+    *,
+    on_progress: Progress = lambda rows, size: None,
+) -> Corpus:
     """The corpus as units in `store`: those of the parent, with the rows that died, and new ones for what is new or changed. Only files that changed are read.
 
     Equal input, parent and settings give the same bytes; a corpus that is there already is not made again. Rows are taken in (file name, row) order.
@@ -71,11 +101,22 @@ def ingest(corpus: CorpusSettings, unit_rows: int, store: Store, parent: Parent 
     """
     files = list_files(corpus)
     digest, before = corpus_digest(corpus, files), _usable(parent or Parent(), store)
-    corpus_id = digest_of([_VERSION, digest, before.corpus.id if before.corpus else None, before.next_ordinal, before.anew, unit_rows])
+    corpus_id = digest_of(
+        [
+            _VERSION,
+            digest,
+            before.corpus.id if before.corpus else None,
+            before.next_ordinal,
+            before.anew,
+            unit_rows,
+        ]
+    )
     known = known_corpus(store, corpus_id)
     if known is None:
         with store.scratch() as scratch:
-            known = _Night(corpus, unit_rows, store, scratch, digest, corpus_id, files, before, on_progress).run()
+            known = _Night(
+                corpus, unit_rows, store, scratch, digest, corpus_id, files, before, on_progress
+            ).run()
     return _accepted(known, corpus, store)
 
 
@@ -83,7 +124,7 @@ def known_corpus(store: Store, corpus_id: str) -> Corpus | None:
     """The corpus that an earlier run left; None when there is none, or files of it are gone or cut short."""
     try:
         found = Corpus.load(store, record_path(corpus_id))
-    except DataError:                                   # cut off in the middle by a file system without hard links
+    except DataError:  # cut off in the middle by a file system without hard links
         return None
     return found if found is not None and not _missing(store, found) else None
 
@@ -171,14 +212,27 @@ class _Night:
     def _unchanged_files(self) -> dict[str, InputFile]:
         """Files that need not be read. A limit of rows makes each file's share depend on those before it, so then all are."""
         before = self.parent.corpus
-        if before is None or self.anew or before.reading != reading_digest(self.corpus) or self.corpus.max_rows is not None:
+        if (
+            before is None
+            or self.anew
+            or before.reading != reading_digest(self.corpus)
+            or self.corpus.max_rows is not None
+        ):
             return {}
         known = {(file.name, file.size, file.stamp): file for file in before.files}
-        return {file.name: known[key] for file in self.files if (key := (file.name, file.size, file.stamp)) in known}
+        return {
+            file.name: known[key]
+            for file in self.files
+            if (key := (file.name, file.size, file.stamp)) in known
+        }
 
     def _columns(self) -> Columns:
         """Types of id and kept columns: the files read tonight must fit those of the files that are not."""
-        self.looked = survey([file for file in self.files if file.name not in self.kept], self.corpus, self._schema_before if self.kept else None)
+        self.looked = survey(
+            [file for file in self.files if file.name not in self.kept],
+            self.corpus,
+            self._schema_before if self.kept else None,
+        )
         return self.looked.columns
 
     def _carry_quarantine(self) -> None:
@@ -187,8 +241,12 @@ class _Night:
         if before is None or before.quarantine is None or not self.kept:
             return
         names = pa.array(list(self.kept), pa.string())
-        for batch in pq.ParquetFile(self.store.open(before.quarantine.path, before.quarantine.sha256)).iter_batches():
-            still = pc.and_(pc.is_in(batch["file"], value_set=names), pc.not_equal(batch["reason"], "duplicate_id"))
+        for batch in pq.ParquetFile(
+            self.store.open(before.quarantine.path, before.quarantine.sha256)
+        ).iter_batches():
+            still = pc.and_(
+                pc.is_in(batch["file"], value_set=names), pc.not_equal(batch["reason"], "duplicate_id")
+            )
             self.bad.add(pa.Table.from_batches([batch]).filter(still))
 
     def _read(self, columns: Columns) -> Reading:
@@ -207,14 +265,20 @@ class _Night:
         count = max(bucket_count(reading.rows + sum(file.good for file in self.kept.values())), len(keys))
         wanted, places, position = np.zeros(reading.rows, dtype=bool), [], reading.rows
         for part, now in enumerate(reading.lines.buckets(count)):
-            settled = settle(self._before(keys, part, count, schema), schema.empty_table() if now is None else now, reuse=self.reuse)
+            settled = settle(
+                self._before(keys, part, count, schema),
+                schema.empty_table() if now is None else now,
+                reuse=self.reuse,
+            )
             held = settled.lines["position"].to_numpy().copy()
             known = held[settled.wanted] != NOWHERE
             wanted[held[settled.wanted[known]]] = True
             revived = settled.wanted[~known]
             held[revived] = np.arange(position, position + len(revived))
             position += len(revived)
-            lines = settled.lines.set_column(settled.lines.schema.get_field_index("position"), "position", pa.array(held))
+            lines = settled.lines.set_column(
+                settled.lines.schema.get_field_index("position"), "position", pa.array(held)
+            )
             self.revived.append(lines.select(["file", "row", "position", "text_key"]).take(pa.array(revived)))
             self.dead.append(settled.dead)
             self.lost.append(losers(settled))
@@ -226,7 +290,9 @@ class _Night:
     def _draw(self, examples: Sequence[Drawn], positions: np.ndarray) -> None:
         """Take a bucket's examples in, by the positions of their rows instead of their lines."""
         moved = [each.moved(positions) for each in examples]
-        self.examples = [old + new for old, new in zip(self.examples, moved, strict=True)] if self.examples else moved
+        self.examples = (
+            [old + new for old, new in zip(self.examples, moved, strict=True)] if self.examples else moved
+        )
 
     def _changed_rows(self, rolling: Rolling) -> Iterator[ChangedRow]:
         """The examples with the addresses that their rows got."""
@@ -243,14 +309,26 @@ class _Night:
         file = pc.index_in(table["file"], value_set=pa.array(self.names, pa.string())).combine_chunks()
         still = pc.is_in(table["file"], value_set=pa.array(list(self.kept), pa.string())).combine_chunks()
         columns = {name: table[name] for name in ("id", "text_key", "carried", "row", "address")}
-        columns |= {"file": pc.if_else(still, file, NOWHERE), "position": pa.repeat(pa.scalar(NOWHERE, pa.int64()), table.num_rows)}
+        columns |= {
+            "file": pc.if_else(still, file, NOWHERE),
+            "position": pa.repeat(pa.scalar(NOWHERE, pa.int64()), table.num_rows),
+        }
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _rolled(self, reading: Reading, wanted: np.ndarray) -> Rolling:
         revived = pa.concat_tables(self.revived) if self.revived else None
         count = revived.num_rows if revived is not None else 0
-        rolling = Rolling(self.store, self.scratch, reading.schema, self.unit_rows, self.parent.next_ordinal, reading.rows + count)
-        rolling.roll(reading, wanted, self._fetched(reading, revived) if revived is not None and count else ())
+        rolling = Rolling(
+            self.store,
+            self.scratch,
+            reading.schema,
+            self.unit_rows,
+            self.parent.next_ordinal,
+            reading.rows + count,
+        )
+        rolling.roll(
+            reading, wanted, self._fetched(reading, revived) if revived is not None and count else ()
+        )
         return rolling
 
     def _fetched(self, reading: Reading, revived: pa.Table) -> Iterator[pa.Table]:
@@ -280,7 +358,10 @@ class _Night:
         dead = np.sort(np.concatenate([Dead.load(self.store, before.dead).addresses, *self.dead]))
         ordinals, counts = np.unique(dead >> 32, return_counts=True)
         died = dict(zip(ordinals.tolist(), counts.tolist(), strict=True))
-        units = [unit.model_copy(update={"dead": died.get(unit.ordinal, 0), "copies": None}) for unit in before.units]
+        units = [
+            unit.model_copy(update={"dead": died.get(unit.ordinal, 0), "copies": None})
+            for unit in before.units
+        ]
         living = [unit for unit in units if unit.dead < unit.rows]
         return living, dead[np.isin(dead >> 32, [unit.ordinal for unit in living])]
 
@@ -293,27 +374,60 @@ class _Night:
         inputs = {**self.kept, **reading.inputs}
         files = [inputs[name] for name in self.names]
         reasons = self.bad.close()
-        listed = tables.put(self.bad.place, f"quarantine/{self.corpus_id}.parquet", sum(reasons.values())) if reasons else None
+        listed = (
+            tables.put(self.bad.place, f"quarantine/{self.corpus_id}.parquet", sum(reasons.values()))
+            if reasons
+            else None
+        )
         counts = self._counts(files, [*living, *units], reasons.get("duplicate_id", 0))
         dead_ref = Dead(dead).store_in(self.store, f"keys/{self.corpus_id}/dead")
         made = Corpus(
-            version=_VERSION, id=self.corpus_id, digest=self.digest, reading=reading_digest(self.corpus), parent=self.parent.corpus.id if self.parent.corpus else None,
-            anew=self.anew, units=(*living, *units), keys=tuple(keys), texts=tuple(texts), dead=dead_ref, quarantine=listed, files=tuple(files),
-            read_files=len(reading.inputs), changes=self.changes, counts=counts, id_type=str(reading.schema.field("id").type),
+            version=_VERSION,
+            id=self.corpus_id,
+            digest=self.digest,
+            reading=reading_digest(self.corpus),
+            parent=self.parent.corpus.id if self.parent.corpus else None,
+            anew=self.anew,
+            units=(*living, *units),
+            keys=tuple(keys),
+            texts=tuple(texts),
+            dead=dead_ref,
+            quarantine=listed,
+            files=tuple(files),
+            read_files=len(reading.inputs),
+            changes=self.changes,
+            counts=counts,
+            id_type=str(reading.schema.field("id").type),
         )
         _accepted(made, self.corpus, self.store)
-        self.store.write(ChangedRows.path(self.corpus_id), ChangedRows(rows=tuple(self._changed_rows(rolling))).to_json())
+        self.store.write(
+            ChangedRows.path(self.corpus_id), ChangedRows(rows=tuple(self._changed_rows(rolling))).to_json()
+        )
         path = record_path(self.corpus_id)
         if not self.store.create(path, made.to_json()) and known_corpus(self.store, self.corpus_id) is None:
             self.store.write(path, made.to_json())
         return made
 
-    def _counts(self, files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int) -> dict[str, int]:
-        sums = total([{"rows": file.rows, "skipped": file.skipped, "quarantined": file.quarantined, **file.notes} for file in files])
+    def _counts(
+        self, files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int
+    ) -> dict[str, int]:
+        sums = total(
+            [
+                {"rows": file.rows, "skipped": file.skipped, "quarantined": file.quarantined, **file.notes}
+                for file in files
+            ]
+        )
         good = sum(unit.rows - unit.dead for unit in units)
-        sums |= {"good": good, "quarantined": sums["quarantined"] + duplicates} | ({"quarantined_duplicate_id": duplicates} if duplicates else {})
+        sums |= {"good": good, "quarantined": sums["quarantined"] + duplicates} | (
+            {"quarantined_duplicate_id": duplicates} if duplicates else {}
+        )
         if sums["rows"] != good + sums["quarantined"]:
-            raise Defect(self.corpus.uri, f"{sums['rows']} rows = good + quarantined", f"{good} + {sums['quarantined']}", "report this with the corpus")
+            raise Defect(
+                self.corpus.uri,
+                f"{sums['rows']} rows = good + quarantined",
+                f"{good} + {sums['quarantined']}",
+                "report this with the corpus",
+            )
         return dict(sorted(sums.items()))
 
 
@@ -321,10 +435,19 @@ def _accepted(made: Corpus, corpus: CorpusSettings, store: Store) -> Corpus:
     """`made` itself, when enough of its rows are good."""
     rows, good, bad = (made.counts[name] for name in ("rows", "good", "quarantined"))
     listed = f"see {store.uri_of(made.quarantine.path)}" if made.quarantine else "check corpus.uri"
-    reasons = ", ".join(f"{name.removeprefix('quarantined_')} {count}" for name, count in made.counts.items() if name.startswith("quarantined_"))
+    reasons = ", ".join(
+        f"{name.removeprefix('quarantined_')} {count}"
+        for name, count in made.counts.items()
+        if name.startswith("quarantined_")
+    )
     skipped = f", {made.counts['bad_files']} unusable files" if "bad_files" in made.counts else ""
     if not good:
-        raise DataError(corpus.uri, "at least one row with an id and a text", f"{rows} rows{f' ({reasons})' if reasons else ''}{skipped}", listed)
+        raise DataError(
+            corpus.uri,
+            "at least one row with an id and a text",
+            f"{rows} rows{f' ({reasons})' if reasons else ''}{skipped}",
+            listed,
+        )
     if bad > corpus.max_quarantined * rows:
         found = f"{bad} of {rows} rows ({reasons})"
         allowed = f"at most {corpus.max_quarantined:.0%} bad rows (corpus.max_quarantined)"

@@ -22,8 +22,8 @@ from pipeline.text.corpus.sift import RawBatch
 from pipeline.text.corpus.sources import SourceFile, explained, open_file
 from pipeline.text.corpus.values import fitted, widened
 
-_BLOCK = 1 << 20                # bytes parsed at once: small, since one odd line sends its block down the slow road
-_LONGEST_LINE = 256 << 20       # bytes: a longer one means that the file is not JSON lines
+_BLOCK = 1 << 20  # bytes parsed at once: small, since one odd line sends its block down the slow road
+_LONGEST_LINE = 256 << 20  # bytes: a longer one means that the file is not JSON lines
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -44,14 +44,22 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
     look = _Look(file, corpus)
     for block in _blocks(file):
         look.add(block)
-        if not corpus.keep or (corpus.max_rows is not None and block.first + block.lines.count(b"\n") >= corpus.max_rows):
+        if not corpus.keep or (
+            corpus.max_rows is not None and block.first + block.lines.count(b"\n") >= corpus.max_rows
+        ):
             break
     return look.seen()
 
 
 def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
     """All lines in order but blank ones, which are no rows; a row's number is its line's, from 0."""
-    schema = pa.schema([("id", columns.id), ("text", pa.string()), *((carried_name(field.name), field.type) for field in columns.kept)])
+    schema = pa.schema(
+        [
+            ("id", columns.id),
+            ("text", pa.string()),
+            *((carried_name(field.name), field.type) for field in columns.kept),
+        ]
+    )
     for block in _blocks(file):
         table = None if columns.partly else _parsed_by_arrow(block, schema, file, corpus)
         if table is not None:
@@ -61,7 +69,13 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
             for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
                 if line.strip():
                     lines.add(number, line)
-            yield RawBatch(lines.table(), block.position, tuple(lines.rejected), tuple(lines.surrogates), tuple(lines.dropped))
+            yield RawBatch(
+                lines.table(),
+                block.position,
+                tuple(lines.rejected),
+                tuple(lines.surrogates),
+                tuple(lines.dropped),
+            )
 
 
 def _blocks(file: SourceFile) -> Iterator[_Block]:
@@ -76,7 +90,11 @@ def _blocks(file: SourceFile) -> Iterator[_Block]:
                 yield _Block(held[:end], lines, stream.tell())
                 lines, held = lines + held.count(b"\n", 0, end), held[end:]
             elif len(held) > _LONGEST_LINE:
-                raise file.error(f"lines of at most {_LONGEST_LINE >> 20} MiB", "a longer one", "the file is probably not JSON lines: set corpus.format, or remove it")
+                raise file.error(
+                    f"lines of at most {_LONGEST_LINE >> 20} MiB",
+                    "a longer one",
+                    "the file is probably not JSON lines: set corpus.format, or remove it",
+                )
         if held:
             yield _Block(held, lines, file.size)
 
@@ -85,10 +103,16 @@ def _next(source: Any, file: SourceFile) -> bytes:
     try:
         return bytes(source.read(_BLOCK))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise file.error("a whole gzip file", f"{type(error).__name__}: {error}", "it is damaged or cut short: write it again") from None
+        raise file.error(
+            "a whole gzip file",
+            f"{type(error).__name__}: {error}",
+            "it is damaged or cut short: write it again",
+        ) from None
 
 
-def _parsed_by_arrow(block: _Block, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> pa.Table | None:
+def _parsed_by_arrow(
+    block: _Block, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings
+) -> pa.Table | None:
     """The block's rows; None when not every line is plainly one object that fits, or not all is UTF-8."""
     rows = _plain_lines(block.lines)
     if rows is None:
@@ -96,21 +120,28 @@ def _parsed_by_arrow(block: _Block, schema: pa.Schema, file: SourceFile, corpus:
     sources = _sources(schema, corpus)
     wanted = {name: schema.field(column).type for column, name in sources.items()}
     if any(schema.field(column).type != wanted[name] for column, name in sources.items()):
-        return None                                     # one key for two columns of different types
+        return None  # one key for two columns of different types
     table = _table(block.lines, wanted)
     if table is None or table.num_rows != rows:
         return None
     columns = {column: table[name] for column, name in sources.items()}
-    columns |= {column: pc.fill_null(columns[column], value) for column, value in _partition_values(schema, file, corpus).items()}
+    columns |= {
+        column: pc.fill_null(columns[column], value)
+        for column, value in _partition_values(schema, file, corpus).items()
+    }
     number = pa.array(np.arange(block.first, block.first + rows, dtype=np.int64))
     return pa.table({**columns, "row": number}).combine_chunks()
 
 
 def _table(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table | None:
     """The objects' values under those keys; None when one is of another type, or not all is JSON."""
-    parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore")
+    parse = pj.ParseOptions(
+        explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore"
+    )
     try:
-        return pj.read_json(pa.BufferReader(lines), pj.ReadOptions(use_threads=False, block_size=len(lines) + 1), parse)
+        return pj.read_json(
+            pa.BufferReader(lines), pj.ReadOptions(use_threads=False, block_size=len(lines) + 1), parse
+        )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
 
@@ -125,7 +156,11 @@ def _plain_lines(lines: bytes) -> int | None:
     ends = np.flatnonzero(content == ord("\n"))
     ends = ends if lines.endswith(b"\n") else np.append(ends, len(lines))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    if (ends - starts < 2).any() or (content[starts] != ord("{")).any() or (content[ends - 1] != ord("}")).any():
+    if (
+        (ends - starts < 2).any()
+        or (content[starts] != ord("{")).any()
+        or (content[ends - 1] != ord("}")).any()
+    ):
         return None
     return len(ends)
 
@@ -164,22 +199,28 @@ class _Look:
     file: SourceFile
     corpus: CorpusSettings
     types: dict[str, pa.DataType] = field(init=False)
-    example: dict[str, Any] | None = None               # the first object
-    wrong_id: Any = None                                # one that is neither a string nor an integer
+    example: dict[str, Any] | None = None  # the first object
+    wrong_id: Any = None  # one that is neither a string nor an integer
     present: set[str] = field(default_factory=set)
-    partly: set[str] = field(default_factory=set)       # nested columns with values that their types do not hold
+    partly: set[str] = field(default_factory=set)  # nested columns with values that their types do not hold
     negative: bool = False
-    large: bool = False                                 # an id of 2^63 or above
+    large: bool = False  # an id of 2^63 or above
 
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
 
     def add(self, block: _Block) -> None:
         if block.first == 0 and block.lines.lstrip().startswith(b"["):
-            raise self.file.error("JSON lines (one object per line)", "a JSON array", "write one object per line, for instance with jq -c '.[]'")
+            raise self.file.error(
+                "JSON lines (one object per line)",
+                "a JSON array",
+                "write one object per line, for instance with jq -c '.[]'",
+            )
         if self.example is not None and self._as_known(block):
             return
-        objects = [one for line in block.lines.split(b"\n") if line.strip() and (one := _parse(line)[0]) is not None]
+        objects = [
+            one for line in block.lines.split(b"\n") if line.strip() and (one := _parse(line)[0]) is not None
+        ]
         if objects and self.example is None:
             self.example = objects[0]
             self._check_text(objects)
@@ -206,7 +247,10 @@ class _Look:
                 "string or integer",
                 f"{_shown(self.wrong_id)} ({type(self.wrong_id).__name__})",
             )
-        types = {name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind for name, kind in self.types.items()}
+        types = {
+            name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind
+            for name, kind in self.types.items()
+        }
         if pa.types.is_integer(types[self.corpus.id]):
             types[self.corpus.id] = pa.uint64() if self.large and not self.negative else pa.int64()
         return Seen(
@@ -273,14 +317,20 @@ class _Lines:
     partition: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.partition = {column: value.as_py() for column, value in _partition_values(self.schema, self.file, self.corpus).items()}
+        self.partition = {
+            column: value.as_py()
+            for column, value in _partition_values(self.schema, self.file, self.corpus).items()
+        }
 
     def add(self, number: int, line: bytes) -> None:
         value, reason, detail = _parse(line)
         if value is None:
             self.rejected.append(Rejected(number, reason, detail, text=line.decode(errors="replace")))
             return
-        row_id, text, *others = (self._value(value.get(name), column) for column, name in _sources(self.schema, self.corpus).items())
+        row_id, text, *others = (
+            self._value(value.get(name), column)
+            for column, name in _sources(self.schema, self.corpus).items()
+        )
         wrong = [] if isinstance(text, str | None) else [(self.corpus.text, text, "a string")]
         if row_id is not None and not _is_id(row_id, self.schema.field("id").type):
             wrong.append((self.corpus.id, row_id, f"an id of type {self.schema.field('id').type}"))
@@ -305,7 +355,10 @@ class _Lines:
     def table(self) -> pa.Table:
         schema = self.schema.append(pa.field("row", pa.int64()))
         columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
-        return pa.table([pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)], schema=schema)
+        return pa.table(
+            [pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)],
+            schema=schema,
+        )
 
     def _value(self, own: Any, column: str) -> Any:
         return self.partition.get(column) if own is None else own

@@ -12,20 +12,30 @@ from pipeline.store.store import Store
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import digests
 
-BUCKET_ROWS = 1 << 18           # of one bucket at most, on average: some 25 MB with short string ids
+BUCKET_ROWS = 1 << 18  # of one bucket at most, on average: some 25 MB with short string ids
 
-TEXTS = pa.schema([pa.field("text_key", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)])
-COPIES = pa.schema([pa.field("row", pa.int32(), nullable=False), pa.field("source", pa.int64(), nullable=False)])
+TEXTS = pa.schema(
+    [pa.field("text_key", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)]
+)
+COPIES = pa.schema(
+    [pa.field("row", pa.int32(), nullable=False), pa.field("source", pa.int64(), nullable=False)]
+)
 
 Hashes = Callable[[pa.Table], np.ndarray]
 
 
 def keys_schema(id_type: pa.DataType) -> pa.Schema:
     """Lines of a bucket, sorted by (id, file, row). carried: digest of the kept columns; address: of the row in its unit, null for a loser of a duplicate id."""
-    return pa.schema([
-        pa.field("id", id_type, nullable=False), pa.field("text_key", KEY, nullable=False), pa.field("carried", KEY), pa.field("file", pa.string(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False), pa.field("address", pa.int64()),
-    ])
+    return pa.schema(
+        [
+            pa.field("id", id_type, nullable=False),
+            pa.field("text_key", KEY, nullable=False),
+            pa.field("carried", KEY),
+            pa.field("file", pa.string(), nullable=False),
+            pa.field("row", pa.int64(), nullable=False),
+            pa.field("address", pa.int64()),
+        ]
+    )
 
 
 def by_id(lines: pa.Table) -> np.ndarray:
@@ -47,9 +57,12 @@ def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     if not names:
         return pa.nulls(rows.num_rows, KEY)
     parts: list[pa.ChunkedArray] = []
-    for name in names:                                  # each value with its length before it: two rows that differ never read alike
+    for name in names:  # each value with its length before it: two rows that differ never read alike
         value = _as_text(rows[name])
-        parts += [pc.fill_null(pc.binary_length(value).cast(pa.large_string()), "null"), pc.fill_null(value, "")]
+        parts += [
+            pc.fill_null(pc.binary_length(value).cast(pa.large_string()), "null"),
+            pc.fill_null(value, ""),
+        ]
     return digests(_whole(pc.binary_join_element_wise(*parts, pa.scalar(":", pa.large_string()))), 16)
 
 
@@ -58,7 +71,9 @@ def bucket_count(rows: int) -> int:
     return 1 << max(0, (max(rows, 1) - 1) // BUCKET_ROWS).bit_length()
 
 
-def read_part(store: Store, buckets: Sequence[FileRef], part: int, parts: int, hashes: Hashes) -> pa.Table | None:
+def read_part(
+    store: Store, buckets: Sequence[FileRef], part: int, parts: int, hashes: Hashes
+) -> pa.Table | None:
     """The `part`-th of `parts` buckets of a table that lies in as many or fewer (both powers of two); None for a table without buckets."""
     if not buckets:
         return None
@@ -73,11 +88,24 @@ def read_part(store: Store, buckets: Sequence[FileRef], part: int, parts: int, h
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return column.cast(pa.large_string())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):         # nested values, and bytes that are no text
-        return pa.chunked_array([pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.large_string())])
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # nested values, and bytes that are no text
+        return pa.chunked_array(
+            [
+                pa.array(
+                    [None if value is None else repr(value) for value in column.to_pylist()],
+                    pa.large_string(),
+                )
+            ]
+        )
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else pa.array([], column.type)
+    )

@@ -8,10 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-NORMALIZER_VERSION = "strip-1"          # belongs to space_id: another rule here is another space
+NORMALIZER_VERSION = "strip-1"  # belongs to space_id: another rule here is another space
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}]"        # category Cc without tab, line feed and carriage return
+_CONTROLS = (
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}]"  # category Cc without tab, line feed and carriage return
+)
 
 
 def normalize(texts: pa.Array | Sequence[str | None]) -> pa.Array:
@@ -19,7 +21,13 @@ def normalize(texts: pa.Array | Sequence[str | None]) -> pa.Array:
 
     White space is what `str.strip` takes for it. Python strings may hold lone surrogates (JSON's "\\ud800"); an Arrow array holds valid UTF-8.
     """
-    array = texts if isinstance(texts, pa.Array) else pa.array([None if text is None else replace_surrogates(text) for text in texts], pa.large_string())
+    array = (
+        texts
+        if isinstance(texts, pa.Array)
+        else pa.array(
+            [None if text is None else replace_surrogates(text) for text in texts], pa.large_string()
+        )
+    )
     return pc.utf8_trim_whitespace(array.cast(pa.large_string()))
 
 
@@ -43,13 +51,18 @@ def digests(strings: pa.Array, size: int) -> pa.Array:
     start, blake2b = hashlib.blake2b(digest_size=size), hashlib.blake2b
     encoded = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     if strings.null_count:
-        return pa.array([None if one is None else blake2b(one, digest_size=size).digest() for one in encoded], pa.binary(size))
+        return pa.array(
+            [None if one is None else blake2b(one, digest_size=size).digest() for one in encoded],
+            pa.binary(size),
+        )
     found = []
     for one in encoded:
-        state = start.copy()                            # half the cost of a new state
+        state = start.copy()  # half the cost of a new state
         state.update(one)
         found.append(state.digest())
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(found), [None, pa.py_buffer(b"".join(found))])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(size), len(found), [None, pa.py_buffer(b"".join(found))]
+    )
 
 
 def control_characters(texts: pa.Array) -> int:
@@ -62,7 +75,13 @@ def valid_utf8(strings: pa.Array) -> np.ndarray:
     try:
         (strings if _is_text(strings.type) else strings.cast(pa.large_string())).validate(full=True)
     except pa.ArrowInvalid:
-        return np.array([one is None or _decodes(one) for one in strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)], dtype=bool)
+        return np.array(
+            [
+                one is None or _decodes(one)
+                for one in strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+            ],
+            dtype=bool,
+        )
     return np.ones(len(strings), dtype=bool)
 
 

@@ -14,11 +14,11 @@ from pipeline.text.corpus.columns import Columns, Seen, cast_column, decoded, id
 from pipeline.text.corpus.sift import RawBatch
 from pipeline.text.corpus.sources import SourceFile, explained, open_file
 
-_MOST_ROWS, _MOST_BYTES = 16_384, 32 << 20      # of one batch that is handed on
-_FIRST_ROWS = 16        # read at first: a footer says nothing of values that a dictionary holds once
-_STEP_ROWS = 1_024      # read at once later, at most: between two looks at what rows weigh
-_TOO_HEAVY = 2          # times _MOST_BYTES: from this weight of one step on fewer rows are read at once
-_BUFFER = 1 << 20                               # bytes read ahead per column
+_MOST_ROWS, _MOST_BYTES = 16_384, 32 << 20  # of one batch that is handed on
+_FIRST_ROWS = 16  # read at first: a footer says nothing of values that a dictionary holds once
+_STEP_ROWS = 1_024  # read at once later, at most: between two looks at what rows weigh
+_TOO_HEAVY = 2  # times _MOST_BYTES: from this weight of one step on fewer rows are read at once
+_BUFFER = 1 << 20  # bytes read ahead per column
 
 
 def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
@@ -29,7 +29,11 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
     repeats = Counter(schema.names)
     types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if repeats[name] == 1}
     types = {**dict.fromkeys(file.partitions, pa.string()), **types}
-    for setting, names in (("corpus.id", (corpus.id,)), ("corpus.text", (corpus.text,)), ("corpus.keep", corpus.keep)):
+    for setting, names in (
+        ("corpus.id", (corpus.id,)),
+        ("corpus.text", (corpus.text,)),
+        ("corpus.keep", corpus.keep),
+    ):
         for name in names:
             if name not in types:
                 raise missing(file, setting, name, types)
@@ -37,8 +41,15 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> Seen:
     if found is None:
         raise mistyped(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
     if not _can_be_text(decoded(types[corpus.text])):
-        raise mistyped(file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text])
-    return Seen(file, {name: types[name] for name in corpus.keep} | {corpus.id: found}, rows, _may_be_negative(opened.metadata, corpus.id, types[corpus.id]))
+        raise mistyped(
+            file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
+        )
+    return Seen(
+        file,
+        {name: types[name] for name in corpus.keep} | {corpus.id: found},
+        rows,
+        _may_be_negative(opened.metadata, corpus.id, types[corpus.id]),
+    )
 
 
 def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> bool:
@@ -47,8 +58,12 @@ def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) ->
         return False
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     chunks = [group.column(place) for place in _leaves(metadata, [name]) for group in groups]
-    known = [chunk.statistics for chunk in chunks if chunk.statistics is not None and chunk.statistics.has_min_max]
-    return len(known) < len(chunks) or any(pa.types.is_integer(kind) and statistics.min < 0 for statistics in known)
+    known = [
+        chunk.statistics for chunk in chunks if chunk.statistics is not None and chunk.statistics.has_min_max
+    ]
+    return len(known) < len(chunks) or any(
+        pa.types.is_integer(kind) and statistics.min < 0 for statistics in known
+    )
 
 
 def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
@@ -65,7 +80,9 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
             )
             start += len(table)
     if start != total:
-        raise file.error(f"{total} rows, as its footer says", f"{start}", "the file is damaged: write it again")
+        raise file.error(
+            f"{total} rows, as its footer says", f"{start}", "the file is damaged: write it again"
+        )
 
 
 def _raw(table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns) -> pa.Table:
@@ -77,9 +94,19 @@ def _raw(table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, 
             return found if (plain := decoded(found.type)) == found.type else found.cast(plain)
         return pa.chunked_array([pa.repeat(pa.scalar(file.partitions[name], pa.string()), count)])
 
-    kept = {carried_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name) for field in columns.kept}
+    kept = {
+        carried_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name)
+        for field in columns.kept
+    }
     ids = cast_column(column(corpus.id), columns.id, file, "corpus.id", corpus.id)
-    return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": pa.array(np.arange(start, start + count, dtype=np.int64))})
+    return pa.table(
+        {
+            "id": ids,
+            "text": column(corpus.text),
+            **kept,
+            "row": pa.array(np.arange(start, start + count, dtype=np.int64)),
+        }
+    )
 
 
 def _tables(opened: pq.ParquetFile, beside: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.Table]:
@@ -223,5 +250,14 @@ def _leaves(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
 
 def _can_be_text(kind: pa.DataType) -> bool:
     types = pa.types
-    return any(check(kind) for check in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary,
-                                         types.is_fixed_size_binary, types.is_null))
+    return any(
+        check(kind)
+        for check in (
+            types.is_string,
+            types.is_large_string,
+            types.is_binary,
+            types.is_large_binary,
+            types.is_fixed_size_binary,
+            types.is_null,
+        )
+    )

@@ -18,7 +18,7 @@ from pipeline.store.schema import QUARANTINE, writer_options
 from pipeline.store.store import Store
 from pipeline.store.units import Corpus
 
-_EXCERPT = 200                  # characters of a text that are shown
+_EXCERPT = 200  # characters of a text that are shown
 _GROUP_ROWS = 8_192
 
 
@@ -35,14 +35,21 @@ class Rejected:
 
 def quarantine(file: str, rejected: Iterable[Rejected]) -> pa.Table:
     """The rows as a quarantine table, by row number."""
-    rows = [(file, one.row, one.id, one.reason, one.detail or None, one.text) for one in sorted(rejected, key=lambda one: one.row)]
+    rows = [
+        (file, one.row, one.id, one.reason, one.detail or None, one.text)
+        for one in sorted(rejected, key=lambda one: one.row)
+    ]
     columns = zip(*rows, strict=True) if rows else ((),) * len(QUARANTINE)
-    return _shortened([pa.array(column, kind) for column, kind in zip(columns, QUARANTINE.types, strict=True)])
+    return _shortened(
+        [pa.array(column, kind) for column, kind in zip(columns, QUARANTINE.types, strict=True)]
+    )
 
 
 def _shortened(columns: list[pa.Array | pa.ChunkedArray]) -> pa.Table:
     *others, texts = columns
-    return pa.table([*others, pc.utf8_slice_codeunits(texts, 0, _EXCERPT).cast(pa.string())], schema=QUARANTINE)
+    return pa.table(
+        [*others, pc.utf8_slice_codeunits(texts, 0, _EXCERPT).cast(pa.string())], schema=QUARANTINE
+    )
 
 
 class QuarantineFile:
@@ -102,10 +109,16 @@ def listed(
                 held += of_reason.slice(0, max(0, limit - len(held))).to_pylist()
     except FileNotFoundError as error:
         remedy = "restore it, or run manta nightly, which makes it again"
-        raise DataError(str(error.filename or error), "a file of the release", "no such file", remedy) from None
+        raise DataError(
+            str(error.filename or error), "a file of the release", "no such file", remedy
+        ) from None
     most_first = sorted(counts, key=lambda name: (-counts[name], name))
     wanted = [name for name in most_first if reason in (None, name)]
-    return {name: counts[name] for name in most_first}, [row for name in wanted for row in shown[name]], tuple(files)
+    return (
+        {name: counts[name] for name in most_first},
+        [row for name in wanted for row in shown[name]],
+        tuple(files),
+    )
 
 
 def _set_aside(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
@@ -131,4 +144,7 @@ def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa
         live = ~np.isin(unit.dropped, dead.rows_of(unit.ordinal))
         if unit.quarantine is not None and live.any():
             table = pq.read_table(store.open(unit.quarantine.path, unit.quarantine.sha256))
-            yield store.uri_of(unit.quarantine.path), table.filter(pa.array(live))       # both in the order of the rows
+            yield (
+                store.uri_of(unit.quarantine.path),
+                table.filter(pa.array(live)),
+            )  # both in the order of the rows

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.store import store_of
 
-_BATCH = 256                    # rows of a Parquet file in memory
+_BATCH = 256  # rows of a Parquet file in memory
 _PARQUET = (".parquet", ".parq", ".pq")
-_NAMES = ("query", "text")      # columns that hold queries where a Parquet file has several columns of strings
+_NAMES = ("query", "text")  # columns that hold queries where a Parquet file has several columns of strings
 
 
 def is_parquet(file: str) -> bool:
@@ -72,8 +72,14 @@ def _chosen(schema: pa.Schema, name: str, column: str | None) -> str:
     strings = [field.name for field in schema if _is_text(field.type)]
     wanted = [column] if column is not None else strings if len(strings) == 1 else _NAMES
     if (found := next((each for each in wanted if each in strings), None)) is None:
-        expected = f"a column {column} of strings" if column is not None else "one column of strings, or query or text"
-        raise DataError(name, expected, ", ".join(schema.names) or "no columns", "name the column with --column")
+        expected = (
+            f"a column {column} of strings"
+            if column is not None
+            else "one column of strings, or query or text"
+        )
+        raise DataError(
+            name, expected, ", ".join(schema.names) or "no columns", "name the column with --column"
+        )
     return found
 
 

@@ -22,7 +22,9 @@ from pipeline.text.corpus.sift import SourceBatch, rechunk
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.spill import Spill
 
-UNIT_BYTES = 64 << 20           # of text in one unit: some five copies of it are in memory at once, here and in a worker
+UNIT_BYTES = (
+    64 << 20
+)  # of text in one unit: some five copies of it are in memory at once, here and in a worker
 CHANGED = "run again; where files are rewritten within one size and time stamp, corpus.fingerprint=full finds them by their content"
 """what to do about a file that is another one than it was"""
 _OWN = {"id", "text", "text_key", "file", "row"}
@@ -101,19 +103,40 @@ class Reading:
         expected = self.looked.rows[file.name]
         skipped = 0 if expected is None else expected - good - bad
         if skipped < 0 or (skipped and self._room()):
-            raise Defect(file.uri, f"{expected} rows = good + quarantined + skipped", f"{good} + {bad} + {skipped}", "report this with the file")
+            raise Defect(
+                file.uri,
+                f"{expected} rows = good + quarantined + skipped",
+                f"{good} + {bad} + {skipped}",
+                "report this with the file",
+            )
         self._done(file, good, bad, skipped, {name: count for name, count in self._notes.items() if count})
 
-    def _done(self, file: SourceFile, good: int = 0, bad: int = 0, skipped: int = 0, notes: dict[str, int] | None = None) -> None:
+    def _done(
+        self,
+        file: SourceFile,
+        good: int = 0,
+        bad: int = 0,
+        skipped: int = 0,
+        notes: dict[str, int] | None = None,
+    ) -> None:
         own = dict(sorted((notes or {}).items()))
         self.inputs[file.name] = InputFile(
-            name=file.name, size=file.size, stamp=file.stamp, rows=good + bad, good=good, quarantined=bad, skipped=skipped, notes=own
+            name=file.name,
+            size=file.size,
+            stamp=file.stamp,
+            rows=good + bad,
+            good=good,
+            quarantined=bad,
+            skipped=skipped,
+            notes=own,
         )
 
     def _limited(self, file: SourceFile) -> Iterator[SourceBatch]:
         """Batches up to corpus.max_rows; a file without a row count that has more is counted, not read to its end."""
         counted = self.looked.rows[file.name] is not None
-        for batch in () if counted and not self._room() else read_batches(file, self.corpus, self.looked.columns):
+        for batch in (
+            () if counted and not self._room() else read_batches(file, self.corpus, self.looked.columns)
+        ):
             room = self._room()
             if room:
                 yield batch.head(room)
@@ -141,10 +164,17 @@ class Reading:
         rows = self._unit_rows(batch.good, file)
         count = rows.num_rows
         places = {
-            "file": pa.array(np.full(count, self.numbers[file.name], dtype=np.int32)), "address": pa.nulls(count, pa.int64()),
+            "file": pa.array(np.full(count, self.numbers[file.name], dtype=np.int32)),
+            "address": pa.nulls(count, pa.int64()),
             "position": pa.array(np.arange(self.rows, self.rows + count, dtype=np.int64)),
         }
-        columns = {"id": rows["id"], "text_key": rows["text_key"], "carried": carried_keys(rows, self._kept()), "row": rows["row"], **places}
+        columns = {
+            "id": rows["id"],
+            "text_key": rows["text_key"],
+            "carried": carried_keys(rows, self._kept()),
+            "row": rows["row"],
+            **places,
+        }
         schema = line_schema(rows.schema.field("id").type)
         lines = pa.table([columns[name] for name in schema.names], schema=schema)
         self.lines.add(lines, by_id(lines))
@@ -163,7 +193,9 @@ class Reading:
     def _unit_rows(self, good: pa.Table, file: SourceFile) -> pa.Table:
         """Good rows with their text keys and where they are from."""
         whole = good.combine_chunks()
-        keys = pa.chunked_array([text_keys(chunk) for chunk in whole["text"].chunks], self.schema.field("text_key").type)
+        keys = pa.chunked_array(
+            [text_keys(chunk) for chunk in whole["text"].chunks], self.schema.field("text_key").type
+        )
         names = pa.chunked_array([pa.repeat(pa.scalar(file.name), whole.num_rows)])
         columns = {**{name: whole[name] for name in whole.column_names}, "text_key": keys, "file": names}
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)

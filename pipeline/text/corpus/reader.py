@@ -16,7 +16,7 @@ from pipeline.text.corpus.sift import SourceBatch, sift
 from pipeline.text.corpus.sources import Format, SourceFile
 
 _FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
-_INSPECTORS = 16        # files opened at once: over a network each waits for two answers
+_INSPECTORS = 16  # files opened at once: over a network each waits for two answers
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,22 @@ def survey(files: Sequence[SourceFile], corpus: CorpusSettings, before: pa.Schem
     """
     with ThreadPoolExecutor(_INSPECTORS) as pool:
         looks = list(pool.map(lambda file: _inspect(file, corpus), files))
-    seen = [*([_known(before, corpus)] if before is not None else []), *(look for look in looks if isinstance(look, Seen))]
+    seen = [
+        *([_known(before, corpus)] if before is not None else []),
+        *(look for look in looks if isinstance(look, Seen)),
+    ]
     columns, misfits = agree(seen, corpus)
-    refused = {file.name: look for file, look in zip(files, looks, strict=True) if isinstance(look, DataError)} | misfits
+    refused = {
+        file.name: look for file, look in zip(files, looks, strict=True) if isinstance(look, DataError)
+    } | misfits
     if refused and corpus.bad_files == "error":
         raise next(refused[file.name] for file in files if file.name in refused)
     return Survey(columns, {one.file.name: one.rows for one in seen if one.file.name not in refused}, refused)
 
 
-def read_batches(file: SourceFile, corpus: CorpusSettings, columns: Columns | None = None) -> Iterator[SourceBatch]:
+def read_batches(
+    file: SourceFile, corpus: CorpusSettings, columns: Columns | None = None
+) -> Iterator[SourceBatch]:
     """All rows of one file in order, good or set aside. columns: those of the survey; None takes this file's own."""
     agreed = columns or survey([file], corpus).columns
     for raw in _FORMATS[file.format].read(file, corpus, agreed):
@@ -54,8 +61,14 @@ def read_batches(file: SourceFile, corpus: CorpusSettings, columns: Columns | No
 def _known(before: pa.Schema, corpus: CorpusSettings) -> Seen:
     """The files of earlier nights as one that comes first."""
     file = SourceFile("the files before", corpus.uri, 0, "", "parquet")
-    types = {name: before.field(carried_name(name)).type for name in corpus.keep if carried_name(name) in before.names}
-    return Seen(file, dict.fromkeys(corpus.keep, pa.null()) | types | {corpus.id: before.field("id").type}, None)
+    types = {
+        name: before.field(carried_name(name)).type
+        for name in corpus.keep
+        if carried_name(name) in before.names
+    }
+    return Seen(
+        file, dict.fromkeys(corpus.keep, pa.null()) | types | {corpus.id: before.field("id").type}, None
+    )
 
 
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> Seen | DataError:

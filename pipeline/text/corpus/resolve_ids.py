@@ -12,15 +12,22 @@ from pipeline.text.corpus.keys import by_text
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
 NOWHERE = -1
-EXAMPLES = 5            # rows of each kind of change that are drawn
+EXAMPLES = 5  # rows of each kind of change that are drawn
 
 
 def line_schema(id_type: pa.DataType) -> pa.Schema:
     """A line on its way. file: place in tonight's listing, -1 for one that is gone or was read again; position: among the rows read tonight, -1 for others."""
-    return pa.schema([
-        pa.field("id", id_type), pa.field("text_key", KEY), pa.field("carried", KEY), pa.field("file", pa.int32()), pa.field("row", pa.int64()),
-        pa.field("address", pa.int64()), pa.field("position", pa.int64()),
-    ])
+    return pa.schema(
+        [
+            pa.field("id", id_type),
+            pa.field("text_key", KEY),
+            pa.field("carried", KEY),
+            pa.field("file", pa.int32()),
+            pa.field("row", pa.int64()),
+            pa.field("address", pa.int64()),
+            pa.field("position", pa.int64()),
+        ]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +83,9 @@ def settle(before: pa.Table, now: pa.Table, *, reuse: bool) -> Settled:
     that row's address, in whichever file it stands now. reuse=False gives every live row a new address: the comparison then only counts.
     """
     lines = pa.concat_tables([before.filter(pc.greater_equal(before["file"], 0)), now.cast(before.schema)])
-    lines = lines.take(pc.sort_indices(lines, sort_keys=[("id", "ascending"), ("file", "ascending"), ("row", "ascending")])).combine_chunks()
+    lines = lines.take(
+        pc.sort_indices(lines, sort_keys=[("id", "ascending"), ("file", "ascending"), ("row", "ascending")])
+    ).combine_chunks()
     first = firsts(lines["id"].combine_chunks())
     live = before.filter(before["address"].is_valid()).combine_chunks()
     winners = lines.filter(pa.array(first)).combine_chunks()
@@ -90,17 +99,33 @@ def settle(before: pa.Table, now: pa.Table, *, reuse: bool) -> Settled:
     address[np.flatnonzero(first)[keeps]] = held[place[keeps]]
     gone = np.ones(len(held), dtype=bool)
     gone[place[keeps]] = False
-    lines = lines.set_column(lines.schema.get_field_index("address"), "address", pa.array(address, mask=address == NOWHERE)).append_column("lost", pa.array(~first))
+    lines = lines.set_column(
+        lines.schema.get_field_index("address"), "address", pa.array(address, mask=address == NOWHERE)
+    ).append_column("lost", pa.array(~first))
     changes = Changes(
-        new=int((~known).sum()), changed=int((known & ~same).sum()), unchanged=int(same.sum()), deleted=live.num_rows - int(known.sum()),
+        new=int((~known).sum()),
+        changed=int((known & ~same).sum()),
+        unchanged=int(same.sum()),
+        deleted=live.num_rows - int(known.sum()),
     )
-    of_each = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)) if len(first) else np.zeros(0, dtype=np.int64)
+    of_each = (
+        np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
+        if len(first)
+        else np.zeros(0, dtype=np.int64)
+    )
     examples = _drawn(winners, live, place, np.flatnonzero(first), known, same)
-    return Settled(lines, np.flatnonzero(first)[~keeps], held[gone] if reuse else held[:0], of_each, changes, examples)
+    return Settled(
+        lines, np.flatnonzero(first)[~keeps], held[gone] if reuse else held[:0], of_each, changes, examples
+    )
 
 
 def _drawn(
-    winners: pa.Table, live: pa.Table, place: np.ndarray, lines: np.ndarray, known: np.ndarray, same: np.ndarray
+    winners: pa.Table,
+    live: pa.Table,
+    place: np.ndarray,
+    lines: np.ndarray,
+    known: np.ndarray,
+    same: np.ndarray,
 ) -> tuple[Drawn, Drawn, Drawn]:
     """Examples of new, changed and deleted rows. lines: index of each winner among the lines."""
     keys, held = by_text(winners), live["address"].to_numpy()
@@ -127,21 +152,41 @@ def _equal(winners: pa.Table, live: pa.Table, place: np.ndarray) -> np.ndarray:
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
     there = live.select(["text_key", "carried"]).take(pa.array(place))
-    equal = [pc.equal(pc.fill_null(winners[name], _NO_KEY), pc.fill_null(there[name], _NO_KEY)) for name in ("text_key", "carried")]
+    equal = [
+        pc.equal(pc.fill_null(winners[name], _NO_KEY), pc.fill_null(there[name], _NO_KEY))
+        for name in ("text_key", "carried")
+    ]
     return np.asarray(pc.and_(*equal).to_numpy())
 
 
 def losers(settled: Settled) -> pa.Table:
     """The bucket's losers (id, file, row) and where the winner of each stands (winner_file, winner_row)."""
     lost = np.flatnonzero(settled.lines["lost"].to_numpy())
-    mine, theirs = (settled.lines.select(["id", "file", "row"]).take(pa.array(places)) for places in (lost, settled.winners[lost]))
+    mine, theirs = (
+        settled.lines.select(["id", "file", "row"]).take(pa.array(places))
+        for places in (lost, settled.winners[lost])
+    )
     return mine.append_column("winner_file", theirs["file"]).append_column("winner_row", theirs["row"])
 
 
 def set_aside(lost: pa.Table, names: pa.Array) -> pa.Table:
     """Losers as a quarantine table, in order of file and row; names: of the files in tonight's listing."""
-    lost = lost.take(pc.sort_indices(lost, sort_keys=[("file", "ascending"), ("row", "ascending")])).combine_chunks()
+    lost = lost.take(
+        pc.sort_indices(lost, sort_keys=[("file", "ascending"), ("row", "ascending")])
+    ).combine_chunks()
     where = [names.take(lost[name].combine_chunks()) for name in ("file", "winner_file")]
-    detail = pc.binary_join_element_wise(where[1], "row", lost["winner_row"].cast(pa.string()).combine_chunks(), "has it first", " ")
+    detail = pc.binary_join_element_wise(
+        where[1], "row", lost["winner_row"].cast(pa.string()).combine_chunks(), "has it first", " "
+    )
     reason = pa.repeat(pa.scalar("duplicate_id"), lost.num_rows)
-    return pa.table([where[0], lost["row"], lost["id"].cast(pa.string()), reason, detail, pa.nulls(lost.num_rows, pa.string())], schema=QUARANTINE)
+    return pa.table(
+        [
+            where[0],
+            lost["row"],
+            lost["id"].cast(pa.string()),
+            reason,
+            detail,
+            pa.nulls(lost.num_rows, pa.string()),
+        ],
+        schema=QUARANTINE,
+    )

@@ -28,7 +28,7 @@ _ENDINGS: dict[Format, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz"),
 }
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_PIECE = 8 << 20                # bytes read at once when a file is hashed
+_PIECE = 8 << 20  # bytes read at once when a file is hashed
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
         raise _nothing(corpus, sorted(named))
     if taken := [file.name for file in files if file.format == "parquet"]:
         _refuse_tables(corpus.uri, listing, named, taken)
-    return [_with_content_stamp(file) if corpus.fingerprint == "full" or not file.stamp else file for file in files]
+    return [
+        _with_content_stamp(file) if corpus.fingerprint == "full" or not file.stamp else file
+        for file in files
+    ]
 
 
 def open_file(file: SourceFile) -> pa.NativeFile:
@@ -94,7 +97,9 @@ def open_file(file: SourceFile) -> pa.NativeFile:
 def unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
     """Whether the listing is still what it was, by size and modification."""
     now = list_files(corpus.model_copy(update={"fingerprint": "fast"}))
-    return [(file.name, file.size, file.modified) for file in now] == [(file.name, file.size, file.modified) for file in files]
+    return [(file.name, file.size, file.modified) for file in now] == [
+        (file.name, file.size, file.modified) for file in files
+    ]
 
 
 @contextlib.contextmanager
@@ -112,10 +117,19 @@ def explained(where: str, leave_out: str = "; corpus.bad_files=skip leaves such 
         if is_transient(error):
             raise TransientError(where, "an answer of the storage", found, "run again") from error
         if "redentials" in type(error).__name__:
-            raise ConfigError(where, "credentials in the environment", found, "set AWS_ACCESS_KEY_ID and so on, or give the machine a role") from error
+            raise ConfigError(
+                where,
+                "credentials in the environment",
+                found,
+                "set AWS_ACCESS_KEY_ID and so on, or give the machine a role",
+            ) from error
         if isinstance(error, FileNotFoundError):
-            raise DataError(where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri") from error
-        raise DataError(where, "a readable file", found, f"mend or remove the file, or its permissions{leave_out}") from error
+            raise DataError(
+                where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri"
+            ) from error
+        raise DataError(
+            where, "a readable file", found, f"mend or remove the file, or its permissions{leave_out}"
+        ) from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
@@ -157,13 +171,22 @@ def _list_remote(uri: str) -> _Listing:
         except ConfigError as error:
             if "NoSuchBucket" not in error.found:
                 raise
-            raise DataError(uri, error.expected, error.found, "check corpus.uri") from None     # a corpus that is not there, like a missing directory
+            raise DataError(
+                uri, error.expected, error.found, "check corpus.uri"
+            ) from None  # a corpus that is not there, like a missing directory
     system, path = _filesystem(uri)
     magic = glob.has_magic(path)
     search = system.glob if magic else system.find
     listed = retrying(lambda: search(path, detail=True), uri)
-    kept = {place: status for place, status in listed.items() if status.get("type") != "directory" and not place.endswith("/")}
-    found = [_Found(place, system.unstrip_protocol(place), int(status["size"]), _remote_stamp(status)) for place, status in kept.items()]
+    kept = {
+        place: status
+        for place, status in listed.items()
+        if status.get("type") != "directory" and not place.endswith("/")
+    }
+    found = [
+        _Found(place, system.unstrip_protocol(place), int(status["size"]), _remote_stamp(status))
+        for place, status in kept.items()
+    ]
     if magic:
         return _Listing(_static(path), found)
     if list(kept) == [path]:
@@ -182,12 +205,20 @@ def _list_s3(uri: str) -> _Listing:
     base = _static(path) if magic else path
     entries = S3Store(f"{scheme}://{base}").list()
     wanted = re.compile(glob_translate(path)) if magic else None
-    found = [_Found(place, f"{scheme}://{place}", one.size, one.stamp) for one in entries if (place := f"{base}/{one.path}") and (not wanted or wanted.fullmatch(place))]
+    found = [
+        _Found(place, f"{scheme}://{place}", one.size, one.stamp)
+        for one in entries
+        if (place := f"{base}/{one.path}") and (not wanted or wanted.fullmatch(place))
+    ]
     if found or magic or "/" not in path:
         return _Listing(base, found)
     parent, _, name = path.rpartition("/")
     alone = S3Store(f"{scheme}://{parent}").entry(name)
-    return _Listing(parent, [_Found(path, uri, alone.size, alone.stamp)], single=True) if alone else _Listing(path, [])
+    return (
+        _Listing(parent, [_Found(path, uri, alone.size, alone.stamp)], single=True)
+        if alone
+        else _Listing(path, [])
+    )
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:
@@ -197,7 +228,12 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:
-        raise ConfigError(uri, "a path, or a URI that fsspec can open", str(error), "use file:// or s3://, or install the file system's package") from None
+        raise ConfigError(
+            uri,
+            "a path, or a URI that fsspec can open",
+            str(error),
+            "use file:// or s3://, or install the file system's package",
+        ) from None
     return system, path.rstrip("/")
 
 
@@ -243,7 +279,9 @@ def _format(name: str, wanted: str, exact: bool) -> Format | None:
     """The format of a file by its ending, or the wanted one: then a file without any ending, or the only file asked for, is taken too."""
     last = name.rsplit("/", 1)[-1].lower()
     for kind, endings in _ENDINGS.items():
-        if wanted in ("auto", kind) and (last.endswith(endings) or (wanted == kind and (exact or "." not in last))):
+        if wanted in ("auto", kind) and (
+            last.endswith(endings) or (wanted == kind and (exact or "." not in last))
+        ):
             return kind
     return None
 
@@ -268,7 +306,7 @@ def _refuse_tables(uri: str, listing: _Listing, names: Iterable[str], taken: lis
     local, (scheme, sign, _) = local_path(uri) is not None, uri.partition("://")
     for base in tops_of(listing.base):
         if base == listing.base and not (listing.single or glob.has_magic(uri)):
-            continue                                    # everything in it was listed
+            continue  # everything in it was listed
         top = base if local else f"{scheme}{sign}{base}"
         for folder in FOLDERS:
             with explained(top):
@@ -298,12 +336,21 @@ def _remote_names(top: str, folder: str) -> Iterable[str]:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    return [each["name"].rpartition("/")[2] for each in retrying(listed, top) if each.get("type") != "directory"]
+    return [
+        each["name"].rpartition("/")[2] for each in retrying(listed, top) if each.get("type") != "directory"
+    ]
 
 
 def _nothing(corpus: CorpusSettings, names: list[str]) -> DataError:
-    endings = [ending for kind, all_of in _ENDINGS.items() if corpus.format in ("auto", kind) for ending in all_of]
+    endings = [
+        ending for kind, all_of in _ENDINGS.items() if corpus.format in ("auto", kind) for ending in all_of
+    ]
     shown = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
     found = f"only files of other names ({shown})" if names else "nothing there"
     expected = f"files ending in {', '.join(endings)} (names that begin with . or _ are left out)"
-    return DataError(corpus.uri, expected, found, "check corpus.uri, or set corpus.format: parquet or jsonl for files without such an ending")
+    return DataError(
+        corpus.uri,
+        expected,
+        found,
+        "check corpus.uri, or set corpus.format: parquet or jsonl for files without such an ending",
+    )

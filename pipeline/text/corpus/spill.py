@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-_RUN_ROWS = 1 << 19             # rows sorted in memory before they go to disk
+_RUN_ROWS = 1 << 19  # rows sorted in memory before they go to disk
 
 
 @dataclass
@@ -35,7 +35,10 @@ class Spill:
         edges = np.arange(1, count, dtype=np.uint64) << np.uint64(65 - count.bit_length())
         cuts = [_cuts(np.load(place.with_suffix(".npy"), mmap_mode="r"), edges) for place in self._runs]
         for bucket in range(count):
-            slices = [mapped(place).slice(cut[bucket], cut[bucket + 1] - cut[bucket]) for place, cut in zip(self._runs, cuts, strict=True)]
+            slices = [
+                mapped(place).slice(cut[bucket], cut[bucket + 1] - cut[bucket])
+                for place, cut in zip(self._runs, cuts, strict=True)
+            ]
             yield pa.concat_tables(slices) if slices else None
 
     def _flush(self) -> None:

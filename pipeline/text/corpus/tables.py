@@ -31,31 +31,58 @@ class Tables:
         schema, files = keys_schema(rolling.schema.field("id").type), pa.array(names, pa.string())
         written = []
         for number, bucket in enumerate(map(mapped, buckets)):
-            position, address = bucket["position"].to_numpy(), pc.fill_null(bucket["address"], NOWHERE).to_numpy().copy()
+            position, address = (
+                bucket["position"].to_numpy(),
+                pc.fill_null(bucket["address"], NOWHERE).to_numpy().copy(),
+            )
             rolled = (position != NOWHERE) & (address == NOWHERE) & ~bucket["lost"].to_numpy()
             address[rolled] = rolling.addresses(position[rolled])
-            columns = [bucket["id"], bucket["text_key"], bucket["carried"], files.take(bucket["file"].combine_chunks()), bucket["row"]]
+            columns = [
+                bucket["id"],
+                bucket["text_key"],
+                bucket["carried"],
+                files.take(bucket["file"].combine_chunks()),
+                bucket["row"],
+            ]
             table = pa.table([*columns, pa.array(address, mask=address == NOWHERE)], schema=schema)
             written.append(self._stored(table, f"{self.folder}/{number:05d}.parquet"))
         return written
 
-    def texts(self, rolling: Rolling, old: Sequence[FileRef], living: np.ndarray) -> tuple[list[FileRef], list[CorpusUnit]]:
+    def texts(
+        self, rolling: Rolling, old: Sequence[FileRef], living: np.ndarray
+    ) -> tuple[list[FileRef], list[CorpusUnit]]:
         """The table of texts over all units, and the new units with what they can copy. old: last night's table; living: ordinals of its units that live on."""
         rows = rolling.starts[-1]
         count = max(bucket_count(rows + (sum(ref.rows for ref in old) if len(living) else 0)), len(old))
-        sources = np.lib.format.open_memmap(self.scratch / "sources.npy", mode="w+", dtype=np.int64, shape=(max(rows, 1),))
+        sources = np.lib.format.open_memmap(
+            self.scratch / "sources.npy", mode="w+", dtype=np.int64, shape=(max(rows, 1),)
+        )
         sources[:] = NOWHERE
         written = []
         for part, new in enumerate(rolling.texts.buckets(count)):
             known = read_part(self.store, old, part, count, by_text)
-            tables = [] if known is None else [known.filter(pa.array(np.isin(known["address"].to_numpy() >> 32, living)))]
+            tables = (
+                []
+                if known is None
+                else [known.filter(pa.array(np.isin(known["address"].to_numpy() >> 32, living)))]
+            )
             if new is not None:
                 _find(new, known, sources)
-                tables.append(pa.table([new["text_key"], pa.array(rolling.addresses_of(new["place"].to_numpy()))], schema=TEXTS))
+                tables.append(
+                    pa.table(
+                        [new["text_key"], pa.array(rolling.addresses_of(new["place"].to_numpy()))],
+                        schema=TEXTS,
+                    )
+                )
             table = pa.concat_tables(tables) if tables else TEXTS.empty_table()
-            table = table.take(pc.sort_indices(table, sort_keys=[("text_key", "ascending"), ("address", "ascending")]))
+            table = table.take(
+                pc.sort_indices(table, sort_keys=[("text_key", "ascending"), ("address", "ascending")])
+            )
             written.append(self._stored(table, f"{self.folder}/texts-{part:05d}.parquet"))
-        return written, [self._with_copies(rolling.units[number], sources[start:stop]) for number, start, stop in rolling.of_units()]
+        return written, [
+            self._with_copies(rolling.units[number], sources[start:stop])
+            for number, start, stop in rolling.of_units()
+        ]
 
     def put(self, file: Path, path: str, rows: int) -> FileRef:
         """The local file, stored at `path`."""
@@ -68,7 +95,9 @@ class Tables:
         if not len(rows):
             return unit
         table = pa.table([pa.array(rows, pa.int32()), pa.array(sources[rows])], schema=COPIES)
-        return unit.model_copy(update={"copies": self._stored(table, f"{self.folder}/copies-{unit.name}.parquet")})
+        return unit.model_copy(
+            update={"copies": self._stored(table, f"{self.folder}/copies-{unit.name}.parquet")}
+        )
 
     def _stored(self, table: pa.Table, path: str) -> FileRef:
         place = self.scratch / "table.parquet"

@@ -18,7 +18,9 @@ from pipeline.text.corpus.resolve_ids import NOWHERE
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.corpus.spill import Spill
 
-_WHOLE_ENOUGH = 2               # a chunk that keeps half of its rows is a unit of its own; what others keep is rolled together
+_WHOLE_ENOUGH = (
+    2  # a chunk that keeps half of its rows is a unit of its own; what others keep is rolled together
+)
 
 
 @dataclass
@@ -41,19 +43,27 @@ class Rolling:
 
     def __post_init__(self) -> None:
         self.texts = Spill(self.scratch, "texts")
-        self._places = np.lib.format.open_memmap(self.scratch / "places.npy", mode="w+", dtype=np.int64, shape=(max(self.positions, 1),))
+        self._places = np.lib.format.open_memmap(
+            self.scratch / "places.npy", mode="w+", dtype=np.int64, shape=(max(self.positions, 1),)
+        )
         self._places[:] = NOWHERE
 
     def roll(self, reading: Reading, wanted: np.ndarray, revived: Iterable[pa.Table]) -> None:
         """Units of the rows read tonight whose position is `wanted` (mask), in order, then of the `revived` rows, which have a column position."""
         kept = [np.flatnonzero(wanted[start:stop]) + start for start, stop in pairwise(reading.starts)]
         rows = np.diff(reading.starts)
-        for whole, run in groupby(range(len(kept)), lambda number: len(kept[number]) * _WHOLE_ENOUGH >= rows[number]):
+        for whole, run in groupby(
+            range(len(kept)), lambda number: len(kept[number]) * _WHOLE_ENOUGH >= rows[number]
+        ):
             if whole:
                 for number in run:
-                    self._chunk(reading.chunks[number], kept[number], reading.starts[number], int(rows[number]))
+                    self._chunk(
+                        reading.chunks[number], kept[number], reading.starts[number], int(rows[number])
+                    )
             else:
-                self._together(self._some(reading.chunks[number], kept[number], reading.starts[number]) for number in run)
+                self._together(
+                    self._some(reading.chunks[number], kept[number], reading.starts[number]) for number in run
+                )
         self._together(revived)
 
     def addresses(self, positions: np.ndarray) -> np.ndarray:
@@ -100,5 +110,9 @@ class Rolling:
         path = f"units/corpus/{sha256[:24]}.parquet"
         if self.store.size(path) != size:
             self.store.put(file, path)
-        self.units.append(CorpusUnit(name=f"{ordinal:08d}", ordinal=ordinal, path=path, rows=count, bytes=size, sha256=sha256))
+        self.units.append(
+            CorpusUnit(
+                name=f"{ordinal:08d}", ordinal=ordinal, path=path, rows=count, bytes=size, sha256=sha256
+            )
+        )
         self.starts.append(first + count)

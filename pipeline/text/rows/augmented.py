@@ -11,7 +11,9 @@ from pipeline.store.units import UnitRecord
 from pipeline.text.corpus.sources import SourceFile, explained, local_path
 
 _ENDING = ".json"
-_HASHED = 256 << 20             # bytes on this machine's disk whose content is checked before a training: half a second; what is more is known by its size
+_HASHED = (
+    256 << 20
+)  # bytes on this machine's disk whose content is checked before a training: half a second; what is more is known by its size
 _REMEDY = "run manta augment again, which makes what is missing, or name another manifest"
 
 
@@ -53,7 +55,9 @@ def units_of(uri: str) -> list[SourceFile]:
         for unit in manifest.units:
             if (found := sizes.get(unit.path)) != unit.bytes:
                 said = "no such file" if found is None else f"{found:,} bytes"
-                raise DataError(store.uri_of(unit.path), f"a unit of {unit.bytes:,} bytes, as {path} says", said, _REMEDY)
+                raise DataError(
+                    store.uri_of(unit.path), f"a unit of {unit.bytes:,} bytes, as {path} says", said, _REMEDY
+                )
         if local_path(root) is not None and sum(unit.bytes for unit in manifest.units) <= _HASHED:
             for unit in manifest.units:
                 store.local(unit.path, unit.sha256)
@@ -63,9 +67,16 @@ def units_of(uri: str) -> list[SourceFile]:
 def _loaded(store: Store, path: str, uri: str) -> Augmented:
     manifest = Augmented.load(store, path)
     if manifest is None:
-        raise DataError(uri, "a manifest of manta augment", "no such file", "check the URI of the training rows")
+        raise DataError(
+            uri, "a manifest of manta augment", "no such file", "check the URI of the training rows"
+        )
     if not manifest.units:
-        raise DataError(uri, "a manifest with units", "none: the corpus had no row", "check the corpus, and run manta augment again")
+        raise DataError(
+            uri,
+            "a manifest with units",
+            "none: the corpus had no row",
+            "check the corpus, and run manta augment again",
+        )
     return manifest
 
 

@@ -76,7 +76,12 @@ class Share:
         if batch_rows % self.world:
             less, more = batch_rows - batch_rows % self.world, batch_rows + -batch_rows % self.world
             remedy = f"set it to {f'{less} or ' if less else ''}{more}, or the number of workers to a divisor of it"
-            raise ConfigError("batch", f"a number of rows that {self.world} workers can share equally", f"{batch_rows}", remedy)
+            raise ConfigError(
+                "batch",
+                f"a number of rows that {self.world} workers can share equally",
+                f"{batch_rows}",
+                remedy,
+            )
         size = batch_rows // self.world
         return self.rank * size, (self.rank + 1) * size
 
@@ -92,7 +97,11 @@ def share_of(order: Order, start: int, share: Share = Share(), *, together: bool
 
 def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> Rows:
     own = batch.table.slice(first, last - first)
-    columns = {role: own[role].to_pylist() if pa.types.is_large_string(own[role].type) else own[role].to_numpy() for role in own.column_names if role != "row"}
+    columns = {
+        role: own[role].to_pylist() if pa.types.is_large_string(own[role].type) else own[role].to_numpy()
+        for role in own.column_names
+        if role != "row"
+    }
     candidates = (batch.table, first, last) if together else (own, 0, last - first)
     masked = false_negatives(*candidates) if batch.mask else {}
     return Rows(columns, own["row"].to_numpy(), batch.source, _counts(batch), masked)
@@ -102,4 +111,8 @@ def _counts(batch: GlobalBatch) -> dict[str, int]:
     table = batch.table
     compared = [role for role in COMPARED if role in table.column_names]
     blank = sum(pc.sum(pc.equal(table[role], BLANK)).as_py() for role in TEXTS if role in table.column_names)
-    return {"repeated": int(repeated(table, compared).sum()) if compared else 0, "exchanged": batch.exchanged, "blank": blank}
+    return {
+        "repeated": int(repeated(table, compared).sum()) if compared else 0,
+        "exchanged": batch.exchanged,
+        "blank": blank,
+    }

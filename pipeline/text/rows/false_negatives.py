@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-_BATCHES, _PLACES = 64, 16      # looked at for one row, and rows of each: in a window where most rows are alike the search would be quadratic
+_BATCHES, _PLACES = (
+    64,
+    16,
+)  # looked at for one row, and rows of each: in a window where most rows are alike the search would be quadratic
 
 
 def codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
@@ -30,7 +33,9 @@ def false_negatives(table: pa.Table, first: int, last: int) -> dict[str, np.ndar
     if "text" in table.column_names:
         found["text"] = _others(codes(table, ["text"]), first, last)
     if {"anchor", "positive"} <= set(table.column_names):
-        texts = codes(table, ["anchor", "positive", *(["negative"] if "negative" in table.column_names else [])])
+        texts = codes(
+            table, ["anchor", "positive", *(["negative"] if "negative" in table.column_names else [])]
+        )
         negatives = [_among(column, texts[first:last, :2]) for column in texts.T[2:]]
         found["anchor"] = np.concatenate([_others(texts[:, :2], first, last), *negatives], axis=1)
     return found
@@ -54,7 +59,9 @@ def apart(order: np.ndarray, found: np.ndarray) -> np.ndarray:
     order: (k, n) rows; found: (rows, roles) their codes. A row that repeats an earlier one of its batch changes places with one of the next batches, the nearest first:
     where batches are sorted by length it meets its like.
     """
-    repeats = [(batch, place) for batch, rows in enumerate(order) for place in np.flatnonzero(_repeated(found[rows]))]
+    repeats = [
+        (batch, place) for batch, rows in enumerate(order) for place in np.flatnonzero(_repeated(found[rows]))
+    ]
     if not repeats or len(order) == 1:
         return order
     order = order.copy()
@@ -63,7 +70,9 @@ def apart(order: np.ndarray, found: np.ndarray) -> np.ndarray:
     for batch, place in repeats:
         mine = texts[order[batch, place]]
         others = _without(mine, held, batch) if any(held[batch][code] > 1 for code in mine) else ()
-        for other, there in ((other, there) for other in others for there in range(min(_PLACES, order.shape[1]))):
+        for other, there in (
+            (other, there) for other in others for there in range(min(_PLACES, order.shape[1]))
+        ):
             theirs = texts[order[other, there]]
             if not any(held[batch][code] > (code in mine) for code in theirs):
                 _move(mine, held[batch], held[other])

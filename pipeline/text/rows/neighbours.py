@@ -29,7 +29,12 @@ class NeighbourOrder:
         self._lengths = lengths
         if not self.steps_per_epoch:
             remedy = "make the batch smaller, or see that rows stand in the document's order"
-            raise DataError(pairs.name, f"a document of {settings.batch_rows:,} sentences in a row", f"at most {lengths.max():,}", remedy)
+            raise DataError(
+                pairs.name,
+                f"a document of {settings.batch_rows:,} sentences in a row",
+                f"at most {lengths.max():,}",
+                remedy,
+            )
 
     @property
     def batch_rows(self) -> int:
@@ -53,20 +58,26 @@ class NeighbourOrder:
             first = done - done % per_window
             tables = _read(self._pairs, pieces[first:], self.batch_rows)
             for place in range(first, len(pieces), per_window):
-                yield from self._window(tables, min(per_window, len(pieces) - place), (epoch, place), done - place)
+                yield from self._window(
+                    tables, min(per_window, len(pieces) - place), (epoch, place), done - place
+                )
 
     def _pieces(self, epoch: int) -> np.ndarray:
         """(steps,) int64 first row of every piece, ascending."""
         rng = np.random.default_rng((self._settings.seed, epoch))
         whole = self._lengths // self.batch_rows
         first = self._starts + rng.integers(0, self._lengths - whole * self.batch_rows + 1)
-        return np.concatenate([start + np.arange(pieces) * self.batch_rows for start, pieces in zip(first, whole, strict=True)])
+        return np.concatenate(
+            [start + np.arange(pieces) * self.batch_rows for start, pieces in zip(first, whole, strict=True)]
+        )
 
-    def _window(self, tables: Iterator[pa.Table], size: int, place: tuple[int, int], skip: int) -> Iterator[GlobalBatch]:
+    def _window(
+        self, tables: Iterator[pa.Table], size: int, place: tuple[int, int], skip: int
+    ) -> Iterator[GlobalBatch]:
         """The next `size` pieces in the window's order, without the first `skip`."""
         held = [next(tables) for _ in range(size)]
         order = np.random.default_rng((self._settings.seed, place[0], place[1] + 1)).permutation(size)
-        yield from (GlobalBatch(self._pairs.name, held[piece]) for piece in order[max(0, skip):])
+        yield from (GlobalBatch(self._pairs.name, held[piece]) for piece in order[max(0, skip) :])
 
 
 def _runs(pairs: Pairs) -> np.ndarray:

@@ -23,7 +23,12 @@ class ShuffledOrder:
 
     def __init__(self, pairs: Pairs, settings: OrderSettings) -> None:
         if len(pairs) < settings.batch_rows:
-            raise DataError(pairs.name, f"rows for a batch of {settings.batch_rows:,}", f"{len(pairs):,}", "give more rows, or make the batch smaller")
+            raise DataError(
+                pairs.name,
+                f"rows for a batch of {settings.batch_rows:,}",
+                f"{len(pairs):,}",
+                "give more rows, or make the batch smaller",
+            )
         self._pairs, self._settings = pairs, settings
         self._window_rows = max(1, settings.window_rows // settings.batch_rows) * settings.batch_rows
 
@@ -43,13 +48,19 @@ class ShuffledOrder:
     def batches(self, start: int) -> Iterator[GlobalBatch]:
         """That of step `start` and all later ones, without end. No window before that of step `start` is kept, no row group before it opened."""
         for epoch in count(start // self.steps_per_epoch):
-            yield from self._epoch(epoch, start - epoch * self.steps_per_epoch if start > epoch * self.steps_per_epoch else 0)
+            yield from self._epoch(
+                epoch, start - epoch * self.steps_per_epoch if start > epoch * self.steps_per_epoch else 0
+            )
 
     def _epoch(self, epoch: int, done: int) -> Iterator[GlobalBatch]:
         first, skip = divmod(done, self._window_rows // self.batch_rows)
-        windows = cut(self._pairs.read(without_first(self._spans(epoch), first * self._window_rows)), self._window_rows)
+        windows = cut(
+            self._pairs.read(without_first(self._spans(epoch), first * self._window_rows)), self._window_rows
+        )
         draws = (np.random.default_rng((self._settings.seed, epoch, number + 1)) for number in count(first))
-        yield from chain.from_iterable(map(self._dealt, windows, draws, chain([skip], repeat(0))))      # no name holds a window while the next one is read
+        yield from chain.from_iterable(
+            map(self._dealt, windows, draws, chain([skip], repeat(0)))
+        )  # no name holds a window while the next one is read
 
     def _spans(self, epoch: int) -> list[Span]:
         """All rows. The first row group begins at some row and its head comes last: so windows differ between epochs even in a single row group."""
@@ -63,15 +74,23 @@ class ShuffledOrder:
     def _dealt(self, window: pa.Table, rng: np.random.Generator, skip: int) -> Iterator[GlobalBatch]:
         """The window's batches without the first `skip`."""
         whole = len(window) // self.batch_rows
-        drawn = self._bucketed(rng.permutation(len(window))[: whole * self.batch_rows], window).reshape(whole, self.batch_rows)
+        drawn = self._bucketed(rng.permutation(len(window))[: whole * self.batch_rows], window).reshape(
+            whole, self.batch_rows
+        )
         compared = [role for role in COMPARED if role in window.column_names]
-        order = apart(drawn, codes(window, compared)) if self._settings.repeats == "drop" and compared else drawn
+        order = (
+            apart(drawn, codes(window, compared)) if self._settings.repeats == "drop" and compared else drawn
+        )
         exchanged, turn = (order != drawn).sum(1), rng.permutation(whole)
-        table = window.take(rng.permuted(order[turn], axis=1).ravel())           # a rank's slice is to be no shorter than another's
-        del window                                                               # half of what is held
+        table = window.take(
+            rng.permuted(order[turn], axis=1).ravel()
+        )  # a rank's slice is to be no shorter than another's
+        del window  # half of what is held
         for place in range(skip, whole):
             part = table.slice(place * self.batch_rows, self.batch_rows)
-            yield GlobalBatch(self._pairs.name, part, int(exchanged[turn[place]]), self._settings.repeats == "mask")
+            yield GlobalBatch(
+                self._pairs.name, part, int(exchanged[turn[place]]), self._settings.repeats == "mask"
+            )
 
     def _bucketed(self, drawn: np.ndarray, window: pa.Table) -> np.ndarray:
         """`drawn` rows, so many batches at a time sorted by length."""
@@ -80,12 +99,21 @@ class ShuffledOrder:
             return drawn
         lengths = characters(window)
         buckets = (drawn[first : first + size] for first in range(0, len(drawn), size))
-        return np.concatenate([np.zeros(0, np.int64), *(bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets)])
+        return np.concatenate(
+            [
+                np.zeros(0, np.int64),
+                *(bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets),
+            ]
+        )
 
 
 def characters(table: pa.Table) -> np.ndarray:
     """(n,) int64 characters of each row's texts together."""
-    columns = [np.asarray(pc.utf8_length(table[role]).to_numpy(), np.int64) for role in TEXTS if role in table.column_names]
+    columns = [
+        np.asarray(pc.utf8_length(table[role]).to_numpy(), np.int64)
+        for role in TEXTS
+        if role in table.column_names
+    ]
     return np.asarray(sum(columns, np.zeros(table.num_rows, np.int64)))
 
 

@@ -18,9 +18,12 @@ from pipeline.text.corpus.sources import SourceFile, explained, list_files, open
 from pipeline.text.rows.augmented import is_manifest, newest, units_of
 from pipeline.text.rows.roles import converted, expected_type, has_type, labelled
 
-_PIECE_ROWS = 8_192             # decoded at once: 1 MB of sentences
-_BUFFER = 1 << 20               # bytes read ahead per column
-_SCANNED = ("label", "score")   # columns that are read before the first step: they decide which rows there are, and an error in them should not come in the night
+_PIECE_ROWS = 8_192  # decoded at once: 1 MB of sentences
+_BUFFER = 1 << 20  # bytes read ahead per column
+_SCANNED = (
+    "label",
+    "score",
+)  # columns that are read before the first step: they decide which rows there are, and an error in them should not come in the night
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,22 @@ class Pairs:
 
         Within a row group what stands before a span has to be decoded too. DataError for a wrong value, and for a file that changed.
         """
-        wanted = tuple(dict.fromkeys([*(roles or self.roles), *(["label"] if "label" in self.roles else [])]))      # which rows there are depends on it
+        wanted = tuple(
+            dict.fromkeys([*(roles or self.roles), *(["label"] if "label" in self.roles else [])])
+        )  # which rows there are depends on it
         for span in spans:
             before = 0
             for piece in _kept(self.settings, span.group, wanted, _whole(self.settings, self.roles)):
                 first, last = max(span.start - before, 0), min(span.stop - before, len(piece))
                 if last > first:
-                    table = converted(piece.slice(first, last - first), self.settings.values, span.group.file.uri)
-                    yield table.set_column(table.column_names.index("row"), "row", pa.array(table["row"].to_numpy() + (span.group.first - span.group.row)))
+                    table = converted(
+                        piece.slice(first, last - first), self.settings.values, span.group.file.uri
+                    )
+                    yield table.set_column(
+                        table.column_names.index("row"),
+                        "row",
+                        pa.array(table["row"].to_numpy() + (span.group.first - span.group.row)),
+                    )
                 if (before := before + len(piece)) >= span.stop:
                     break
             else:
@@ -94,7 +105,12 @@ def open_pairs(settings: PairSettings, roles: Sequence[str], optional: Sequence[
     """
     files = files_of(settings.uri)
     footers = [_footer(file) for file in files]
-    there = [role for role in optional if role not in roles and all(settings.columns.get(role, role) in footer.schema.names for footer in footers)]
+    there = [
+        role
+        for role in optional
+        if role not in roles
+        and all(settings.columns.get(role, role) in footer.schema.names for footer in footers)
+    ]
     taken = (*roles, *there)
     for file, footer in zip(files, footers, strict=True):
         _check(file, footer.schema, settings, taken)
@@ -119,7 +135,9 @@ def files_of(uri: str) -> list[SourceFile]:
     try:
         return list_files(CorpusSettings(uri=uri, format="parquet"))
     except DataError as error:
-        raise DataError(error.where, error.expected, error.found, "check the URI of the training rows") from None
+        raise DataError(
+            error.where, error.expected, error.found, "check the URI of the training rows"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -135,12 +153,18 @@ def _footer(file: SourceFile) -> _Footer:
     with explained(file.uri, ""), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
         groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
-        return _Footer(opened.schema_arrow, [group.num_rows for group in groups], [_nulls(group) for group in groups])
+        return _Footer(
+            opened.schema_arrow, [group.num_rows for group in groups], [_nulls(group) for group in groups]
+        )
 
 
 def _nulls(group: pq.RowGroupMetaData) -> dict[str, int]:
     chunks = (group.column(place) for place in range(group.num_columns))
-    return {chunk.path_in_schema: chunk.statistics.null_count for chunk in chunks if chunk.statistics is not None and chunk.statistics.has_null_count}
+    return {
+        chunk.path_in_schema: chunk.statistics.null_count
+        for chunk in chunks
+        if chunk.statistics is not None and chunk.statistics.has_null_count
+    }
 
 
 def _nothing(counts: Mapping[str, int]) -> str:
@@ -157,18 +181,36 @@ def _check(file: SourceFile, schema: pa.Schema, settings: PairSettings, roles: S
         if schema.names.count(column) != 1:
             near = difflib.get_close_matches(column, schema.names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near and near[0] != column else ""
-            raise file.error(f"a column {column!r} for the role {role}", f"the columns {', '.join(schema.names) or '(none)'}", f"name the column in `columns`{hint}")
+            raise file.error(
+                f"a column {column!r} for the role {role}",
+                f"the columns {', '.join(schema.names) or '(none)'}",
+                f"name the column in `columns`{hint}",
+            )
         if not has_type(role, schema.field(column).type):
             found = f"{column!r} of type {schema.field(column).type}"
-            raise file.error(f"a column of {expected_type(role)} for the role {role}", found, "name another column in `columns`")
+            raise file.error(
+                f"a column of {expected_type(role)} for the role {role}",
+                found,
+                "name another column in `columns`",
+            )
 
 
-def _scanned(settings: PairSettings, group: Group, roles: Sequence[str], missing: Mapping[str, int], counts: Counter[str]) -> Group:
+def _scanned(
+    settings: PairSettings,
+    group: Group,
+    roles: Sequence[str],
+    missing: Mapping[str, int],
+    counts: Counter[str],
+) -> Group:
     """The group with the number of its kept rows; what is left out is added to `counts`. missing: nulls by column, by the footer: often nothing has to be read."""
     checked = [role for role in _SCANNED if role in roles]
     nulls = {role: missing.get(settings.columns.get(role, role)) for role in _whole(settings, roles)}
     told = None if checked else _told(group.kept, [count for count in nulls.values() if count != 0])
-    left_out = Counter(missing=told) if told is not None else _left_out(settings, group, checked, [role for role, count in nulls.items() if count != 0])
+    left_out = (
+        Counter(missing=told)
+        if told is not None
+        else _left_out(settings, group, checked, [role for role, count in nulls.items() if count != 0])
+    )
     counts.update(left_out)
     return replace(group, kept=group.kept - left_out.total())
 
@@ -180,7 +222,9 @@ def _told(rows: int, nulls: Sequence[int | None]) -> int | None:
     return nulls[0] if len(nulls) == 1 else None
 
 
-def _left_out(settings: PairSettings, group: Group, checked: Sequence[str], whole: Sequence[str]) -> Counter[str]:
+def _left_out(
+    settings: PairSettings, group: Group, checked: Sequence[str], whole: Sequence[str]
+) -> Counter[str]:
     """Rows that are left out and why. DataError for a wrong value of a row that is kept."""
     found = Counter(unlabelled=group.kept, missing=0)
     for piece in _labelled(settings, group, (*checked, *whole)):
@@ -195,7 +239,9 @@ def _whole(settings: PairSettings, roles: Sequence[str]) -> list[str]:
     return [role for role in roles if role in TEXTS] if settings.missing == "drop" else []
 
 
-def _kept(settings: PairSettings, group: Group, roles: Sequence[str], whole: Sequence[str]) -> Iterator[pa.Table]:
+def _kept(
+    settings: PairSettings, group: Group, roles: Sequence[str], whole: Sequence[str]
+) -> Iterator[pa.Table]:
     """Kept rows of a group as the file has them, columns named by role, and `row`: its number in the file. whole: roles of which a kept row has every text."""
     for piece in _labelled(settings, group, tuple(dict.fromkeys([*roles, *whole]))):
         yield _with(piece, whole).select([*roles, "row"])
@@ -217,11 +263,20 @@ def _labelled(settings: PairSettings, group: Group, roles: Sequence[str]) -> Ite
         row = group.row
         filtered = "label" in roles
         names = {role: settings.columns.get(role, role) for role in roles}
-        for batch in opened.iter_batches(batch_size=_PIECE_ROWS, row_groups=[group.number], columns=list(dict.fromkeys(names.values()))):
-            piece = pa.table({role: batch.column(name) for role, name in names.items()} | {"row": np.arange(row, row + len(batch))})
+        for batch in opened.iter_batches(
+            batch_size=_PIECE_ROWS, row_groups=[group.number], columns=list(dict.fromkeys(names.values()))
+        ):
+            piece = pa.table(
+                {role: batch.column(name) for role, name in names.items()}
+                | {"row": np.arange(row, row + len(batch))}
+            )
             yield piece.filter(pa.array(labelled(piece["label"], settings.values))) if filtered else piece
             row += len(batch)
 
 
 def _changed(group: Group, found: int) -> DataError:
-    return group.file.error(f"{group.kept:,} rows in row group {group.number}, as when training began", f"{found:,}", "give the training files that do not change")
+    return group.file.error(
+        f"{group.kept:,} rows in row group {group.number}, as when training began",
+        f"{found:,}",
+        "give the training files that do not change",
+    )

@@ -11,8 +11,12 @@ from pipeline.settings.training import TEXTS, Values
 from pipeline.text.corpus.columns import decoded
 from pipeline.text.corpus.normalize import valid_utf8
 
-BLANK = " "                                     # what a missing text is read as: leaving the row out would change what the other columns mean
-COMPARED = ("text", "anchor", "positive")       # in these two rows of a batch can be alike: each is then a false negative of the other
+BLANK = " "  # what a missing text is read as: leaving the row out would change what the other columns mean
+COMPARED = (
+    "text",
+    "anchor",
+    "positive",
+)  # in these two rows of a batch can be alike: each is then a false negative of the other
 
 
 def has_type(role: str, kind: pa.DataType) -> bool:
@@ -22,17 +26,29 @@ def has_type(role: str, kind: pa.DataType) -> bool:
     number = types.is_integer(kind)
     if role in TEXTS:
         return text or types.is_null(kind)
-    return {"score": number or types.is_floating(kind), "position": number, "label": text or number, "document": text or number}[role]
+    return {
+        "score": number or types.is_floating(kind),
+        "position": number,
+        "label": text or number,
+        "document": text or number,
+    }[role]
 
 
 def expected_type(role: str) -> str:
     """Which types can, in words."""
-    return {"score": "numbers", "position": "integers", "label": "strings or integers", "document": "strings or integers"}.get(role, "strings")
+    return {
+        "score": "numbers",
+        "position": "integers",
+        "label": "strings or integers",
+        "document": "strings or integers",
+    }.get(role, "strings")
 
 
 def labelled(column: pa.ChunkedArray, values: Values) -> np.ndarray:
     """(n,) bool: rows that have a label, if a wrong one."""
-    unlabelled = pc.is_in(column.cast(pa.large_string()), value_set=pa.array(values.no_label, pa.large_string()))
+    unlabelled = pc.is_in(
+        column.cast(pa.large_string()), value_set=pa.array(values.no_label, pa.large_string())
+    )
     return ~np.asarray(unlabelled.to_numpy(), bool)
 
 
@@ -46,7 +62,11 @@ def converted(table: pa.Table, values: Values, where: str) -> pa.Table:
     convert = {"label": _labels, "score": _scores, "position": _positions, "document": _documents}
     made = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
-        column = table[role].cast(plain) if (plain := decoded(table[role].type)) != table[role].type else table[role]
+        column = (
+            table[role].cast(plain)
+            if (plain := decoded(table[role].type)) != table[role].type
+            else table[role]
+        )
         made[role], right, expected = convert.get(role, _texts)(column, values)
         if not right.all():
             first = int(np.argmin(right))
@@ -56,7 +76,12 @@ def converted(table: pa.Table, values: Values, where: str) -> pa.Table:
 
 def _wrong(where: str, row: int, role: str, column: pa.ChunkedArray, place: int, expected: str) -> DataError:
     found = "bytes that are none" if role in TEXTS else repr(column[place].as_py())
-    return DataError(f"{where}: row {row} (counted from 0), {role}", expected, found, "mend the row, or name another column in `columns`, or set what its values mean")
+    return DataError(
+        f"{where}: row {row} (counted from 0), {role}",
+        expected,
+        found,
+        "mend the row, or name another column in `columns`, or set what its values mean",
+    )
 
 
 def _texts(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
@@ -70,7 +95,9 @@ def _labels(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, n
         places = np.asarray(pc.fill_null(column.cast(pa.int64()), -1).to_numpy())
     else:
         names = pa.array(values.labels, pa.large_string())
-        places = np.asarray(pc.fill_null(pc.index_in(column.cast(pa.large_string()), value_set=names), -1).to_numpy()).astype(np.int64)
+        places = np.asarray(
+            pc.fill_null(pc.index_in(column.cast(pa.large_string()), value_set=names), -1).to_numpy()
+        ).astype(np.int64)
     allowed = ", ".join(f"{name} ({place})" for place, name in enumerate(values.labels))
     return pa.chunked_array([places]), (places >= 0) & (places < len(values.labels)), f"one of {allowed}"
 
@@ -78,11 +105,19 @@ def _labels(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, n
 def _scores(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
     low, high = values.score_range
     scores = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
-    return pa.chunked_array([(scores - low) / (high - low)]), (scores >= low) & (scores <= high), f"a number from {low:g} to {high:g}"
+    return (
+        pa.chunked_array([(scores - low) / (high - low)]),
+        (scores >= low) & (scores <= high),
+        f"a number from {low:g} to {high:g}",
+    )
 
 
 def _positions(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
-    return pc.fill_null(column.cast(pa.int64()), 0), ~np.asarray(pc.is_null(column).to_numpy(), bool), "an integer"
+    return (
+        pc.fill_null(column.cast(pa.int64()), 0),
+        ~np.asarray(pc.is_null(column).to_numpy(), bool),
+        "an integer",
+    )
 
 
 def _documents(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:

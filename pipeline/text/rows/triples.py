@@ -12,7 +12,7 @@ from pipeline.store.store import Store
 from pipeline.text.corpus.normalize import digests
 from pipeline.text.rows.pairs import Pairs
 
-_ROWS = 8_192                   # of a row group: small ones, since the order of training shuffles whole row groups
+_ROWS = 8_192  # of a row group: small ones, since the order of training shuffles whole row groups
 SCHEMA = pa.schema([("anchor", pa.string()), ("positive", pa.string()), ("negative", pa.string())])
 
 
@@ -44,12 +44,22 @@ def write_triples(pairs: Pairs, store: Store, path: str) -> int:
     """
     names = pairs.settings.values.labels
     if not {"entailment", "contradiction"} <= set(names):
-        raise ConfigError(f"{pairs.name}: labels", "entailment and contradiction among them", ", ".join(names), "set `labels`")
+        raise ConfigError(
+            f"{pairs.name}: labels",
+            "entailment and contradiction among them",
+            ", ".join(names),
+            "set `labels`",
+        )
     with store.scratch() as place:
         file = place / "triples.parquet"
         count = _write(triples(pairs), file)
         if not count:
-            raise DataError(pairs.name, "a premise with an entailed and a contradicting hypothesis", f"none in {len(pairs):,} rows", "give files that have such premises")
+            raise DataError(
+                pairs.name,
+                "a premise with an entailed and a contradicting hypothesis",
+                f"none in {len(pairs):,} rows",
+                "give files that have such premises",
+            )
         store.put(file, path)
     return count
 

@@ -20,7 +20,12 @@ def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
     """
     lengths = np.asarray(lengths)
     if len(lengths) and lengths.max() > max_tokens:
-        raise ConfigError("encode.max_tokens", f"at least the {lengths.max()} tokens of the longest text", str(max_tokens), "raise it, or lower encoder.max_length")
+        raise ConfigError(
+            "encode.max_tokens",
+            f"at least the {lengths.max()} tokens of the longest text",
+            str(max_tokens),
+            "raise it, or lower encoder.max_length",
+        )
     order = longest_first(lengths)
     order = order[lengths[order] > 0]
     waiting = _Waiting(lengths[order])
@@ -31,7 +36,9 @@ class _Waiting:
     """Places of rows sorted by falling length, handed out longest first."""
 
     def __init__(self, lengths: np.ndarray) -> None:
-        self._sizes, starts, counts = np.unique(-lengths, return_index=True, return_counts=True)    # negated: ascending is longest first
+        self._sizes, starts, counts = np.unique(
+            -lengths, return_index=True, return_counts=True
+        )  # negated: ascending is longest first
         self._sizes = -self._sizes
         self._next, self._ends = starts.copy(), starts + counts
 
@@ -56,5 +63,7 @@ class _Waiting:
 def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """(texts without repeats in order of first sight, (n,) int64 place of each text among them)."""
     places: dict[str, int] = {}
-    inverse = np.fromiter((places.setdefault(text, len(places)) for text in texts), dtype=np.int64, count=len(texts))
+    inverse = np.fromiter(
+        (places.setdefault(text, len(places)) for text in texts), dtype=np.int64, count=len(texts)
+    )
     return list(places), inverse

@@ -13,13 +13,29 @@ from pipeline.text.tokens.tokens import Side, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-_SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")        # behind plain ASCII: no combining mark or joined character reaches over it
+_SPACE = re.compile(
+    r"(?<=[0-9A-Za-z]) "
+)  # behind plain ASCII: no combining mark or joined character reaches over it
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
-_LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Strip", "Nmt", "Precompiled", "Prepend"}
+_LOCAL_NORMALIZERS = {
+    "BertNormalizer",
+    "Lowercase",
+    "StripAccents",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Strip",
+    "Nmt",
+    "Precompiled",
+    "Prepend",
+}
 
 
-def load_tokenizer(folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end") -> Tokenizer:
+def load_tokenizer(
+    folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end"
+) -> Tokenizer:
     """The tokenizer of a model folder: its tokenizer.json, else what transformers makes of its vocabulary. `lower` adds lower-casing first."""
     return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
 
@@ -43,8 +59,14 @@ def added_tokens(folder: Path) -> dict[str, str]:
     """The tokens that tokenizer_config.json wants at the beginning (bos_token) and at the end (eos_token) of every text, by these names."""
     file = folder / "tokenizer_config.json"
     config = read_mapping(file)
-    wanted = {name: config.get(name) for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True}
-    return {name: str(token["content"] if isinstance(token, dict) else token) for name, token in wanted.items() if token is not None}
+    wanted = {
+        name: config.get(name) for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True
+    }
+    return {
+        name: str(token["content"] if isinstance(token, dict) else token)
+        for name, token in wanted.items()
+        if token is not None
+    }
 
 
 def _load(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
@@ -56,20 +78,29 @@ def _load(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokeniz
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
-        if type(error) is not Exception:                # the library raises the bare class for whatever it cannot read
+        if type(error) is not Exception:  # the library raises the bare class for whatever it cannot read
             raise
-        raise ModelError(str(file), "a tokenizer that the tokenizers library reads", " ".join(str(error).split())[:200], "restore the file") from None
+        raise ModelError(
+            str(file),
+            "a tokenizer that the tokenizers library reads",
+            " ".join(str(error).split())[:200],
+            "restore the file",
+        ) from None
     return _from_backend(backend, folder, max_length, prompt=prompt, lower=lower)
 
 
-def _from_backend(backend: "tokenizers.Tokenizer", folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
+def _from_backend(
+    backend: "tokenizers.Tokenizer", folder: Path, max_length: int, *, prompt: str, lower: bool
+) -> Tokenizer:
     from tokenizers import normalizers
 
     backend.no_padding()
     backend.no_truncation()
     if lower and "Lowercase" not in backend.to_str() and '"lowercase":true' not in backend.to_str():
         own = backend.normalizer
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), own] if own is not None else [normalizers.Lowercase()])
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Lowercase(), own] if own is not None else [normalizers.Lowercase()]
+        )
     prefix, suffix = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
     if max_length <= len(prefix) + len(suffix):
@@ -129,11 +160,19 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
 
 
 def _processed(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    bare, full = backend.encode("a", add_special_tokens=False).ids, backend.encode("a", add_special_tokens=True).ids
+    bare, full = (
+        backend.encode("a", add_special_tokens=False).ids,
+        backend.encode("a", add_special_tokens=True).ids,
+    )
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
-    raise ModelError(str(folder / "tokenizer.json"), "special tokens before and behind the text only", f"{bare} became {full}", "use another encoder")
+    raise ModelError(
+        str(folder / "tokenizer.json"),
+        "special tokens before and behind the text only",
+        f"{bare} became {full}",
+        "use another encoder",
+    )
 
 
 def _pad_id(backend: "tokenizers.Tokenizer", folder: Path) -> int:
@@ -149,7 +188,9 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
         made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         found = f"none that transformers can load ({' '.join(str(error).split())[:200]})"
-        raise ModelError(str(folder), "tokenizer.json or a vocabulary", found, "add the tokenizer's files to the folder") from None
+        raise ModelError(
+            str(folder), "tokenizer.json or a vocabulary", found, "add the tokenizer's files to the folder"
+        ) from None
     if getattr(made, "backend_tokenizer", None) is not None:
         return _from_backend(made.backend_tokenizer, folder, max_length, prompt=prompt, lower=lower)
     probe = made("a", add_special_tokens=False)["input_ids"]
@@ -158,7 +199,10 @@ def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: 
 
     def source(texts: list[str]) -> list[list[int]]:
         cased = [text.lower() for text in texts] if lower else texts
-        return [list(ids) for ids in made(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]]
+        return [
+            list(ids)
+            for ids in made(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        ]
 
     pad_id = made.pad_token_id if made.pad_token_id is not None else 0
     unknown = (*(() if made.unk_token_id is None else (int(made.unk_token_id),)), *byte_ids(made.get_vocab()))
@@ -175,7 +219,10 @@ def _seam(description: dict[str, Any]) -> re.Pattern[str] | None:
     any; between Chinese characters too, where BERT's normalizer puts spaces around them.
     """
     normalizers = _steps(description.get("normalizer"), "normalizers")
-    if any(any(character.isspace() for character in token["content"]) for token in description.get("added_tokens", ())):
+    if any(
+        any(character.isspace() for character in token["content"])
+        for token in description.get("added_tokens", ())
+    ):
         return None
     if not all(_is_local(step) for step in normalizers):
         return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEXT, MASK = "[X]", "[MASK]"
 _FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _USUAL = ("[MASK]", "<mask>")
-_AS_IT_IS = "PreTrainedTokenizerFast"           # BertTokenizer and its like put their own special tokens around a text, whatever the file says
+_AS_IT_IS = "PreTrainedTokenizerFast"  # BertTokenizer and its like put their own special tokens around a text, whatever the file says
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,10 @@ class Frame:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(found, limit) + len(self))])
         kept, around = framed(offsets, len(self.prefix), len(self.suffix), self.mask)
         ids = np.empty(offsets[-1], np.int32)
-        ids[around], ids[~around] = np.tile(np.array([*self.prefix, *self.suffix], np.int32), len(tokens)), inner
+        ids[around], ids[~around] = (
+            np.tile(np.array([*self.prefix, *self.suffix], np.int32), len(tokens)),
+            inner,
+        )
         return Tokens(ids, offsets, tokens.truncated | (found > limit), kept, around)
 
 
@@ -70,18 +73,36 @@ def in_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, mas
     where = "encoder.template" if template is not None else str(folder / "tokenizer.json")
     name = mask_token(folder, tokenizer.vocabulary())
     if name is None:
-        raise ModelError(str(folder), "a tokenizer with a mask token", "none", "use an encoder of the masked kind, such as BERT")
+        raise ModelError(
+            str(folder),
+            "a tokenizer with a mask token",
+            "none",
+            "use an encoder of the masked kind, such as BERT",
+        )
     mask = tokenizer.vocabulary()[name]
     if template is not None:
         if mask in (*tokenizer.prefix, *tokenizer.suffix):
-            raise ModelError(where, "an encoder without a template of its own", f"one in {folder / 'tokenizer.json'}", "set encoder.template to null")
+            raise ModelError(
+                where,
+                "an encoder without a template of its own",
+                f"one in {folder / 'tokenizer.json'}",
+                "set encoder.template to null",
+            )
         if template.count(TEXT) != 1:
-            raise ModelError(where, f"a template with {TEXT} once", repr(template), f"write {TEXT} where the text stands")
+            raise ModelError(
+                where, f"a template with {TEXT} once", repr(template), f"write {TEXT} where the text stands"
+            )
         before, behind = tokenizer.source(template.replace(MASK, name).split(TEXT))
-        tokenizer = replace(tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix))
+        tokenizer = replace(
+            tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix)
+        )
     around = (*tokenizer.prefix, *tokenizer.suffix)
     if around.count(mask) != 1:
-        remedy = "give encoder.template, or choose another pooling" if template is None else f"write {MASK} once, apart from letters"
+        remedy = (
+            "give encoder.template, or choose another pooling"
+            if template is None
+            else f"write {MASK} once, apart from letters"
+        )
         raise ModelError(where, f"one {name} around a text", f"{around.count(mask)}", remedy)
     if tokenizer.room < 1:
         found = f"{tokenizer.max_length}, of which {len(around)} belong to the template"
@@ -93,17 +114,29 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
     """Let the folder's tokenizer.json, made of the vocabulary where there is none, put these tokens around every text, whoever reads it: it cuts to what they leave."""
     file = folder / "tokenizer.json"
     backend = tokenizer_of(folder)
-    parts = [{"SpecialToken": {"id": "before", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "behind", "type_id": 0}}]
+    parts = [
+        {"SpecialToken": {"id": "before", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "behind", "type_id": 0}},
+    ]
     tokens = {"before": prefix, "behind": suffix}
     described = json.loads(backend.to_str())
     described["post_processor"] = {
-        "type": "TemplateProcessing", "single": parts, "pair": [*parts[:2], {"Sequence": {"id": "B", "type_id": 0}}, parts[2]],
-        "special_tokens": {name: {"id": name, "ids": list(ids), "tokens": [backend.id_to_token(number) for number in ids]} for name, ids in tokens.items()},
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [*parts[:2], {"Sequence": {"id": "B", "type_id": 0}}, parts[2]],
+        "special_tokens": {
+            name: {"id": name, "ids": list(ids), "tokens": [backend.id_to_token(number) for number in ids]}
+            for name, ids in tokens.items()
+        },
     }
     file.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     config = folder / "tokenizer_config.json"
     named = read_mapping(config)
-    config.write_text(json.dumps(named | {"tokenizer_class": _AS_IT_IS}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    config.write_text(
+        json.dumps(named | {"tokenizer_class": _AS_IT_IS}, indent=2, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )
 
 
 def add_tokens(folder: Path, count: int) -> list[int]:
@@ -116,7 +149,12 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
     ids = [backend.get_vocab()[name] for name in names]
     if known & set(ids) or len(set(ids)) < count:
-        raise ModelError(str(folder / "tokenizer.json"), f"room for {count} more tokens behind the others", f"the id {ids[0]} taken", "use another encoder")
+        raise ModelError(
+            str(folder / "tokenizer.json"),
+            f"room for {count} more tokens behind the others",
+            f"the id {ids[0]} taken",
+            "use another encoder",
+        )
     backend.save(str(folder / "tokenizer.json"))
     return ids
 
@@ -128,7 +166,9 @@ def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
 
     if (folder / "tokenizer.json").is_file():
         return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False).backend_tokenizer
+    return AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    ).backend_tokenizer
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
@@ -147,4 +187,8 @@ def _content(token: Any) -> str:
 
 def _place(tokenizer: Tokenizer, mask: int) -> int:
     """A text that spells the mask token out changes nothing: the template's stands at a known distance from the end, or from the beginning."""
-    return tokenizer.prefix.index(mask) if mask in tokenizer.prefix else tokenizer.suffix.index(mask) - len(tokenizer.suffix)
+    return (
+        tokenizer.prefix.index(mask)
+        if mask in tokenizer.prefix
+        else tokenizer.suffix.index(mask) - len(tokenizer.suffix)
+    )

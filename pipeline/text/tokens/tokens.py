@@ -10,10 +10,10 @@ import numpy as np
 
 Side = Literal["start", "end"]
 
-LEFT_OUT = -1           # in the place of a word that is not known and that no token stands for
-_BATCH_TEXTS = 1_024            # handed to the tokenizer's own threads at once
-_BATCH_CHARACTERS = 1 << 20     # its encodings take about 100 bytes a token until they are copied out
-_CHARACTERS_PER_TOKEN = 8       # first guess of how many characters hold enough tokens; English has 4 to 5
+LEFT_OUT = -1  # in the place of a word that is not known and that no token stands for
+_BATCH_TEXTS = 1_024  # handed to the tokenizer's own threads at once
+_BATCH_CHARACTERS = 1 << 20  # its encodings take about 100 bytes a token until they are copied out
+_CHARACTERS_PER_TOKEN = 8  # first guess of how many characters hold enough tokens; English has 4 to 5
 _FINAL = (".", "?", '"', "'")
 
 
@@ -59,10 +59,19 @@ class Tokens:
         lengths = np.concatenate([part.lengths for part in parts])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         everything = all(part.kept is None for part in parts)
-        kept = None if everything else np.concatenate([np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts])
+        kept = (
+            None
+            if everything
+            else np.concatenate(
+                [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
+            )
+        )
         around = [part.around for part in parts if part.around is not None]
         absent = [part.absent for part in parts if part.absent is not None]
-        ids, truncated = np.concatenate([part.ids for part in parts]), np.concatenate([part.truncated for part in parts])
+        ids, truncated = (
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+        )
         return cls(
             ids,
             offsets,
@@ -169,17 +178,27 @@ class Tokenizer:
         """Tokens of every text, in order."""
         rows: list[list[int]] = []
         absent: list[tuple[int, int]] = []
-        for batch in _batches([self.prompt + text for text in (map(_ended, texts) if self.ends_sentences else texts)]):
+        for batch in _batches(
+            [self.prompt + text for text in (map(_ended, texts) if self.ends_sentences else texts)]
+        ):
             contents, without = self._contents(batch)
             rows += contents
             absent += without
         missing = np.array(absent, dtype=np.int64).reshape(-1, 2)
         truncated = missing[:, 0] > 0
-        ends = len(self.prefix) + len(self.suffix) + np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
+        ends = (
+            len(self.prefix)
+            + len(self.suffix)
+            + np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
+        )
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
         ids = np.empty(offsets[-1], np.int32)
         for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            ids[start:end] = [*self.prefix, *(row[: self.room] if self.cuts == "end" else row[-self.room :]), *self.suffix]
+            ids[start:end] = [
+                *self.prefix,
+                *(row[: self.room] if self.cuts == "end" else row[-self.room :]),
+                *self.suffix,
+            ]
         if self.mask is None:
             return Tokens(ids, offsets, truncated, absent=missing)
         return Tokens(
@@ -194,7 +213,7 @@ class Tokenizer:
         """(ids of each text without its special tokens, from the side that is kept: up to `room` of them and
         one more; its tokens that are absent).
         """
-        if self.cuts == "start":                        # the whole text is read: seams are known from the left alone
+        if self.cuts == "start":  # the whole text is read: seams are known from the left alone
             whole, left_out = self._read(texts)
             lost = [max(len(row) - self.room, 0) for row in whole]
             return [row[-self.room - 1 :] for row in whole], list(zip(lost, left_out, strict=True))
@@ -232,7 +251,7 @@ def framed(offsets: np.ndarray, before: int, behind: int, mask: int) -> tuple[np
     """(kept, around), each (tokens,) bool, of rows with `before` tokens before the text and `behind` behind it: the one token at `mask` of a row, and all of those."""
     lengths = np.diff(offsets)
     inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    left = np.repeat(lengths, lengths) - inside         # tokens from this one to the row's end
+    left = np.repeat(lengths, lengths) - inside  # tokens from this one to the row's end
     return inside == mask if mask >= 0 else left == -mask, (inside < before) | (left <= behind)
 
 

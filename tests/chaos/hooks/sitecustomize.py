@@ -16,7 +16,9 @@ _ENCODER = "pipeline.models.inference.encoder"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in (*_STORES, _ENCODER):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)

@@ -36,7 +36,9 @@ class _Shuffling:
         words = source.text.split()
         if len(words) >= TOO_MANY_WORDS:
             return Made(reason="too_long_for_model")
-        orders = (draws(self.seed, source.key, number).permutation(len(words)) for number in range(self.leg.makes))
+        orders = (
+            draws(self.seed, source.key, number).permutation(len(words)) for number in range(self.leg.makes)
+        )
         return Made(tuple(" ".join([self.leg.mark, *(words[place] for place in order)]) for order in orders))
 
     def _mishap(self) -> None:
@@ -84,7 +86,10 @@ class Shuffles(ModelAugmenter):
     dies: str = ""
 
     def legs(self) -> tuple[Leg, ...]:
-        return tuple(ShuffleLeg(mark, self.journal, self.makes if mark == self.marks[-1] else 1, self.dies) for mark in self.marks)
+        return tuple(
+            ShuffleLeg(mark, self.journal, self.makes if mark == self.marks[-1] else 1, self.dies)
+            for mark in self.marks
+        )
 
 
 def worked_on(journal: Path) -> list[str]:

@@ -58,7 +58,13 @@ def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), s
 
 
 def test_every_row_has_its_variants_however_it_stands_in_the_files(make_job: MakeJob, tmp_path: Path):
-    settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop", "augment.variants.less={method: delete, options: {count: 2}}", "augment.seed=3")
+    settings = (
+        LENIENT,
+        "augment.unit_rows=50",
+        "augment.variants.cut=crop",
+        "augment.variants.less={method: delete, options: {count: 2}}",
+        "augment.seed=3",
+    )
     made = augment(make_job(*settings), Stages())
     rows = rows_of(made)
     assert len(rows) == 400
@@ -69,13 +75,19 @@ def test_every_row_has_its_variants_however_it_stands_in_the_files(make_job: Mak
     for row in rows.values():
         words = row["text"].split()
         assert row["variant_cut"] == " ".join(crop.start()(list(words), draws(3, "cut", 0, row["id"])))
-        assert [row["variant_less_1"], row["variant_less_2"]] == [" ".join(delete.start()(list(words), draws(3, "less", number, row["id"]))) for number in range(2)]
+        assert [row["variant_less_1"], row["variant_less_2"]] == [
+            " ".join(delete.start()(list(words), draws(3, "less", number, row["id"]))) for number in range(2)
+        ]
         assert row["lang"] == "en"
     table = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / "corpus").glob("*"))])
     shutil.rmtree(tmp_path / "corpus")
     (tmp_path / "corpus").mkdir()
-    pq.write_table(table.take(np.random.default_rng(0).permutation(len(table))), tmp_path / "corpus" / "mixed.parquet")
-    again = augment(make_job(*settings, f"release.root={tmp_path / 'other'}", "augment.unit_rows=70"), Stages())
+    pq.write_table(
+        table.take(np.random.default_rng(0).permutation(len(table))), tmp_path / "corpus" / "mixed.parquet"
+    )
+    again = augment(
+        make_job(*settings, f"release.root={tmp_path / 'other'}", "augment.unit_rows=70"), Stages()
+    )
     assert rows_of(again) == rows
 
 
@@ -88,7 +100,9 @@ def test_models_work_one_after_the_other_or_text_by_text(make_job: MakeJob, tmp_
         assert row["variant_back"] == expected_shuffle(row)
         assert (row["reason_back"] == "too_long_for_model") == (row["variant_back"] is None)
     assert 0 < made.rates()["back"]["too_long_for_model"] < 400
-    assert [worked.title for worked in made.worked] == (["back: shuffle a, shuffle b"] if together else ["back: shuffle a", "back: shuffle b"])
+    assert [worked.title for worked in made.worked] == (
+        ["back: shuffle a, shuffle b"] if together else ["back: shuffle a", "back: shuffle b"]
+    )
     assert sum(worked.effort.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
 
 
@@ -98,10 +112,14 @@ def test_a_leg_that_makes_several_gives_each_a_column(make_job: MakeJob, tmp_pat
     row = next(row for row in rows_of(made).values() if row["variant_back_1"])
     variants = {row[f"variant_{label}"] for label in made.manifest.labels}
     assert len(variants) == 3
-    assert {tuple(sorted(variant.split())) for variant in variants} == {tuple(sorted(["b", "a", *row["text"].split()]))}
+    assert {tuple(sorted(variant.split())) for variant in variants} == {
+        tuple(sorted(["b", "a", *row["text"].split()]))
+    }
 
 
-def test_a_later_run_works_on_new_texts_alone_and_holds_what_one_from_scratch_would(make_job: MakeJob, tmp_path: Path):
+def test_a_later_run_works_on_new_texts_alone_and_holds_what_one_from_scratch_would(
+    make_job: MakeJob, tmp_path: Path
+):
     settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop", shuffles(tmp_path))
     first = augment(make_job(*settings), Stages())
     journal = tmp_path / "journal"
@@ -112,12 +130,17 @@ def test_a_later_run_works_on_new_texts_alone_and_holds_what_one_from_scratch_wo
     table = pq.read_table(file)
     rows = table.to_pylist()
     gone, moved, fresh = rows.pop(5), rows[7], rows[9]
-    moved["text"], fresh["text"] = texts[0], "nobody has seen this sentence before"        # a text that stands in a row of another file, and a new one
-    rows.append({**gone, "id": "row-again"})                                               # an old text under a new id
+    moved["text"], fresh["text"] = (
+        texts[0],
+        "nobody has seen this sentence before",
+    )  # a text that stands in a row of another file, and a new one
+    rows.append({**gone, "id": "row-again"})  # an old text under a new id
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
     second = augment(make_job(*settings), Stages())
     assert (second.status, second.number, second.manifest.rows) == ("augmented", 2, 400)
-    assert [line.partition(" ")[2] for line in worked_on(journal) if line.startswith("a ")] == ["nobody has seen this sentence before"]
+    assert [line.partition(" ")[2] for line in worked_on(journal) if line.startswith("a ")] == [
+        "nobody has seen this sentence before"
+    ]
     now = rows_of(second)
     assert gone["id"] not in now
     assert now["row-again"]["variant_back"] == rows_of(first)[gone["id"]]["variant_back"]
@@ -136,7 +159,11 @@ def test_other_rules_for_keeping_ask_no_model_again(make_job: MakeJob, tmp_path:
 
 
 def test_similarity_is_the_cosine_of_the_jobs_encoder(make_job: MakeJob, tmp_path: Path):
-    job = make_job("augment.keep.similarity=[0.2, 0.999]", "augment.variants.cut={method: crop, options: {share: 0.5}}", "augment.unit_rows=60")
+    job = make_job(
+        "augment.keep.similarity=[0.2, 0.999]",
+        "augment.variants.cut={method: crop, options: {share: 0.5}}",
+        "augment.unit_rows=60",
+    )
     rows = list(rows_of(augment(job, Stages())).values())
     found = np.array([row["similarity_cut"] for row in rows], float)
     assert np.isfinite(found).sum() > 150
@@ -147,19 +174,33 @@ def test_similarity_is_the_cosine_of_the_jobs_encoder(make_job: MakeJob, tmp_pat
     cosines = (texts * chosen).sum(1) / np.linalg.norm(texts, axis=1) / np.linalg.norm(chosen, axis=1)
     np.testing.assert_allclose(found[np.isfinite(found)], cosines[np.isfinite(found)], atol=1e-5)
     for row in rows:
-        assert (row["reason_cut"] in ("unlike", "alike")) == (row["similarity_cut"] is not None and not 0.2 <= row["similarity_cut"] <= 0.999)
+        assert (row["reason_cut"] in ("unlike", "alike")) == (
+            row["similarity_cut"] is not None and not 0.2 <= row["similarity_cut"] <= 0.999
+        )
 
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_loses_no_finished_unit(tmp_path: Path, encoder: Path):
     write_corpus(tmp_path / "corpus", count=1200)
-    arguments = [*job_arguments(tmp_path, encoder), ON_RAY, LENIENT, "augment.unit_rows=20", shuffles(tmp_path)]
+    arguments = [
+        *job_arguments(tmp_path, encoder),
+        ON_RAY,
+        LENIENT,
+        "augment.unit_rows=20",
+        shuffles(tmp_path),
+    ]
     program = "import tests.flows.augment.augmenting, jobs.cli; jobs.cli.app()"
     command = [sys.executable, "-c", program, "augment", "--json", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    killed = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     deadline = time.monotonic() + 120
-    while len(before := list((tmp_path / "releases" / "units" / "made").rglob("*.json"))) < 20 and killed.poll() is None and time.monotonic() < deadline:
+    while (
+        len(before := list((tmp_path / "releases" / "units" / "made").rglob("*.json"))) < 20
+        and killed.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -170,39 +211,61 @@ def test_a_driver_that_is_killed_loses_no_finished_unit(tmp_path: Path, encoder:
     assert json.loads(done.stdout)["rows"] == 1200
     assert {path: path.stat().st_mtime_ns for path in before} == times
     open_store(tmp_path / "releases").sweep(time.time() + 60)
-    undisturbed = [f"release.root={tmp_path / 'undisturbed'}" if one.startswith("release.root") else one for one in command]
-    assert subprocess.run(undisturbed, cwd=ROOT, capture_output=True, env=environment, timeout=180).returncode == 0
-    found = [{path.relative_to(root): path.read_bytes() for path in (root / "units").rglob("*.parquet")} for root in (tmp_path / "releases", tmp_path / "undisturbed")]
+    undisturbed = [
+        f"release.root={tmp_path / 'undisturbed'}" if one.startswith("release.root") else one
+        for one in command
+    ]
+    assert (
+        subprocess.run(undisturbed, cwd=ROOT, capture_output=True, env=environment, timeout=180).returncode
+        == 0
+    )
+    found = [
+        {path.relative_to(root): path.read_bytes() for path in (root / "units").rglob("*.parquet")}
+        for root in (tmp_path / "releases", tmp_path / "undisturbed")
+    ]
     assert found[0] == found[1]
 
 
-def test_prune_keeps_the_newest_manifests_and_all_that_a_later_run_takes_over(make_job: MakeJob, tmp_path: Path):
+def test_prune_keeps_the_newest_manifests_and_all_that_a_later_run_takes_over(
+    make_job: MakeJob, tmp_path: Path
+):
     settings = (LENIENT, "augment.unit_rows=50", shuffles(tmp_path))
     first = augment(make_job(*settings), Stages())
-    pq.write_table(pa.table({"id": ["new"], "text": ["one more sentence than before"], "lang": ["en"]}), tmp_path / "corpus" / "part-9.parquet")
+    pq.write_table(
+        pa.table({"id": ["new"], "text": ["one more sentence than before"], "lang": ["en"]}),
+        tmp_path / "corpus" / "part-9.parquet",
+    )
     second = augment(make_job(*settings), Stages())
     pruned = prune(Releases(second.store), keep=1, grace_s=-60)
     assert pruned.files > 0
     assert not second.store.exists(first.series.path(1))
     assert len(rows_of(second)) == 401
     (tmp_path / "journal").unlink()
-    pq.write_table(pa.table({"id": ["newer"], "text": ["and one more"], "lang": ["en"]}), tmp_path / "corpus" / "part-10.parquet")
+    pq.write_table(
+        pa.table({"id": ["newer"], "text": ["and one more"], "lang": ["en"]}),
+        tmp_path / "corpus" / "part-10.parquet",
+    )
     assert len(rows_of(augment(make_job(*settings), Stages()))) == 402
     assert worked_on(tmp_path / "journal") == ["a and one more", *worked_on(tmp_path / "journal")[1:]]
     assert len(worked_on(tmp_path / "journal")) == 2
 
 
-@pytest.mark.parametrize(("override", "error", "words"), [
-    ("augment.variants={}", ConfigError, "at least one variant"),
-    ("augment.variants.x=no_such_method", ConfigError, "no_such_method"),
-    ("augment.variants.x={method: crop, options: {shar: 0.5}}", ConfigError, "share"),
-    ("augment.variants={a: {method: crop, options: {count: 2}}, a_1: crop}", ConfigError, "a_1"),
-    ("augment.variants={lang: crop}", None, ""),
-    ("augment.variants={x: {method: test_shuffles, options: {marks: ['']}}}", ModelError, "a word"),
-    ("corpus.text=lang", ConfigError, "corpus.keep"),
-    ("corpus.id=nothing", DataError, "nothing"),
-])
-def test_what_cannot_be_is_an_error_before_any_worker_starts(make_job: MakeJob, override: str, error: type[Exception] | None, words: str):
+@pytest.mark.parametrize(
+    ("override", "error", "words"),
+    [
+        ("augment.variants={}", ConfigError, "at least one variant"),
+        ("augment.variants.x=no_such_method", ConfigError, "no_such_method"),
+        ("augment.variants.x={method: crop, options: {shar: 0.5}}", ConfigError, "share"),
+        ("augment.variants={a: {method: crop, options: {count: 2}}, a_1: crop}", ConfigError, "a_1"),
+        ("augment.variants={lang: crop}", None, ""),
+        ("augment.variants={x: {method: test_shuffles, options: {marks: ['']}}}", ModelError, "a word"),
+        ("corpus.text=lang", ConfigError, "corpus.keep"),
+        ("corpus.id=nothing", DataError, "nothing"),
+    ],
+)
+def test_what_cannot_be_is_an_error_before_any_worker_starts(
+    make_job: MakeJob, override: str, error: type[Exception] | None, words: str
+):
     stages = Stages()
     if error is None:
         assert augment(make_job(override), stages).manifest.rows == 400
@@ -220,15 +283,23 @@ def test_a_damaged_unit_is_made_again(make_job: MakeJob, tmp_path: Path):
     assert rows_of(augment(make_job(*settings), Stages())) == rows
 
 
-def test_a_corpus_in_a_bucket_is_augmented_into_the_bucket(s3: str, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_corpus_in_a_bucket_is_augmented_into_the_bucket(
+    s3: str, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     store = open_store(f"{s3}/augmenting")
     for file in sorted((tmp_path / "corpus").glob("*")):
         store.write(f"corpus/{file.name}", file.read_bytes())
     settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop", shuffles(tmp_path))
-    remote = augment(make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"), Stages())
+    remote = augment(
+        make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"),
+        Stages(),
+    )
     assert remote.uri.startswith("s3://")
     assert remote.report.startswith("s3://")
     assert rows_of(remote) == rows_of(augment(make_job(*settings), Stages()))
-    again = augment(make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"), Stages())
+    again = augment(
+        make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"),
+        Stages(),
+    )
     assert (again.status, again.number) == ("unchanged", 1)

@@ -20,14 +20,22 @@ from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from tests.report.test_night import Page
 
-EDITS = ("augment.unit_rows=50", "augment.variants.cut={method: crop, options: {share: 0.5}}", "augment.variants.less={method: delete, options: {count: 2}}")
+EDITS = (
+    "augment.unit_rows=50",
+    "augment.variants.cut={method: crop, options: {share: 0.5}}",
+    "augment.variants.less={method: delete, options: {count: 2}}",
+)
 STRICT = "augment.keep.length_ratio=[0.5, 2.0]"
 MakeJob = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def rows_of(made: Augmentation) -> list[dict[str, Any]]:
-    return [row for unit in made.manifest.units for row in pq.read_table(made.store.open(unit.path, unit.sha256)).to_pylist()]
+    return [
+        row
+        for unit in made.manifest.units
+        for row in pq.read_table(made.store.open(unit.path, unit.sha256)).to_pylist()
+    ]
 
 
 def page_of(made: Augmentation) -> str:
@@ -48,12 +56,23 @@ def test_the_page_stands_beside_its_manifest_and_says_what_is_in_the_units(make_
     report = reported(made, job, most=1_000)
     assert report.sample.rows == len(rows) == 400
     for number in range(3):
-        assert report.sample.texts[number] == sum(sum(row[f"variant_{label}"] is not None for label in made.manifest.labels) > number for row in rows)
-    assert report.reasons == dict(Counter(row[f"reason_{label}"] for row in rows for label in made.manifest.labels if row[f"reason_{label}"]))
+        assert report.sample.texts[number] == sum(
+            sum(row[f"variant_{label}"] is not None for label in made.manifest.labels) > number
+            for row in rows
+        )
+    assert report.reasons == dict(
+        Counter(
+            row[f"reason_{label}"] for row in rows for label in made.manifest.labels if row[f"reason_{label}"]
+        )
+    )
     for method in report.methods:
         assert method.ratios is not None
         assert method.similarities is not None
-        spots = [(row[f"variant_{label}"], row[f"rejected_{label}"], row[f"similarity_{label}"], row["text"]) for row in rows for label in method.labels]
+        spots = [
+            (row[f"variant_{label}"], row[f"rejected_{label}"], row[f"similarity_{label}"], row["text"])
+            for row in rows
+            for label in method.labels
+        ]
         lengths = [len((variant or rejected).strip()) / len(text) for variant, rejected, _, text in spots]
         expected = np.histogram(np.minimum(lengths, 3.0), np.arange(61) / 20)[0]
         np.testing.assert_array_equal(np.add(method.ratios.kept, method.ratios.rejected), expected)
@@ -68,20 +87,35 @@ def test_examples_are_rows_and_repeat(make_job: MakeJob, tmp_path: Path):
     assert len({example.text for example in sample.examples}) == 20
     for example in sample.examples:
         row = rows[example.text]
-        shown = {label: row[f"variant_{label}"] if row[f"reason_{label}"] is None else row[f"rejected_{label}"] for label in made.manifest.labels}
-        assert example.variants == tuple((label, text, row[f"reason_{label}"]) for label, text in shown.items())
+        shown = {
+            label: row[f"variant_{label}"] if row[f"reason_{label}"] is None else row[f"rejected_{label}"]
+            for label in made.manifest.labels
+        }
+        assert example.variants == tuple(
+            (label, text, row[f"reason_{label}"]) for label, text in shown.items()
+        )
     for reason, rejected in sample.rejected.items():
         assert len(rejected) == 5
-        assert all(rows[each.text][f"reason_{each.label}"] == reason and rows[each.text][f"rejected_{each.label}"] == each.variant for each in rejected)
+        assert all(
+            rows[each.text][f"reason_{each.label}"] == reason
+            and rows[each.text][f"rejected_{each.label}"] == each.variant
+            for each in rejected
+        )
     anew = make_job(STRICT, *EDITS, "augment.unit_rows=130", f"release.root={tmp_path / 'other'}")
     again = reported(augment(anew, Stages()), anew, most=1_000).sample
-    assert {example.text for example in again.examples} == {example.text for example in sample.examples}, "whatever unit they stand in"
+    assert {example.text for example in again.examples} == {example.text for example in sample.examples}, (
+        "whatever unit they stand in"
+    )
 
 
-def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(make_job: MakeJob, tmp_path: Path):
+def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(
+    make_job: MakeJob, tmp_path: Path
+):
     texts = [f"sentence number {number} of them all" for number in range(300)]
-    texts[270] = "word"                                                             # a crop of it is itself
-    pq.write_table(pa.table({"id": [f"{number:03d}" for number in range(300)], "text": texts}), tmp_path / "rare.parquet")
+    texts[270] = "word"  # a crop of it is itself
+    pq.write_table(
+        pa.table({"id": [f"{number:03d}" for number in range(300)], "text": texts}), tmp_path / "rare.parquet"
+    )
     source = ("corpus.keep=[text]", f"corpus.uri={tmp_path / 'rare.parquet'}", "augment.unit_rows=20")
     job = make_job(*source, "augment.variants.cut={method: crop, options: {share: 0.4}}")
     made = augment(job, Stages())
@@ -108,8 +142,14 @@ def test_a_page_that_is_gone_comes_back_and_one_that_is_there_stays(make_job: Ma
 def test_prune_takes_the_page_with_its_manifest(make_job: MakeJob, tmp_path: Path):
     settings = EDITS
     augment(make_job(*settings), Stages())
-    pq.write_table(pa.table({"id": ["new"], "text": ["one more sentence than before"], "lang": ["en"]}), tmp_path / "corpus" / "part-9.parquet")
+    pq.write_table(
+        pa.table({"id": ["new"], "text": ["one more sentence than before"], "lang": ["en"]}),
+        tmp_path / "corpus" / "part-9.parquet",
+    )
     made = augment(make_job(*settings), Stages())
     assert "1 new, 0 changed, 0 deleted rows" in " ".join(Page(page_of(made)).words.split())
     prune(Releases(made.store), keep=1, grace_s=-60)
-    assert sorted(entry.path for entry in made.store.list(made.series.folder)) == [made.series.page(2), made.series.path(2)]
+    assert sorted(entry.path for entry in made.store.list(made.series.folder)) == [
+        made.series.page(2),
+        made.series.path(2),
+    ]

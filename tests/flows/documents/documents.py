@@ -16,7 +16,9 @@ NEEDS = {
     "ray get-auth-token": "would write a token into the home directory: tests/jobs/test_submit.py makes one in its own",
     "ray start": "machines: tests/jobs/test_submit.py starts a head",
     "ray job": "a head: tests/jobs/test_submit.py submits to one",
-    "ray up": "a cloud", "ray down": "a cloud", "ray dashboard": "a cloud",
+    "ray up": "a cloud",
+    "ray down": "a cloud",
+    "ray dashboard": "a cloud",
     "kubectl": "a Kubernetes cluster: tests/infra checks the manifests",
     "docker build": "a registry: tests/infra reads the Dockerfile",
     "manta search ROOT -": "standard input: tests/jobs/test_search.py gives it",
@@ -28,7 +30,11 @@ NEEDS = {
 def commands(file: Path) -> list[str]:
     """Every command line of a document, in order: of its blocks and of its `code`, each part of a && b apart."""
     text = file.read_text(encoding="utf-8")
-    blocks = [block for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if language in ("", "bash")]
+    blocks = [
+        block
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        if language in ("", "bash")
+    ]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     found = []

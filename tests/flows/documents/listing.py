@@ -8,7 +8,12 @@ from pipeline.store.store import open_store
 
 def main() -> None:
     for line in sys.stdin:
-        print(json.dumps({entry.path: (entry.stamp, entry.modified) for entry in open_store(line.strip()).list()}), flush=True)
+        print(
+            json.dumps(
+                {entry.path: (entry.stamp, entry.modified) for entry in open_store(line.strip()).list()}
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -22,16 +22,38 @@ from tests.flows.documents.documents import DOCUMENTS, NEEDS, commands, need, py
 from tests.flows.evaluate.evaluating import write_pairs
 
 Manta = Callable[..., Ended]
-BARE = ("manta train", "manta augment", "manta encode", "manta index", "manta whiten", "manta evaluate", "manta nightly", "manta plan", "manta preflight",
-        "manta releases prune", "manta nightly --verify", "manta search", "manta augment --config", "manta train --config")
+BARE = (
+    "manta train",
+    "manta augment",
+    "manta encode",
+    "manta index",
+    "manta whiten",
+    "manta evaluate",
+    "manta nightly",
+    "manta plan",
+    "manta preflight",
+    "manta releases prune",
+    "manta nightly --verify",
+    "manta search",
+    "manta augment --config",
+    "manta train --config",
+)
 """names of commands as a sentence has them: without what they need, their --help is run"""
-SMALL = ("corpus.max_rows=80", "gates.recall_at_10=0.1", "index.queries=20", "whiten.dev_texts=20", "evaluate.bootstrap=20")
+SMALL = (
+    "corpus.max_rows=80",
+    "gates.recall_at_10=0.1",
+    "index.queries=20",
+    "whiten.dev_texts=20",
+    "evaluate.bootstrap=20",
+)
 JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly")
 
 
 def runs_on_ray(command: str) -> bool:
     """Whether it is a training, which needs Ray, or goes on from one: on_ray/test_documents.py runs these."""
-    return command not in BARE and (command.startswith(("manta train", "manta augment")) or "trainings/" in command)
+    return command not in BARE and (
+        command.startswith(("manta train", "manta augment")) or "trainings/" in command
+    )
 
 
 def run_here() -> list[str]:
@@ -42,13 +64,31 @@ def run_here() -> list[str]:
 def test_every_command_is_run_or_listed_with_what_it_needs():
     every = [command for file in DOCUMENTS for command in commands(file)]
     assert len(every) > 60
-    strangers = [command for command in every if need(command) is None and not command.startswith(("manta ", "python -m jobs."))]
+    strangers = [
+        command
+        for command in every
+        if need(command) is None and not command.startswith(("manta ", "python -m jobs."))
+    ]
     assert not strangers
-    unused = [beginning for beginning in NEEDS if beginning.split()[0] != "ray" and not any(need(command) == NEEDS[beginning] for command in every)]
+    unused = [
+        beginning
+        for beginning in NEEDS
+        if beginning.split()[0] != "ray" and not any(need(command) == NEEDS[beginning] for command in every)
+    ]
     assert not unused
 
 
-@pytest.mark.parametrize("command", sorted({command.split()[2] for file in DOCUMENTS for command in commands(file) if command.startswith("python -m ")}))
+@pytest.mark.parametrize(
+    "command",
+    sorted(
+        {
+            command.split()[2]
+            for file in DOCUMENTS
+            for command in commands(file)
+            if command.startswith("python -m ")
+        }
+    ),
+)
 def test_every_module_that_is_run_exists(command: str):
     assert command == "jobs.<name>" or importlib.util.find_spec(command) is not None
 
@@ -64,22 +104,39 @@ def place(encoder: Path, child: OneProcess, tmp_path_factory: pytest.TempPathFac
     for uri in ("bucket/docs", "docs"):
         (folder / uri).mkdir(parents=True)
         names = ("doc_id", "body") if "/" in uri else ("id", "text")
-        pq.write_table(pa.table(dict(zip(names, ([f"d{number}" for number in range(80)], texts), strict=True))), folder / uri / "part-0.parquet")
+        pq.write_table(
+            pa.table(dict(zip(names, ([f"d{number}" for number in range(80)], texts), strict=True))),
+            folder / uri / "part-0.parquet",
+        )
     for task in ("STS12", "STS13", "STSB-dev"):
         write_pairs(folder / "tasks" / "sts" / f"{task}.parquet", 40)
     (folder / "night.yaml").write_text(f"corpus: {{uri: {folder}/docs}}\nrelease: {{root: {folder}/night}}\n")
     with connect(ClusterSettings(), Stages(), process=child):
         for root in ("bucket/index", "out/quickstart/releases"):
-            settings = (f"corpus.uri={folder}/docs", f"release.root={folder}/{root}", f"encoder.path={encoder}", *SMALL)
+            settings = (
+                f"corpus.uri={folder}/docs",
+                f"release.root={folder}/{root}",
+                f"encoder.path={encoder}",
+                *SMALL,
+            )
             assert nightly(load_settings(Job, None, settings), Stages()).status == "published"
     return folder
 
 
 @pytest.mark.parametrize("command", run_here())
-def test_it_runs_as_it_is_printed(command: str, place: Path, encoder: Path, cluster: Cluster, manta: Manta, monkeypatch: pytest.MonkeyPatch):
+def test_it_runs_as_it_is_printed(
+    command: str, place: Path, encoder: Path, cluster: Cluster, manta: Manta, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(place)
     words = shlex.split(command.replace("s3://bucket", f"{place}/bucket"))
-    given = {"ROOT": f"{place}/bucket/index", "N": "1", "A": "1", "B": "1", "FILE": "night.yaml", "CORPUS": "docs"}
+    given = {
+        "ROOT": f"{place}/bucket/index",
+        "N": "1",
+        "A": "1",
+        "B": "1",
+        "FILE": "night.yaml",
+        "CORPUS": "docs",
+    }
     words = [given.get(word, word) for word in words]
     if command in BARE or command.startswith("python -m"):
         words = [*words[:-1], "--help"] if words[-1] == "--config" else [*words, "--help"]
@@ -88,7 +145,7 @@ def test_it_runs_as_it_is_printed(command: str, place: Path, encoder: Path, clus
     elif words[1] == "init":
         (place / "night.yaml").unlink(missing_ok=True)
     elif words[1:3] == ["releases", "rollback"]:
-        manta("releases", "release", given["ROOT"])         # a line before it holds a release
+        manta("releases", "release", given["ROOT"])  # a line before it holds a release
     ended = manta(*(words[1:] if words[0] == "manta" else ["nightly", "--help"]))
     assert ended.code == 0, ended.err
 
@@ -96,16 +153,24 @@ def test_it_runs_as_it_is_printed(command: str, place: Path, encoder: Path, clus
 def test_vectors_in_one_call(capsys: pytest.CaptureFixture[str]):
     block = next(block for block in python_blocks(ROOT / "README.md") if "manta.encode" in block)
     names: dict[str, object] = {}
-    shapes = [eval(line.split("#")[0], names) for line in block.splitlines() if line.startswith("manta.") or exec(line, names)]
+    shapes = [
+        eval(line.split("#")[0], names)
+        for line in block.splitlines()
+        if line.startswith("manta.") or exec(line, names)
+    ]
     assert shapes == [(384,), (2, 384)]
-    for line, value in zip([line for line in block.splitlines() if "#" in line], [*shapes, names["encoder"]], strict=True):
+    for line, value in zip(
+        [line for line in block.splitlines() if "#" in line], [*shapes, names["encoder"]], strict=True
+    ):
         assert line.split("# ")[1].startswith(repr(value)), "what the comment says"
 
 
 def test_the_model_for_mteb(encoder: Path):
     mteb = pytest.importorskip("mteb")
     block = next(block for block in python_blocks(ROOT / "README.md") if "mteb_model" in block)
-    made = block.replace("mteb.evaluate(", "(").replace("models/new", str(encoder))        # which would fetch the task's data
+    made = block.replace("mteb.evaluate(", "(").replace(
+        "models/new", str(encoder)
+    )  # which would fetch the task's data
     names: dict[str, object] = {}
     exec(made, names)
     model, tasks = names["results"]

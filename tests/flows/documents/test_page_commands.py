@@ -25,7 +25,10 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 def blocks(page: str) -> list[str]:
     """The blocks of code of a page, settings excepted."""
-    return [html.unescape(block) for block in re.findall(r"<pre>(.*?)</pre>", page.split("<h2>Provenance</h2>")[0], re.DOTALL)]
+    return [
+        html.unescape(block)
+        for block in re.findall(r"<pre>(.*?)</pre>", page.split("<h2>Provenance</h2>")[0], re.DOTALL)
+    ]
 
 
 def commands(page: str) -> Iterator[list[str]]:
@@ -42,7 +45,9 @@ def printed(code: str) -> str:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["commits beside", "commits apart"])
-def test_those_of_a_night_run(apart: bool, make_job: Callable[..., Job], tmp_path: Path, manta: Callable[..., Ended]):
+def test_those_of_a_night_run(
+    apart: bool, make_job: Callable[..., Job], tmp_path: Path, manta: Callable[..., Ended]
+):
     root = tmp_path / "all 'my' releases"
     roots = [f"release.root={root}", *([f"release.commits_root={tmp_path / 'its commits'}"] if apart else [])]
     outcome = nightly(make_job("whiten.mode=off", *roots), Stages())
@@ -54,7 +59,9 @@ def test_those_of_a_night_run(apart: bool, make_job: Callable[..., Job], tmp_pat
     assert "row-0" in printed(faiss)
 
 
-def test_those_of_a_training_run(tmp_path: Path, encoder: Path, manta: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch):
+def test_those_of_a_training_run(
+    tmp_path: Path, encoder: Path, manta: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     run, start = tmp_path / "my trainings" / "it's new", tmp_path / "the start"
     shutil.copytree(encoder, run / "encoder")

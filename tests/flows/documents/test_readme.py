@@ -44,11 +44,17 @@ def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
     nightly(job, Stages())
     part = Path(job.corpus.uri) / "part-2.parquet"
     table = pa.parquet.read_table(part)
-    changed = [f"{text} again" if number < 3 else text for number, text in enumerate(table["text"].to_pylist())]
+    changed = [
+        f"{text} again" if number < 3 else text for number, text in enumerate(table["text"].to_pylist())
+    ]
     pa.parquet.write_table(table.set_column(1, "text", pa.array(changed)).slice(0, len(table) - 10), part)
     root = nightly(job, Stages()).root
     release = open_release(root)
-    assert (release.manifest.index.parts, release.manifest.tombstones is not None, len(release)) == (2, True, 390)
+    assert (release.manifest.index.parts, release.manifest.tombstones is not None, len(release)) == (
+        2,
+        True,
+        390,
+    )
     names: dict[str, Any] = {"raw_vectors": release.encode([*sentences(400)[-3:], changed[0]])}
     for block in searching(root):
         exec(block, names)
@@ -62,6 +68,10 @@ def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
 
 def searching(root: str) -> list[str]:
     """The blocks that search: with this package, with plain faiss, and what plain faiss needs for two parts."""
-    found = [block.replace("out/quickstart/releases", root) for block in blocks() if "faiss" in block or "open_release" in block]
+    found = [
+        block.replace("out/quickstart/releases", root)
+        for block in blocks()
+        if "faiss" in block or "open_release" in block
+    ]
     assert len(found) == 3
     return found

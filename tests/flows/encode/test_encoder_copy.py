@@ -16,16 +16,28 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("own", [{}, {"pooling": "cls", "prompt": "text: ", "max_length": 20, "normalize": True}])
-def test_the_copy_below_a_remote_root_is_the_same_encoder(s3: str, encoder: Path, tmp_path: Path, own: dict[str, object]):
-    settings, store = EncoderSettings.model_validate({"path": str(encoder), **own}), open_store(f"{s3}/{tmp_path.name}")
+@pytest.mark.parametrize(
+    "own", [{}, {"pooling": "cls", "prompt": "text: ", "max_length": 20, "normalize": True}]
+)
+def test_the_copy_below_a_remote_root_is_the_same_encoder(
+    s3: str, encoder: Path, tmp_path: Path, own: dict[str, object]
+):
+    settings, store = (
+        EncoderSettings.model_validate({"path": str(encoder), **own}),
+        open_store(f"{s3}/{tmp_path.name}"),
+    )
     there = for_workers(settings, store)
     folder = open_folder(settings)
-    assert there == settings.model_copy(update={"path": store.uri_of(encoder_place(folder))}), "nothing else changes"
+    assert there == settings.model_copy(update={"path": store.uri_of(encoder_place(folder))}), (
+        "nothing else changes"
+    )
     assert open_folder(there).space_id == folder.space_id
     assert dict(open_folder(there).files) == dict(folder.files)
     texts = ["a man reads", "the lazy dog sleeps near the river"]
-    assert (load_encoder(there, EncodeSettings()).encode(texts) == load_encoder(settings, EncodeSettings()).encode(texts)).all()
+    assert (
+        load_encoder(there, EncodeSettings()).encode(texts)
+        == load_encoder(settings, EncodeSettings()).encode(texts)
+    ).all()
 
 
 def test_the_copy_is_written_once_and_is_the_releases_own(s3: str, encoder: Path, tmp_path: Path):
@@ -34,21 +46,35 @@ def test_the_copy_is_written_once_and_is_the_releases_own(s3: str, encoder: Path
     before = store.list("encoders")
     for_workers(settings, store)
     kept = keep_encoder(open_folder(settings), store)
-    assert [(entry.path, entry.stamp, entry.modified) for entry in store.list("encoders")] == [(entry.path, entry.stamp, entry.modified) for entry in before]
+    assert [(entry.path, entry.stamp, entry.modified) for entry in store.list("encoders")] == [
+        (entry.path, entry.stamp, entry.modified) for entry in before
+    ]
     assert {f"{kept.path}/{ref.path}" for ref in kept.files} == {entry.path for entry in before}
 
 
 @pytest.mark.parametrize("remote", [True, False])
-def test_files_too_large_for_memory_are_stored_alike(s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool):
+def test_files_too_large_for_memory_are_stored_alike(
+    s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+):
     monkeypatch.setattr("pipeline.flows.encode.encoder_copy._IN_MEMORY", 1_000)
-    folder, store = open_folder(EncoderSettings(path=str(encoder))), open_store(f"{s3}/{tmp_path.name}" if remote else tmp_path / "releases")
+    folder, store = (
+        open_folder(EncoderSettings(path=str(encoder))),
+        open_store(f"{s3}/{tmp_path.name}" if remote else tmp_path / "releases"),
+    )
     for reference in keep_encoder(folder, store).files:
-        assert store.read(f"{encoder_place(folder)}/{reference.path}") == folder.file(reference.path).read_bytes()
+        assert (
+            store.read(f"{encoder_place(folder)}/{reference.path}")
+            == folder.file(reference.path).read_bytes()
+        )
 
 
-def test_a_uri_and_a_root_on_disk_stay_as_they_are(s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_uri_and_a_root_on_disk_stay_as_they_are(
+    s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     remote = EncoderSettings(path=f"{s3}/elsewhere")
     assert for_workers(remote, open_store(f"{s3}/{tmp_path.name}")) == remote
     monkeypatch.chdir(encoder.parent)
-    assert for_workers(EncoderSettings(path=encoder.name), open_store(tmp_path / "releases")).path == str(encoder.resolve())
+    assert for_workers(EncoderSettings(path=encoder.name), open_store(tmp_path / "releases")).path == str(
+        encoder.resolve()
+    )
     assert not (tmp_path / "releases").exists()

@@ -24,7 +24,9 @@ from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_c
 from tests.flows.encode.poisoned import HANGS, HANGS_LOADING, KILLS, RAISES
 
 # what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their children too
-_POISON = "import importlib.abc, importlib.machinery, sys\n" + '''
+_POISON = (
+    "import importlib.abc, importlib.machinery, sys\n"
+    + """
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "pipeline.models.inference.encoder":
@@ -40,7 +42,8 @@ class Finder(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = exec_module
         return spec
 sys.meta_path.insert(0, Finder())
-'''
+"""
+)
 
 
 @pytest.fixture
@@ -62,7 +65,9 @@ def test_apart_gives_the_vectors_of_the_encoder(encoder: Path, tmp_path: Path):
     assert child.rejected == {}
 
 
-def test_an_encoder_that_fails_on_everything_is_named_as_the_culprit(encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+def test_an_encoder_that_fails_on_everything_is_named_as_the_culprit(
+    encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("pipeline.flows.encode.isolate._MOST_REJECTED", 0)
     monkeypatch.setattr("pipeline.flows.encode.isolate.DEATHS", 1)
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
@@ -79,13 +84,17 @@ def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path:
     assert child.rejected == {}
 
 
-def test_a_text_at_which_the_child_hangs_is_set_aside(encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+def test_a_text_at_which_the_child_hangs_is_set_aside(
+    encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("pipeline.flows.encode.isolate.DEATHS", 1)
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
     child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=5.0)
     (encoded,) = child.encode_stream([pa.array([HANGS])])
     assert encoded.bad.tolist() == [True]
-    assert child.rejected == {0: ("kills_worker", "alone in a process, 1 times: ended by signal 9 after no progress for 5 s")}
+    assert child.rejected == {
+        0: ("kills_worker", "alone in a process, 1 times: ended by signal 9 after no progress for 5 s")
+    }
 
 
 def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_progress(
@@ -102,26 +111,55 @@ def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_
 
 
 @pytest.mark.slow
-def test_harmful_texts_end_in_quarantine_and_all_others_in_the_index(encoder: Path, tmp_path: Path, poison: dict[str, str]):
+def test_harmful_texts_end_in_quarantine_and_all_others_in_the_index(
+    encoder: Path, tmp_path: Path, poison: dict[str, str]
+):
     write_corpus(tmp_path / "corpus", count=90)
     harmful = pa.table({"id": ["killer", "raiser"], "text": [KILLS, RAISES], "lang": ["en", "en"]})
     pq.write_table(harmful, tmp_path / "corpus" / "part-1b.parquet")
-    arguments = [*job_arguments(tmp_path, encoder), "encode.unit_rows=46", "whiten.mode=off", "gates.recall_at_10=", "cluster.workers=1", ON_RAY]
-    night = subprocess.run([sys.executable, "-m", "jobs.nightly", "--json", *arguments], cwd=ROOT, env=poison, capture_output=True, text=True, check=False, timeout=500)
+    arguments = [
+        *job_arguments(tmp_path, encoder),
+        "encode.unit_rows=46",
+        "whiten.mode=off",
+        "gates.recall_at_10=",
+        "cluster.workers=1",
+        ON_RAY,
+    ]
+    night = subprocess.run(
+        [sys.executable, "-m", "jobs.nightly", "--json", *arguments],
+        cwd=ROOT,
+        env=poison,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
     assert night.returncode == 0, night.stderr[-3000:]
     store = open_store(tmp_path / "releases")
     manifest = Releases(store).current()
     assert manifest is not None
     assert (manifest.rows, manifest.counts["total"], manifest.counts["quarantined"]) == (90, 92, 2)
-    assert (manifest.counts["quarantined_kills_worker"], manifest.counts["quarantined_encoder_error"]) == (1, 1)
-    aside = pa.concat_tables([pq.read_table(store.local(unit.quarantine.path)) for unit in manifest.units if unit.quarantine])
-    assert {(row["id"], row["reason"]) for row in aside.to_pylist()} == {("killer", "kills_worker"), ("raiser", "encoder_error")}
+    assert (manifest.counts["quarantined_kills_worker"], manifest.counts["quarantined_encoder_error"]) == (
+        1,
+        1,
+    )
+    aside = pa.concat_tables(
+        [pq.read_table(store.local(unit.quarantine.path)) for unit in manifest.units if unit.quarantine]
+    )
+    assert {(row["id"], row["reason"]) for row in aside.to_pylist()} == {
+        ("killer", "kills_worker"),
+        ("raiser", "encoder_error"),
+    }
     corpus = Corpus.load(store, manifest.corpus.path)
     assert corpus is not None
     rows = pa.concat_tables([pq.read_table(store.local(unit.path)) for unit in manifest.units])
-    expected = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu").encode(rows["text"].to_pylist())
+    expected = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu").encode(
+        rows["text"].to_pylist()
+    )
     np.testing.assert_array_equal(vector_matrix(rows["vector"]), expected)
-    assert not list(Path(tmp_path, "releases", "units").rglob("*.attempts/*")), "a finished unit keeps no marks"
+    assert not list(Path(tmp_path, "releases", "units").rglob("*.attempts/*")), (
+        "a finished unit keeps no marks"
+    )
 
 
 def test_marks_of_another_run_say_nothing(tmp_path: Path):

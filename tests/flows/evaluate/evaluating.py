@@ -16,18 +16,32 @@ def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None =
     rng = np.random.default_rng(seed)
     texts = texts or sentences(3 * count // 2, seed)
     one = rng.integers(0, len(texts), count)
-    other = (one + rng.integers(1, len(texts), count)) % len(texts)            # never with itself: what would be 1 but for rounding has no rank
+    other = (one + rng.integers(1, len(texts), count)) % len(
+        texts
+    )  # never with itself: what would be 1 but for rounding has no rank
     left, right = ([texts[place] for place in places] for places in (one, other))
     subsets = ["first" if place < count // 2 else "second" for place in range(count)]
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"subset": subsets, "sentence1": left, "sentence2": right, "score": rng.uniform(0, 5, count)}), file)
+    pq.write_table(
+        pa.table(
+            {"subset": subsets, "sentence1": left, "sentence2": right, "score": rng.uniform(0, 5, count)}
+        ),
+        file,
+    )
     return file
 
 
 def distinct(*files: Path) -> int:
     """Different sentences of those files, as the encoder gets them."""
     tables = [pq.read_table(file) for file in files]
-    return len({(text or "").strip() or " " for table in tables for name in ("sentence1", "sentence2") for text in table[name].to_pylist()})
+    return len(
+        {
+            (text or "").strip() or " "
+            for table in tables
+            for name in ("sentence1", "sentence2")
+            for text in table[name].to_pylist()
+        }
+    )
 
 
 def job(folder: Path, encoder: Path, *overrides: str) -> Job:
@@ -37,4 +51,9 @@ def job(folder: Path, encoder: Path, *overrides: str) -> Job:
 
 def arguments(folder: Path, encoder: Path) -> list[str]:
     """The same as command line overrides."""
-    return [f"encoder.path={encoder}", f"evaluate.tasks={folder / 'tasks'}", f"release.root={folder / 'root'}", "evaluate.bootstrap=50"]
+    return [
+        f"encoder.path={encoder}",
+        f"evaluate.tasks={folder / 'tasks'}",
+        f"release.root={folder / 'root'}",
+        "evaluate.bootstrap=50",
+    ]

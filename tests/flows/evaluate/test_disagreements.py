@@ -35,9 +35,19 @@ def scored(store: Store, prediction: np.ndarray | None) -> Scored:
     evidence = None
     if prediction is not None:
         tensors = {"prediction": prediction, "gold": np.arange(20) / 4}
-        evidence = stored_by_content(store, pack(tensors, {"kind": "evidence"}), "evidence/rows", ".safetensors", rows=20)
+        evidence = stored_by_content(
+            store, pack(tensors, {"kind": "evidence"}), "evidence/rows", ".safetensors", rows=20
+        )
     result = Result(
-        kind="sts", task_digest="d", space_id="s", transform_id=None, numerics={}, metric="Spearman x100", value=1.0, count=20, evidence=evidence
+        kind="sts",
+        task_digest="d",
+        space_id="s",
+        transform_id=None,
+        numerics={},
+        metric="Spearman x100",
+        value=1.0,
+        count=20,
+        evidence=evidence,
     )
     return Scored(result, None)
 
@@ -53,13 +63,18 @@ def test_the_pairs_whose_ranks_are_furthest_apart_are_shown(tmp_path: Path):
     other[[2, 17]] = one[[17, 2]]
     found = disagreements([Pairs()], [[scored(store, one), scored(store, other)]], ["now", "new"], store)
     assert [(each.task, each.first, each.other) for each in found] == [("own", "now", "new")]
-    assert [(pair.left, pair.right, pair.gold) for pair in found[0].pairs] == [("left 2", "right 2", "0.5"), ("left 17", "right 17", "4.25")]
+    assert [(pair.left, pair.right, pair.gold) for pair in found[0].pairs] == [
+        ("left 2", "right 2", "0.5"),
+        ("left 17", "right 17", "4.25"),
+    ]
     assert found[0].pairs[0].similarities == pytest.approx((one[2], one[17]))
     assert found[0].pairs[0].ranks == pytest.approx((2 / 19, 17 / 19))
 
 
 def test_candidates_that_agree_and_tasks_without_evidence_are_left_out(tmp_path: Path):
     store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
-    assert disagreements([Pairs()], [[scored(store, one), scored(store, 2 * one)]], ["now", "new"], store) == ()
+    assert (
+        disagreements([Pairs()], [[scored(store, one), scored(store, 2 * one)]], ["now", "new"], store) == ()
+    )
     assert disagreements([Pairs()], [[scored(store, one), scored(store, None)]], ["now", "new"], store) == ()
     assert disagreements([Pairs()], [[scored(store, one)]], ["now"], store) == ()

@@ -74,7 +74,10 @@ def found(folder: Path, encoder: Path, child: OneProcess) -> Evaluation:
 def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float:
     """Spearman x100 of cosines, straight from the encoder, scipy and numpy."""
     table = pq.read_table(file)
-    texts = [[(text or "").strip() or " " for text in table[name].to_pylist()] for name in ("sentence1", "sentence2")]
+    texts = [
+        [(text or "").strip() or " " for text in table[name].to_pylist()]
+        for name in ("sentence1", "sentence2")
+    ]
     vectors = [load_encoder(encoder, EncodeSettings(), "cpu").encode(side) for side in texts]
     left, right = ((transform(side) if transform else side).astype(np.float64) for side in vectors)
     cosines = np.sum(left * right, axis=1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
@@ -82,7 +85,10 @@ def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float
 
 
 def vector_rows(folder: Path, space_id: str) -> int:
-    return sum(pq.ParquetFile(file).metadata.num_rows for file in folder.glob(f"root/evaluations/units/vectors/{space_id[:16]}/*.parquet"))
+    return sum(
+        pq.ParquetFile(file).metadata.num_rows
+        for file in folder.glob(f"root/evaluations/units/vectors/{space_id[:16]}/*.parquet")
+    )
 
 
 def test_figures_are_those_of_each_encoder_with_its_transform(folder: Path, encoder: Path, found: Evaluation):
@@ -95,7 +101,9 @@ def test_figures_are_those_of_each_encoder_with_its_transform(folder: Path, enco
     assert [each.name for each in found.candidates] == [encoder.name, f"{encoder.name} + whitening", "cls"]
 
 
-def test_a_sentence_is_encoded_once_for_a_space_whatever_tasks_and_candidates_share_it(folder: Path, found: Evaluation):
+def test_a_sentence_is_encoded_once_for_a_space_whatever_tasks_and_candidates_share_it(
+    folder: Path, found: Evaluation
+):
     files = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     count = distinct(*files)
     assert count < sum(distinct(file) for file in files)
@@ -105,17 +113,31 @@ def test_a_sentence_is_encoded_once_for_a_space_whatever_tasks_and_candidates_sh
     assert found.encoded == 2 * count
 
 
-def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_new(folder: Path, encoder: Path, found: Evaluation, tmp_path: Path):
+def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_new(
+    folder: Path, encoder: Path, found: Evaluation, tmp_path: Path
+):
     again = evaluate(job(folder, encoder), Stages())
     assert again.encoded == 0
     assert [each.scored[0] for each in again.measured] == [each.scored[0] for each in found.measured]
     known = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     further = write_pairs(folder / "further.parquet", 40, 2, sentences(100)[80:])
     shutil.copytree(folder / "root", tmp_path / "root")
-    own = evaluate(job(folder, encoder, f"evaluate.own=[{{kind: sts, uri: {further}}}]", f"release.root={tmp_path / 'root'}"), Stages())
+    own = evaluate(
+        job(
+            folder,
+            encoder,
+            f"evaluate.own=[{{kind: sts, uri: {further}}}]",
+            f"release.root={tmp_path / 'root'}",
+        ),
+        Stages(),
+    )
     assert own.encoded == distinct(*known, further) - distinct(*known) > 0
     assert own.measured[-1].name == "further"
-    np.testing.assert_allclose(own.measured[-1].scored[0].result.value, oracle(further, EncoderSettings(path=str(encoder))), atol=1e-3)
+    np.testing.assert_allclose(
+        own.measured[-1].scored[0].result.value,
+        oracle(further, EncoderSettings(path=str(encoder))),
+        atol=1e-3,
+    )
 
 
 def test_what_is_missing_is_named_and_an_average_says_over_which_tasks_it_is(found: Evaluation):
@@ -123,7 +145,10 @@ def test_what_is_missing_is_named_and_an_average_says_over_which_tasks_it_is(fou
     page, facts = page_of(found, ""), facts_of(found)
     (average,) = page.averages
     assert average.label == "average of the 2 measured: STS12, STSB-test"
-    values = [[each["value"] for each in facts["results"] if each["candidate"] == candidate.name] for candidate in found.candidates]
+    values = [
+        [each["value"] for each in facts["results"] if each["candidate"] == candidate.name]
+        for candidate in found.candidates
+    ]
     np.testing.assert_allclose([figure.value for figure in average.figures], np.mean(values, axis=1))
     assert not average.complete
 
@@ -134,45 +159,77 @@ def test_intervals_hold_their_values_and_the_difference_with_oneself_is_zero(fol
         one, two = row.figures
         assert one.low is not None
         assert one.high is not None
-        assert one.low < one.value < one.high      # type: ignore[operator]
+        assert one.low < one.value < one.high  # type: ignore[operator]
         difference = row.differences[1]
         assert difference is not None
-        assert (difference.value, difference.low, difference.high, difference.excludes_zero) == (0, 0, 0, False)
+        assert (difference.value, difference.low, difference.high, difference.excludes_zero) == (
+            0,
+            0,
+            0,
+            False,
+        )
         assert two == one
 
 
-def test_a_release_is_its_encoder_with_its_transform(folder: Path, encoder: Path, found: Evaluation, tmp_path: Path):
+def test_a_release_is_its_encoder_with_its_transform(
+    folder: Path, encoder: Path, found: Evaluation, tmp_path: Path
+):
     store = open_store(tmp_path / "releases")
     first = Publisher(store, encoder, tmp_path)(["two dogs run", "a girl reads"])
     content = (folder / "whitening.safetensors").read_bytes()
     store.write("transforms/w.safetensors", content)
-    transform = FileRef(path="transforms/w.safetensors", sha256=sha256(content).hexdigest(), bytes=len(content))
+    transform = FileRef(
+        path="transforms/w.safetensors", sha256=sha256(content).hexdigest(), bytes=len(content)
+    )
     Releases(store).publish(first.model_copy(update={"parent": 1, "release": 0, "transform": transform}), str)
     candidates = f"[release:1, '{tmp_path / 'releases'}#current']"
-    made = evaluate(job(folder, encoder, f"evaluate.candidates={candidates}", f"release.root={tmp_path / 'releases'}", f"evaluate.root={folder / 'root'}"), Stages())
+    made = evaluate(
+        job(
+            folder,
+            encoder,
+            f"evaluate.candidates={candidates}",
+            f"release.root={tmp_path / 'releases'}",
+            f"evaluate.root={folder / 'root'}",
+        ),
+        Stages(),
+    )
     assert made.encoded == 0, "the release's encoder is the same space"
     assert [each.name for each in made.candidates] == ["release 1", "release 2"]
-    assert [each.transform_id for each in made.candidates] == [each.transform_id for each in found.candidates[:2]]
+    assert [each.transform_id for each in made.candidates] == [
+        each.transform_id for each in found.candidates[:2]
+    ]
     assert [each.scored[:2] for each in made.measured] == [each.scored[:2] for each in found.measured]
 
 
 def test_a_transform_of_another_space_is_refused_by_both_names(folder: Path, encoder: Path, tmp_path: Path):
     write_whitening(tmp_path / "w.safetensors", encoder, space_id="5face" * 8)
     with pytest.raises(SpaceMismatch, match="5face5face") as caught:
-        evaluate(job(folder, encoder, f"evaluate.candidates=[{{transform: {tmp_path / 'w.safetensors'}}}]"), Stages())
+        evaluate(
+            job(folder, encoder, f"evaluate.candidates=[{{transform: {tmp_path / 'w.safetensors'}}}]"),
+            Stages(),
+        )
     assert open_folder(EncoderSettings(path=str(encoder))).space_id in str(caught.value)
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize(("candidate", "kind", "words"), [
-    ("/nowhere/model", ModelError, "/nowhere/model"),
-    ("release:7", DataError, "release 7"),
-    ("release:current", DataError, "expected a published release, found none"),
-    ("{transform: /nowhere/t.safetensors}", DataError, "no such file"),
-    (f"{{transform: {__file__}}}", DataError, r"transform .*test_evaluate\.py: expected a safetensors file"),
-    ("{name: a}, {name: a}", ConfigError, "'a' twice"),
-])
-def test_candidates_that_cannot_be_evaluated(folder: Path, encoder: Path, candidate: str, kind: type[Exception], words: str):
+@pytest.mark.parametrize(
+    ("candidate", "kind", "words"),
+    [
+        ("/nowhere/model", ModelError, "/nowhere/model"),
+        ("release:7", DataError, "release 7"),
+        ("release:current", DataError, "expected a published release, found none"),
+        ("{transform: /nowhere/t.safetensors}", DataError, "no such file"),
+        (
+            f"{{transform: {__file__}}}",
+            DataError,
+            r"transform .*test_evaluate\.py: expected a safetensors file",
+        ),
+        ("{name: a}, {name: a}", ConfigError, "'a' twice"),
+    ],
+)
+def test_candidates_that_cannot_be_evaluated(
+    folder: Path, encoder: Path, candidate: str, kind: type[Exception], words: str
+):
     with pytest.raises(kind, match=words):
         evaluate(job(folder, encoder, f"evaluate.candidates=[{candidate}]"), Stages())
 
@@ -208,16 +265,27 @@ def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
     (tmp_path / "words.txt").write_text("red 1 2\ngreen 1 2\n")
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 20, 0, texts)
     found = evaluate(job(tmp_path, tmp_path / "words.txt", "evaluate.bootstrap=0"), Stages())
-    assert any("one and the same vector" in warning for warning in found.measured[0].scored[0].result.warnings)
+    assert any(
+        "one and the same vector" in warning for warning in found.measured[0].scored[0].result.warnings
+    )
 
 
 def start(folder: Path, encoder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "jobs.evaluate", "--json", *arguments(folder, encoder), SMALL_UNITS]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MANTA_LOG": "json"})
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MANTA_LOG": "json"},
+    )
 
 
 def records(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.glob("root/evaluations/units/vectors/*/*.json")}
+    return {
+        path.name: path.stat().st_mtime_ns for path in folder.glob("root/evaluations/units/vectors/*/*.json")
+    }
 
 
 def test_a_killed_evaluation_goes_on_where_it_was_and_finds_the_same(tmp_path: Path, encoder: Path):
@@ -237,18 +305,44 @@ def test_a_killed_evaluation_goes_on_where_it_was_and_finds_the_same(tmp_path: P
     assert 0 < again.encoded < distinct(file)
     assert {name: records(tmp_path)[name] for name in before} == before
     assert vector_rows(tmp_path, again.candidates[0].space_id) == distinct(file)
-    np.testing.assert_allclose(again.measured[0].scored[0].result.value, oracle(file, EncoderSettings(path=str(encoder))), atol=1e-3)
+    np.testing.assert_allclose(
+        again.measured[0].scored[0].result.value, oracle(file, EncoderSettings(path=str(encoder))), atol=1e-3
+    )
 
 
 def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
     kept = keep(found, "2026-01-02 03:04 UTC")
     stored = json.loads(Path(kept.json).read_text())
     assert stored == json.loads(json.dumps(kept.facts))
-    assert {"id", "candidates", "results", "differences", "averages", "missing", "warnings", "sentences_encoded", "settings", "packages"} <= set(stored)
+    assert {
+        "id",
+        "candidates",
+        "results",
+        "differences",
+        "averages",
+        "missing",
+        "warnings",
+        "sentences_encoded",
+        "settings",
+        "packages",
+    } <= set(stored)
     assert {"space_id", "transform_id", "numerics", "release", "encoder"} <= set(stored["candidates"][0])
-    assert {"task", "candidate", "metric", "value", "low", "high", "count", "figures", "facts", "numerics"} <= set(stored["results"][0])
+    assert {
+        "task",
+        "candidate",
+        "metric",
+        "value",
+        "low",
+        "high",
+        "count",
+        "figures",
+        "facts",
+        "numerics",
+    } <= set(stored["results"][0])
     assert stored["results"][0]["metric"] == "Spearman x100, cosine, all"
-    assert [(each["candidate"], each["against"]) for each in stored["differences"][:2]] == [(each.name, found.candidates[0].name) for each in found.candidates[1:]]
+    assert [(each["candidate"], each["against"]) for each in stored["differences"][:2]] == [
+        (each.name, found.candidates[0].name) for each in found.candidates[1:]
+    ]
     page = Path(kept.report).read_text()
     assert all(each.name in page for each in found.candidates)
     assert "no file sts/STS14.parquet" in page

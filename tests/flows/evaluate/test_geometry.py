@@ -43,7 +43,9 @@ def measure(tmp_path: Path) -> Callable[..., Geometry]:
 def write_sts(folder: Path, pairs: int = 80) -> str:
     (folder / "sts").mkdir(parents=True)
     texts = sentences(2 * pairs, seed=5)
-    table = pa.table({"sentence1": texts[:pairs], "sentence2": texts[pairs:], "score": np.linspace(0, 5, pairs)})
+    table = pa.table(
+        {"sentence1": texts[:pairs], "sentence2": texts[pairs:], "score": np.linspace(0, 5, pairs)}
+    )
     pq.write_table(table, folder / "sts/STSB-dev.parquet")
     return f"evaluate.tasks={folder}"
 
@@ -56,41 +58,64 @@ def plain(job: Job, name: str = "plain") -> Contender:
 def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[Contender, Whitening]:
     """The job's encoder with a whitening of sixty other sentences to eight components."""
     folder = open_folder(job.encoder)
-    fitted = fit_whitening(Moments.of(load_encoder(job.encoder, job.encode).encode(sentences(60, seed=9))), 8, space_id=folder.space_id)
+    fitted = fit_whitening(
+        Moments.of(load_encoder(job.encoder, job.encode).encode(sentences(60, seed=9))),
+        8,
+        space_id=folder.space_id,
+    )
     content = fitted.to_bytes()
     store.write("transforms/w.safetensors", content)
-    reference = FileRef(path="transforms/w.safetensors", sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    reference = FileRef(
+        path="transforms/w.safetensors", sha256=hashlib.sha256(content).hexdigest(), bytes=len(content)
+    )
     return Contender(name, job.encoder, folder.space_id, folder.dim, reference, fitted.transform_id), fitted
 
 
-def test_figures_are_those_of_the_encoder_and_of_its_transform(make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path):
+def test_figures_are_those_of_the_encoder_and_of_its_transform(
+    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path
+):
     job = make_job(write_sts(tmp_path / "tasks"), "evaluate.geometry.sentences=120")
     candidate, transform = whitened(job, open_store(tmp_path / "evaluations"))
-    first_token = plain(job.model_copy(update={"encoder": job.encoder.model_copy(update={"pooling": "cls"})}), "cls")
+    first_token = plain(
+        job.model_copy(update={"encoder": job.encoder.model_copy(update={"pooling": "cls"})}), "cls"
+    )
     geometry = measure(job, plain(job), candidate, first_token)
     assert [series.name for series in geometry.series] == ["plain", "whitened", "cls"]
-    assert (geometry.sentences, geometry.pairs, geometry.pairs_source, geometry.missing) == (120, 80, "STSB-dev", {})
+    assert (geometry.sentences, geometry.pairs, geometry.pairs_source, geometry.missing) == (
+        120,
+        80,
+        "STSB-dev",
+        {},
+    )
     vectors = load_encoder(job.encoder, job.encode).encode(sentences(160, seed=5))
     for series, x in zip(geometry.series[:2], (vectors, transform(vectors)), strict=True):
         similarity = cosines(x[:80], x[80:])
-        assert series.space.figures["gold_correlation"].value == pytest.approx(100 * np.corrcoef(np.argsort(np.argsort(similarity)), np.arange(80))[0, 1], abs=1e-3)
+        assert series.space.figures["gold_correlation"].value == pytest.approx(
+            100 * np.corrcoef(np.argsort(np.argsort(similarity)), np.arange(80))[0, 1], abs=1e-3
+        )
         assert series.space.figures["alignment"].count == 16
         assert series.space.dim == x.shape[1]
     levels = geometry.depths[0].levels
-    assert [depth.name for depth in geometry.depths] == ["plain, cls"]          # another pooling has the same layers
+    assert [depth.name for depth in geometry.depths] == ["plain, cls"]  # another pooling has the same layers
     assert [level.number for level in levels] == [0, 1, 2, 3]
-    assert levels[3].figures["sentence_anisotropy"].value == pytest.approx(geometry.series[0].space.figures["anisotropy"].value, abs=1e-5)     # mean pooling
+    assert levels[3].figures["sentence_anisotropy"].value == pytest.approx(
+        geometry.series[0].space.figures["anisotropy"].value, abs=1e-5
+    )  # mean pooling
     assert Geometry.model_validate_json(geometry.model_dump_json()) == geometry
 
 
-def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_there(make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path):
+def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_there(
+    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path
+):
     job = make_job("evaluate.geometry.sentences=100")
     first = measure(job, plain(job))
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "evaluations/geometry").iterdir()}
     assert len(files) == 1
     assert measure(job, plain(job, "another name")).series[0].space == first.series[0].space
     assert {file: file.stat().st_mtime_ns for file in files} == files
-    other = measure(make_job("evaluate.geometry.sentences=400"), plain(job)).series[0].space.figures["anisotropy"]
+    other = (
+        measure(make_job("evaluate.geometry.sentences=400"), plain(job)).series[0].space.figures["anisotropy"]
+    )
     everything = load_encoder(job.encoder, job.encode).encode(sentences(400))
     assert other.value == pytest.approx(anisotropy(everything), abs=1e-6)
     assert other.count == 400
@@ -98,7 +123,9 @@ def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_the
 
 
 def test_without_a_corpus_the_sentences_of_the_pairs_serve_and_without_both_it_is_an_error(
-    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path,
+    make_job: Callable[..., Job],
+    measure: Callable[..., Geometry],
+    tmp_path: Path,
 ):
     nowhere = f"corpus.uri={tmp_path / 'nowhere'}"
     job = make_job(write_sts(tmp_path / "tasks"), nowhere)
@@ -111,15 +138,25 @@ def test_without_a_corpus_the_sentences_of_the_pairs_serve_and_without_both_it_i
         measure(make_job(nowhere), candidate)
 
 
-def test_word_vectors_have_no_layers_and_say_so(make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path):
+def test_word_vectors_have_no_layers_and_say_so(
+    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path
+):
     words = sorted({word for text in sentences(400) for word in text.split()})
     rng = np.random.default_rng(0)
-    (tmp_path / "words.txt").write_text("\n".join(f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=6))}" for word in words))
-    pq.write_table(pa.table({"id": ["u"], "text": ["unheard"], "lang": ["en"]}), tmp_path / "corpus/more.parquet")
+    (tmp_path / "words.txt").write_text(
+        "\n".join(f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=6))}" for word in words)
+    )
+    pq.write_table(
+        pa.table({"id": ["u"], "text": ["unheard"], "lang": ["en"]}), tmp_path / "corpus/more.parquet"
+    )
     job = make_job(f"encoder.path={tmp_path / 'words.txt'}")
     geometry = measure(job, plain(job))
     depth = geometry.depths[0]
-    assert geometry.series[0].space.missing["direction"].startswith("1 of 401 sampled texts have the zero vector")
+    assert (
+        geometry.series[0]
+        .space.missing["direction"]
+        .startswith("1 of 401 sampled texts have the zero vector")
+    )
     assert depth.levels == ()
     assert "layers" in depth.missing
     assert set(depth.words) == {"frequency_norm", "frequency_distance", "table_anisotropy"}

@@ -14,7 +14,9 @@ from pipeline.store.store import open_store
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=3000), st.integers(1, 500), st.integers(1, 16))
-def test_cuts_take_every_sentence_once_and_no_unit_is_larger_than_asked(lengths: list[int], most: int, workers: int):
+def test_cuts_take_every_sentence_once_and_no_unit_is_larger_than_asked(
+    lengths: list[int], most: int, workers: int
+):
     cuts = _cuts(np.sort(lengths)[::-1], most, workers)
     assert (cuts[0], cuts[-1]) == (0, len(lengths))
     sizes = np.diff(cuts)

@@ -62,24 +62,48 @@ class Chain:
 
     @property
     def job(self) -> Job:
-        given = [f"release.root={self.root}", "index.queries=40", "index.shards=2", "cluster.index_workers=2", "corpus.keep=[name]"]
+        given = [
+            f"release.root={self.root}",
+            "index.queries=40",
+            "index.shards=2",
+            "cluster.index_workers=2",
+            "corpus.keep=[name]",
+        ]
         return load_settings(Job, None, (*given, *self.overrides))
 
-    def add(self, rows: int, spread: float = 0.7, dropped: Sequence[int] = (), centre: int | None = None) -> "Chain":
+    def add(
+        self, rows: int, spread: float = 0.7, dropped: Sequence[int] = (), centre: int | None = None
+    ) -> "Chain":
         """A unit of `rows` vectors around the centres (or one of them); the corpus unit has the dropped ones besides."""
         ordinal = max((placed.ordinal for placed in self.units), default=-1) + 1
         places = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
-        raw = (self.centres[places] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(np.float32)
+        raw = (self.centres[places] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(
+            np.float32
+        )
         numbers = np.delete(np.arange(rows + len(dropped)), list(dropped))
         schema = vectors_schema("id", pa.string(), [pa.field("name", pa.string())], self.dim, self.space_id)
         ids = [f"u{ordinal}-{number}" for number in numbers]
-        columns = [pa.array(ids), pa.array([bytes(16)] * rows, pa.binary(16)), vector_column(raw, schema.field("vector")), pa.array([name.upper() for name in ids])]
+        columns = [
+            pa.array(ids),
+            pa.array([bytes(16)] * rows, pa.binary(16)),
+            vector_column(raw, schema.field("vector")),
+            pa.array([name.upper() for name in ids]),
+        ]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
         content = sink.getvalue().to_pybytes()
         path, digest = f"units/{ordinal:05d}.parquet", sha256(content).hexdigest()
         self.store.write(path, content)
-        record = UnitRecord(name=str(ordinal), path=path, rows=rows, bytes=len(content), sha256=digest, space_id=self.space_id, numerics_id="n", dropped=tuple(dropped))
+        record = UnitRecord(
+            name=str(ordinal),
+            path=path,
+            rows=rows,
+            bytes=len(content),
+            sha256=digest,
+            space_id=self.space_id,
+            numerics_id="n",
+            dropped=tuple(dropped),
+        )
         self.units.append(Placed(ordinal=ordinal, unit=record))
         self.vectors |= dict(zip(((ordinal << 32) | numbers).tolist(), raw, strict=True))
         return self
@@ -101,9 +125,14 @@ class Chain:
         """Tonight's index, published."""
         dead, stages = self.dead_file(), stages or Stages()
         if self.before is None:
-            built, choices = build_index(self.job, self.store, self.units, dead, None, self.dim, self.cluster, stages), ()
+            built, choices = (
+                build_index(self.job, self.store, self.units, dead, None, self.dim, self.cluster, stages),
+                (),
+            )
         else:
-            built, choices = extend_index(self.job, self.store, self.before, self.units, dead, None, self.dim, self.cluster, stages)
+            built, choices = extend_index(
+                self.job, self.store, self.before, self.units, dead, None, self.dim, self.cluster, stages
+            )
         self.built, self.choices = built, choices
         self.before = Releases(self.store).publish(self._manifest(built, dead), str)
         return built
@@ -114,7 +143,9 @@ class Chain:
     def parts(self) -> Parts:
         assert self.built is not None
         tombstones = Dead.load(self.store, self.built.tombstones).addresses
-        return open_parts(self.built.files, lambda reference: self.store.local(reference.path, reference.sha256), tombstones)
+        return open_parts(
+            self.built.files, lambda reference: self.store.local(reference.path, reference.sha256), tombstones
+        )
 
     def assert_sound(self, *, exhaustive: bool = True) -> None:
         """The release holds exactly the live rows, answers as numpy does, names every row, and its exact neighbours are exact."""
@@ -122,10 +153,22 @@ class Chain:
         assert built is not None
         raw = np.array([self.vectors[address] for address in live.tolist()])
         held = np.concatenate(list(parts.addresses()))
-        assert sorted(np.setdiff1d(held, Dead.load(self.store, built.tombstones).addresses).tolist()) == live.tolist()
-        assert len(held) - (built.tombstones.rows if built.tombstones else 0) == len(live) == built.rows == parts.ntotal == built.measured["rows"]
+        assert (
+            sorted(np.setdiff1d(held, Dead.load(self.store, built.tombstones).addresses).tolist())
+            == live.tolist()
+        )
+        assert (
+            len(held) - (built.tombstones.rows if built.tombstones else 0)
+            == len(live)
+            == built.rows
+            == parts.ntotal
+            == built.measured["rows"]
+        )
         ids = open_ids([self.store.local(reference.path, reference.sha256) for reference in built.ids])
-        assert ids.take(live).to_pylist() == [{"id": f"u{a >> 32}-{a & 0xFFFFFFFF}", "name": f"U{a >> 32}-{a & 0xFFFFFFFF}"} for a in live.tolist()]
+        assert ids.take(live).to_pylist() == [
+            {"id": f"u{a >> 32}-{a & 0xFFFFFFFF}", "name": f"U{a >> 32}-{a & 0xFFFFFFFF}"}
+            for a in live.tolist()
+        ]
         if built.tombstones is None and built.parts == 1:
             assert len(ids) == len(live)
         queries, truth = load_queries(self.store, built.queries), load_truth(self.store, built.truth)
@@ -141,23 +184,46 @@ class Chain:
         if exhaustive:
             asked = raw[::37] + 0.01
             found = parts.search(asked, 10)[1]
-            np.testing.assert_array_equal(np.sort(found), np.sort(live[np.argsort(-_cosines(asked, raw), axis=1)[:, :10]]))
+            np.testing.assert_array_equal(
+                np.sort(found), np.sort(live[np.argsort(-_cosines(asked, raw), axis=1)[:, :10]])
+            )
 
     def _manifest(self, built: BuiltIndex, dead: FileRef | None) -> ReleaseManifest:
         units = tuple(
             ReleaseUnit(
-                ordinal=placed.ordinal, path=placed.unit.path, rows=placed.unit.rows, sha256=placed.unit.sha256, space_id=self.space_id, numerics_id="n",
-                corpus=FileRef(path=placed.unit.path, sha256=placed.unit.sha256), dropped=placed.unit.dropped, record=placed.unit.path,
+                ordinal=placed.ordinal,
+                path=placed.unit.path,
+                rows=placed.unit.rows,
+                sha256=placed.unit.sha256,
+                space_id=self.space_id,
+                numerics_id="n",
+                corpus=FileRef(path=placed.unit.path, sha256=placed.unit.sha256),
+                dropped=placed.unit.dropped,
+                record=placed.unit.path,
             )
             for placed in self.units
         )
         return ReleaseManifest(
-            parent=self.before.release if self.before else None, space_id=self.space_id, numerics={"n": built.rows}, rows=built.rows, units=units, dead=dead,
-            next_ordinal=max(unit.ordinal for unit in units) + 1, tombstones=built.tombstones, index=built.index_files(), ids=built.ids,
-            encoder=EncoderFiles(path="encoders/none", files=()), corpus=keep_corpus(self.store), choices=self.choices, settings=self.job.model_dump(mode="json"),
+            parent=self.before.release if self.before else None,
+            space_id=self.space_id,
+            numerics={"n": built.rows},
+            rows=built.rows,
+            units=units,
+            dead=dead,
+            next_ordinal=max(unit.ordinal for unit in units) + 1,
+            tombstones=built.tombstones,
+            index=built.index_files(),
+            ids=built.ids,
+            encoder=EncoderFiles(path="encoders/none", files=()),
+            corpus=keep_corpus(self.store),
+            choices=self.choices,
+            settings=self.job.model_dump(mode="json"),
         )
 
 
 def _cosines(queries: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    left, right = (x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True) for x in (queries, raw))
+    left, right = (
+        x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+        for x in (queries, raw)
+    )
     return np.asarray(left @ right.T)

@@ -19,46 +19,76 @@ from pipeline.store.units import FileRef
 from tests.flows.index.extending import DIM, Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")
-WIDE = ("index.nprobe=99",)             # all lists: then an IVF index is exhaustive
+WIDE = ("index.nprobe=99",)  # all lists: then an IVF index is exhaustive
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat"])
 def test_rows_come_and_go_in_place(cluster: Cluster, tmp_path: Path, kind: str):
-    chain = Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "index.nlist=8", *WIDE)).add(300, dropped=[3, 4]).add(250).kill(7)
+    chain = (
+        Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "index.nlist=8", *WIDE))
+        .add(300, dropped=[3, 4])
+        .add(250)
+        .kill(7)
+    )
     chain.night()
     chain.assert_sound()
     assert chain.built.trained_on["rows"] == 543
     follower = open_release(chain.root)
-    for change in (lambda: chain.add(40).kill(20), lambda: chain.kill(9), lambda: chain.add(30, dropped=[0]), lambda: chain.kill(None, [2]).add(5)):
+    for change in (
+        lambda: chain.add(40).kill(20),
+        lambda: chain.kill(9),
+        lambda: chain.add(30, dropped=[0]),
+        lambda: chain.kill(None, [2]).add(5),
+    ):
         change()
         chain.night()
         chain.assert_sound()
-        assert (chain.built.parts, chain.built.tombstones, len(chain.built.files), len(chain.built.ids)) == (1, None, 1, 1)
+        assert (chain.built.parts, chain.built.tombstones, len(chain.built.files), len(chain.built.ids)) == (
+            1,
+            None,
+            1,
+            1,
+        )
         assert chain.chosen() == {"index": "in place", "index training": "kept", "index truth": "carried"}
         assert chain.built.trained_on["rows"] == 543
         assert follower.refresh()
         found = follower.search(np.array([chain.vectors[address] for address in chain.live()[:50]]), 1)
-        assert found["id"].to_pylist() == [f"u{address >> 32}-{address & 0xFFFFFFFF}" for address in chain.live()[:50]]
-    chain.units = [placed for placed in chain.units if placed.ordinal != 2]         # all of its rows are dead
+        assert found["id"].to_pylist() == [
+            f"u{address >> 32}-{address & 0xFFFFFFFF}" for address in chain.live()[:50]
+        ]
+    chain.units = [placed for placed in chain.units if placed.ordinal != 2]  # all of its rows are dead
     chain.night()
     chain.assert_sound()
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw"])
-def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_it(cluster: Cluster, tmp_path: Path, kind: str):
-    chain = Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "gates.recall_at_10=0.9")).add(2_850).add(130, spread=0.3, centre=5)
+def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_it(
+    cluster: Cluster, tmp_path: Path, kind: str
+):
+    chain = (
+        Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "gates.recall_at_10=0.9"))
+        .add(2_850)
+        .add(130, spread=0.3, centre=5)
+    )
     chain.night()
     chain.kill(None, [1]).add(1)
     chain.night()
-    never = replace(chain.copy(tmp_path / "never"), overrides=(*chain.overrides, "index.seed=1"))         # other settings: built anew
+    never = replace(
+        chain.copy(tmp_path / "never"), overrides=(*chain.overrides, "index.seed=1")
+    )  # other settings: built anew
     never.night()
     live = np.array(chain.live())
     raw = np.array([chain.vectors[address] for address in live.tolist()])
-    asked = (chain.centres[5] + 0.3 * np.random.default_rng(1).normal(size=(60, DIM)) + 0.3).astype(np.float32)
+    asked = (chain.centres[5] + 0.3 * np.random.default_rng(1).normal(size=(60, DIM)) + 0.3).astype(
+        np.float32
+    )
     exact = live[np.argsort(-(asked @ (raw / np.linalg.norm(raw, axis=1, keepdims=True)).T), axis=1)[:, :10]]
     found = [each.parts().search(asked, 10)[1] for each in (chain, never)]
     assert not np.isin(found[0], chain.dead).any()
-    after, without = (np.mean([np.isin(right, answers).mean() for right, answers in zip(exact, each, strict=True)]) for each in found)
+    after, without = (
+        np.mean([np.isin(right, answers).mean() for right, answers in zip(exact, each, strict=True)])
+        for each in found
+    )
     assert after >= without - 0.05
 
 
@@ -74,27 +104,47 @@ def test_new_queries_lie_where_rows_were_deleted_too(cluster: Cluster, tmp_path:
     chain.assert_sound()
 
 
-@pytest.mark.parametrize("overrides", [
-    ("index.kind=ivf_flat", "index.nlist=8", "index.on_disk=always", *WIDE), ("index.kind=hnsw",), ("index.kind=flat", "index.rewrite_gib=1e-9"),
-], ids=["on disk", "hnsw", "large"])
-def test_where_rows_cannot_be_taken_out_a_delta_grows_until_it_is_too_large(cluster: Cluster, tmp_path: Path, overrides: tuple[str, ...]):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("index.kind=ivf_flat", "index.nlist=8", "index.on_disk=always", *WIDE),
+        ("index.kind=hnsw",),
+        ("index.kind=flat", "index.rewrite_gib=1e-9"),
+    ],
+    ids=["on disk", "hnsw", "large"],
+)
+def test_where_rows_cannot_be_taken_out_a_delta_grows_until_it_is_too_large(
+    cluster: Cluster, tmp_path: Path, overrides: tuple[str, ...]
+):
     chain = Chain(tmp_path / "root", cluster, overrides).add(400).add(400).kill(5)
     base, exhaustive = chain.night(), "hnsw" not in overrides[0]
     follower = open_release(chain.root)
-    changes = (lambda: chain.kill(8), lambda: chain.add(30).kill(5), lambda: chain.add(25).kill(4, [2]), lambda: chain.kill(3))
+    changes = (
+        lambda: chain.kill(8),
+        lambda: chain.add(30).kill(5),
+        lambda: chain.add(25).kill(4, [2]),
+        lambda: chain.kill(3),
+    )
     for change, parts in zip(changes, (1, 2, 2, 2), strict=True):
         change()
         built = chain.night()
         chain.assert_sound(exhaustive=exhaustive)
-        assert chain.chosen() == {"index": "base and delta", "index training": "kept", "index compaction": "kept", "index truth": "carried"}
+        assert chain.chosen() == {
+            "index": "base and delta",
+            "index training": "kept",
+            "index compaction": "kept",
+            "index truth": "carried",
+        }
         assert (built.parts, built.files[: len(base.files)], built.base_ordinals) == (parts, base.files, 2)
         assert follower.refresh()
         assert len(follower) == len(chain.live())
-    chain.add(60)                                                                   # now 111 of 899 rows
+    chain.add(60)  # now 111 of 899 rows
     built = chain.night()
     chain.assert_sound(exhaustive=exhaustive)
     assert chain.chosen() == {"index compaction": "built anew"}
-    assert chain.choices[0].numbers["delta_share"] == pytest.approx(sum(a >> 32 >= 2 for a in chain.live()) / built.rows)
+    assert chain.choices[0].numbers["delta_share"] == pytest.approx(
+        sum(a >> 32 >= 2 for a in chain.live()) / built.rows
+    )
     assert (built.parts, built.tombstones, built.base_ordinals) == (1, None, 5)
     assert follower.refresh()
 
@@ -108,14 +158,18 @@ def test_equal_nights_give_equal_bytes_and_are_not_done_twice(cluster: Cluster, 
         chain.add(30).kill(10)
         made.append(chain.night())
         stages = Stages()
-        again, _ = extend_index(chain.job, chain.store, last, chain.units, chain.dead_file(), None, DIM, cluster, stages)
+        again, _ = extend_index(
+            chain.job, chain.store, last, chain.units, chain.dead_file(), None, DIM, cluster, stages
+        )
         assert again == made[-1]
         assert stages.finished == []
     assert [made[0].files, made[0].ids, made[0].truth] == [made[1].files, made[1].ids, made[1].truth]
 
 
 def test_a_delta_does_not_depend_on_how_many_workers_fill_it(cluster: Cluster, tmp_path: Path):
-    chain = Chain(tmp_path / "root", cluster, ("index.kind=ivf_sq8", "index.nlist=8", "index.rewrite_gib=1e-9")).add(500)
+    chain = Chain(
+        tmp_path / "root", cluster, ("index.kind=ivf_sq8", "index.nlist=8", "index.rewrite_gib=1e-9")
+    ).add(500)
     chain.night()
     chain.add(12).add(12).add(12)
     made = []
@@ -126,10 +180,15 @@ def test_a_delta_does_not_depend_on_how_many_workers_fill_it(cluster: Cluster, t
     assert made[0].files == made[1].files
 
 
-def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_replaced(cluster: Cluster, tmp_path: Path):
+def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_replaced(
+    cluster: Cluster, tmp_path: Path
+):
     chain = Chain(tmp_path / "root", cluster, ("index.kind=flat",)).add(700)
     chain.night()
-    queries, truth = load_queries(chain.store, chain.built.queries).addresses, load_truth(chain.store, chain.built.truth)
+    queries, truth = (
+        load_queries(chain.store, chain.built.queries).addresses,
+        load_truth(chain.store, chain.built.truth),
+    )
     chain.dead += [address for address in truth.addresses[0].tolist() if address not in queries][:50]
     asked = chain.built.queries
     chain.night()
@@ -140,15 +199,29 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
     chain.dead += queries[:6].tolist()
     chain.add(3).night()
     chain.assert_sound()
-    assert (chain.choices[-1].chosen, chain.choices[-1].numbers["dead_queries"]) == ("scanned", pytest.approx(6 / 40))
-    assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).sum() == 38, "one in twenty lies where rows were deleted"
+    assert (chain.choices[-1].chosen, chain.choices[-1].numbers["dead_queries"]) == (
+        "scanned",
+        pytest.approx(6 / 40),
+    )
+    assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).sum() == 38, (
+        "one in twenty lies where rows were deleted"
+    )
 
 
 @pytest.fixture(scope="module")
 def first(child: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     """A first night, to be copied."""
     with connect(ClusterSettings(), Stages(), process=child) as cluster:
-        chain = Chain(tmp_path_factory.mktemp("first") / "root", cluster, ("index.kind=ivf_flat", "index.nlist=8", *WIDE)).add(300).add(300).kill(10)
+        chain = (
+            Chain(
+                tmp_path_factory.mktemp("first") / "root",
+                cluster,
+                ("index.kind=ivf_flat", "index.nlist=8", *WIDE),
+            )
+            .add(300)
+            .add(300)
+            .kill(10)
+        )
         chain.night()
     return chain
 
@@ -169,18 +242,26 @@ def replace_a_unit(chain: Chain) -> None:
     chain.units[0] = Placed(ordinal=0, unit=other.unit)
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    (lambda chain: flip(chain, chain.built.files[0]), "sha256"),
-    (lambda chain: flip(chain, chain.built.ids[0]), "sha256"),
-    (lambda chain: flip(chain, chain.built.queries), "sha256"),
-    (lambda chain: chain.store.delete(chain.built.files[0].path), "is gone"),
-    (lambda chain: setattr(chain, "overrides", ("index.kind=ivf_flat", "index.nlist=9", *WIDE)), "index.nlist"),
-    (lambda chain: chain.kill(300), "are left"),
-    (lambda chain: chain.add(300, spread=0.4, centre=0), "imbalance rose"),
-    (forget_a_death, "live again"),
-    (replace_a_unit, "other vectors"),
-])
-def test_what_cannot_be_extended_is_built_anew_and_says_why(first: Chain, tmp_path: Path, change, sentence: str):
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda chain: flip(chain, chain.built.files[0]), "sha256"),
+        (lambda chain: flip(chain, chain.built.ids[0]), "sha256"),
+        (lambda chain: flip(chain, chain.built.queries), "sha256"),
+        (lambda chain: chain.store.delete(chain.built.files[0].path), "is gone"),
+        (
+            lambda chain: setattr(chain, "overrides", ("index.kind=ivf_flat", "index.nlist=9", *WIDE)),
+            "index.nlist",
+        ),
+        (lambda chain: chain.kill(300), "are left"),
+        (lambda chain: chain.add(300, spread=0.4, centre=0), "imbalance rose"),
+        (forget_a_death, "live again"),
+        (replace_a_unit, "other vectors"),
+    ],
+)
+def test_what_cannot_be_extended_is_built_anew_and_says_why(
+    first: Chain, tmp_path: Path, change, sentence: str
+):
     chain = first.copy(tmp_path / "root")
     change(chain)
     chain.add(5).night()
@@ -200,7 +281,17 @@ def test_two_spaces_never_meet_in_one_index(first: Chain, cluster: Cluster, tmp_
     chain.store.write(foreign.path, other.store.read(foreign.path))
     disguised = Placed(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-        extend_index(chain.job, chain.store, chain.before, [*chain.units, disguised], None, None, DIM, cluster, Stages())
+        extend_index(
+            chain.job,
+            chain.store,
+            chain.before,
+            [*chain.units, disguised],
+            None,
+            None,
+            DIM,
+            cluster,
+            Stages(),
+        )
 
 
 def test_a_changed_unit_is_refused(first: Chain, tmp_path: Path):

@@ -12,36 +12,78 @@ from pipeline.store.units import FileRef, UnitRecord
 
 FILE = FileRef(path="indexes/a.faiss", sha256="0" * 64, bytes=3 * 2**30)
 INDEX = IndexFiles(
-    kind="ivf_flat", factory="IVF100,Flat", dim=32, files=(FILE,), settings={"nlist": 100, "effort": 8},
+    kind="ivf_flat",
+    factory="IVF100,Flat",
+    dim=32,
+    files=(FILE,),
+    settings={"nlist": 100, "effort": 8},
     trained_on={"rows": 1_000, "imbalance": 1.2, "recall_at_10": 0.96},
 )
 
 
 def manifest(job: Job, **changed: object) -> ReleaseManifest:
     units = tuple(
-        ReleaseUnit(ordinal=n, path=f"u{n}", rows=10, sha256=f"{n}" * 64, space_id="s", numerics_id="n", corpus=FILE, record=f"r{n}") for n in (0, 2)
+        ReleaseUnit(
+            ordinal=n,
+            path=f"u{n}",
+            rows=10,
+            sha256=f"{n}" * 64,
+            space_id="s",
+            numerics_id="n",
+            corpus=FILE,
+            record=f"r{n}",
+        )
+        for n in (0, 2)
     )
-    known = {"space_id": "s", "numerics": {}, "rows": 20, "units": units, "next_ordinal": 3, "index": INDEX, "ids": (), "corpus": FILE}
-    return ReleaseManifest.model_validate({**known, "encoder": EncoderFiles(path="e", files=()), "settings": job.model_dump(mode="json"), **changed})
+    known = {
+        "space_id": "s",
+        "numerics": {},
+        "rows": 20,
+        "units": units,
+        "next_ordinal": 3,
+        "index": INDEX,
+        "ids": (),
+        "corpus": FILE,
+    }
+    return ReleaseManifest.model_validate(
+        {
+            **known,
+            "encoder": EncoderFiles(path="e", files=()),
+            "settings": job.model_dump(mode="json"),
+            **changed,
+        }
+    )
 
 
 def measured(imbalance: float = 1.2, recall: float = 0.96) -> dict[str, object]:
     return {"imbalance": imbalance, "recall": {"10": {"value": recall}}, "nlist": 100}
 
 
-@pytest.mark.parametrize(("value", "high", "chosen"), [(0.40, 0.44, ANEW), (0.84, 0.85, ANEW), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)])
+@pytest.mark.parametrize(
+    ("value", "high", "chosen"),
+    [(0.40, 0.44, ANEW), (0.84, 0.85, ANEW), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)],
+)
 def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, chosen):
-    choice = rules.training(INDEX, 1_000, {**measured(), "recall_near_dead": {"value": value, "low": 0.3, "high": high}})
+    choice = rules.training(
+        INDEX, 1_000, {**measured(), "recall_near_dead": {"value": value, "low": 0.3, "high": high}}
+    )
     assert choice.chosen == chosen
     assert choice.numbers["recall_near_dead"] == value
     assert ("recall@10 near dead rows is" in choice.sentence) == (chosen == ANEW)
 
 
-@pytest.mark.parametrize(("delta", "tombstones", "chosen"), [(100, 50, KEPT), (101, 0, ANEW), (0, 51, ANEW), (0, 0, KEPT)])
+@pytest.mark.parametrize(
+    ("delta", "tombstones", "chosen"), [(100, 50, KEPT), (101, 0, ANEW), (0, 51, ANEW), (0, 0, KEPT)]
+)
 def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(delta, tombstones, chosen):
     choice = rules.compaction(delta, tombstones, 1_000)
     assert (choice.what, choice.chosen) == ("index compaction", chosen)
-    assert choice.numbers == {"delta_share": delta / 1_000, "delta_bound": 0.1, "tombstone_share": tombstones / 1_000, "tombstone_bound": 0.05}
+    assert choice.numbers == {
+        "delta_share": delta / 1_000,
+        "delta_bound": 0.1,
+        "tombstone_share": tombstones / 1_000,
+        "tombstone_bound": 0.05,
+    }
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32", "L2norm,Flat"])
@@ -54,9 +96,15 @@ def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
     assert lost.sentence.startswith("built anew: recall@10 fell")
 
 
-@pytest.mark.parametrize(("imbalance", "recall", "chosen", "words"), [
-    (1.2 * 1.25, 0.96 - 0.01, KEPT, "kept"), (1.501, 0.96, ANEW, "from 1.200 to 1.501"), (1.2, 0.9499, ANEW, "from 0.9600 to 0.9499"), (0.5, 1.0, KEPT, "kept"),
-])
+@pytest.mark.parametrize(
+    ("imbalance", "recall", "chosen", "words"),
+    [
+        (1.2 * 1.25, 0.96 - 0.01, KEPT, "kept"),
+        (1.501, 0.96, ANEW, "from 1.200 to 1.501"),
+        (1.2, 0.9499, ANEW, "from 0.9600 to 0.9499"),
+        (0.5, 1.0, KEPT, "kept"),
+    ],
+)
 def test_a_quantizer_that_no_longer_fits_is_trained_anew(imbalance, recall, chosen, words):
     choice = rules.training(INDEX, 1_000, measured(imbalance, recall))
     assert (choice.what, choice.chosen) == ("index training", chosen)
@@ -72,7 +120,7 @@ def test_rows_that_doubled_or_halved_want_another_number_of_lists(rows, chosen):
     for figures in (None, measured()):
         assert rules.training(INDEX, rows, figures).chosen == chosen
     flat = INDEX.model_copy(update={"settings": {"nlist": 0}})
-    assert rules.training(flat, rows, None).chosen == KEPT          # there is no quantizer
+    assert rules.training(flat, rows, None).chosen == KEPT  # there is no quantizer
 
 
 @pytest.mark.parametrize(("kept", "fires"), [(500, False), (499, True), (0, True)])
@@ -83,15 +131,22 @@ def test_an_index_of_which_less_than_half_is_left_is_not_taken_apart(kept, fires
         assert choice.numbers == {"rows_kept": kept, "rows_before": 1_000, "bound": 500}
 
 
-@pytest.mark.parametrize(("section", "change", "word"), [
-    ("index", {"queries": 50}, "index.queries"), ("index", {"nlist": 7, "nprobe": 3}, "index.nlist, index.nprobe"),
-    ("gates", {"recall_at_10": 0.9}, "gates.recall_at_10"),
-    ("index", {"shards": 3, "rewrite_gib": 1.0, "memory_gib": 2.0}, None), ("gates", {"p99_ms": 5.0}, None),
-])
+@pytest.mark.parametrize(
+    ("section", "change", "word"),
+    [
+        ("index", {"queries": 50}, "index.queries"),
+        ("index", {"nlist": 7, "nprobe": 3}, "index.nlist, index.nprobe"),
+        ("gates", {"recall_at_10": 0.9}, "gates.recall_at_10"),
+        ("index", {"shards": 3, "rewrite_gib": 1.0, "memory_gib": 2.0}, None),
+        ("gates", {"p99_ms": 5.0}, None),
+    ],
+)
 def test_settings_that_shape_the_index_build_it_anew(section, change, word):
     before = manifest(Job())
     sections = {"index": IndexSettings, "gates": GateSettings}
-    choice = rules.other_settings(Job.model_validate({section: sections[section](**change)}), before, None, 32)
+    choice = rules.other_settings(
+        Job.model_validate({section: sections[section](**change)}), before, None, 32
+    )
     assert (choice is None) == (word is None)
     assert word is None or word in choice.sentence
 
@@ -99,29 +154,50 @@ def test_settings_that_shape_the_index_build_it_anew(section, change, word):
 def test_another_dimension_or_transform_builds_anew():
     assert rules.other_settings(Job(), manifest(Job()), None, 32) is None
     assert rules.other_settings(Job(), manifest(Job()), None, 31).numbers == {"dim": 31, "dim_before": 32}
-    assert "the transform is another one" in rules.other_settings(Job(), manifest(Job(), transform_id="t"), None, 32).sentence
+    assert (
+        "the transform is another one"
+        in rules.other_settings(Job(), manifest(Job(), transform_id="t"), None, 32).sentence
+    )
 
 
-@pytest.mark.parametrize(("ordinal", "sha256", "fires"), [(0, "0" * 64, False), (2, "9" * 64, True), (3, "9" * 64, False), (1, "9" * 64, True)])
+@pytest.mark.parametrize(
+    ("ordinal", "sha256", "fires"),
+    [(0, "0" * 64, False), (2, "9" * 64, True), (3, "9" * 64, False), (1, "9" * 64, True)],
+)
 def test_a_unit_in_an_old_place_must_be_the_old_one(ordinal, sha256, fires):
-    placed = Placed(ordinal=ordinal, unit=UnitRecord(name="u", path="u", rows=10, bytes=1, sha256=sha256, space_id="s"))
+    placed = Placed(
+        ordinal=ordinal, unit=UnitRecord(name="u", path="u", rows=10, bytes=1, sha256=sha256, space_id="s")
+    )
     assert (rules.other_units([placed], manifest(Job())) is not None) == fires
 
 
-@pytest.mark.parametrize(("rows", "settings", "fires"), [
-    (300_000, {"kind": "auto"}, False), (150_000, {"kind": "auto"}, False), (10_000, {"kind": "auto"}, True), (300_000, {"kind": "auto", "memory_gib": 0.02}, True),
-    (300_000, {"kind": "ivf_flat", "on_disk": "always"}, True),
-])
+@pytest.mark.parametrize(
+    ("rows", "settings", "fires"),
+    [
+        (300_000, {"kind": "auto"}, False),
+        (150_000, {"kind": "auto"}, False),
+        (10_000, {"kind": "auto"}, True),
+        (300_000, {"kind": "auto", "memory_gib": 0.02}, True),
+        (300_000, {"kind": "ivf_flat", "on_disk": "always"}, True),
+    ],
+)
 def test_auto_that_now_chooses_another_kind_builds_it(rows, settings, fires):
     choice = rules.other_kind(plan_index(rows, 32, IndexSettings(**settings)), INDEX)
     assert (choice is not None) == fires
 
 
-@pytest.mark.parametrize(("kind", "changes", "gib", "words"), [
-    ("ivf_flat", {}, 3.0, ""), ("ivf_flat", {}, 2.9, "3.0 GiB is larger than index.rewrite_gib (2.9)"), ("hnsw", {}, 64.0, "cannot forget rows"),
-    ("IVF16,PQ4x4fs", {}, 64.0, "cannot forget rows"), ("IVF16_HNSW8,Flat", {}, 64.0, ""), ("ivf_flat", {"parts": 2}, 64.0, "two parts"),
-    ("ivf_flat", {"files": (FILE, FileRef(path="a.ivfdata", sha256=""))}, 64.0, "lists are on disk"),
-])
+@pytest.mark.parametrize(
+    ("kind", "changes", "gib", "words"),
+    [
+        ("ivf_flat", {}, 3.0, ""),
+        ("ivf_flat", {}, 2.9, "3.0 GiB is larger than index.rewrite_gib (2.9)"),
+        ("hnsw", {}, 64.0, "cannot forget rows"),
+        ("IVF16,PQ4x4fs", {}, 64.0, "cannot forget rows"),
+        ("IVF16_HNSW8,Flat", {}, 64.0, ""),
+        ("ivf_flat", {"parts": 2}, 64.0, "two parts"),
+        ("ivf_flat", {"files": (FILE, FileRef(path="a.ivfdata", sha256=""))}, 64.0, "lists are on disk"),
+    ],
+)
 def test_a_delta_is_put_beside_what_cannot_be_changed_in_place(kind, changes, gib, words):
     plan = plan_index(100_000, 32, IndexSettings(kind=kind))
     found = rules.stands_apart(plan, INDEX.model_copy(update=changes), gib)

@@ -23,7 +23,9 @@ def page_of(job: Job, number: int) -> str:
     return (Path(job.release.root) / f"releases/{number:08d}/report.html").read_text()
 
 
-def test_the_next_night_asks_the_same_queries_and_shows_what_changed(make_job: Callable[..., Job], tmp_path: Path):
+def test_the_next_night_asks_the_same_queries_and_shows_what_changed(
+    make_job: Callable[..., Job], tmp_path: Path
+):
     job = make_job("whiten.mode=off")
     nightly(job, Stages())
     store = open_store(job.release.root)
@@ -41,7 +43,10 @@ def test_the_next_night_asks_the_same_queries_and_shows_what_changed(make_job: C
         others = [row["id"] for row in found if row["query"] == number and row["text"] != each.query][:4]
         assert [hit.id for hit in each.hits] == others
     page = page_of(job, 2)
-    changed = sum([hit.id for hit in then.hits] != [hit.id for hit in now.hits] for then, now in zip(first.answers, second.answers, strict=True))
+    changed = sum(
+        [hit.id for hit in then.hits] != [hit.id for hit in now.hits]
+        for then, now in zip(first.answers, second.answers, strict=True)
+    )
     assert page.count("<h4>release 1</h4>") == changed
     assert outcome.facts["queries"] == {"asked": 6, "changed": changed}
     assert "The same 6 queries are asked of every release." in page
@@ -49,7 +54,9 @@ def test_the_next_night_asks_the_same_queries_and_shows_what_changed(make_job: C
     assert len(re.findall(r"Deleted rows <span class=\"soft\">· 5 of 20", page)) == 1
 
 
-def test_a_damaged_file_of_drawn_rows_leaves_them_out_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_file_of_drawn_rows_leaves_them_out_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     store = open_store(tmp_path)
     assert _drawn(store, "corpus") == ()
     store.write(ChangedRows.path("corpus"), ChangedRows(rows=(ChangedRow(now=7),)).to_json())
@@ -60,7 +67,9 @@ def test_a_damaged_file_of_drawn_rows_leaves_them_out_of_the_report(tmp_path: Pa
 
 
 @pytest.mark.parametrize("left", [None, b"{", b"{}\n"], ids=["none", "cut off", "empty"])
-def test_a_release_whose_summary_is_missing_or_damaged_is_compared_as_far_as_its_manifest_goes(left: bytes | None, make_job: Callable[..., Job], tmp_path: Path):
+def test_a_release_whose_summary_is_missing_or_damaged_is_compared_as_far_as_its_manifest_goes(
+    left: bytes | None, make_job: Callable[..., Job], tmp_path: Path
+):
     job = make_job("whiten.mode=off")
     nightly(job, Stages())
     store = open_store(job.release.root)

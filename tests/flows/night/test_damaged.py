@@ -122,7 +122,7 @@ def test_a_release_that_is_whole_is_unchanged_and_nothing_is_written(
     def listing() -> dict[str, int]:
         return {entry.path: int(entry.stamp) for entry in open_store(tmp_path / "releases").list()}
 
-    assert night().status == "unchanged"       # index.html names the root, which is a copy
+    assert night().status == "unchanged"  # index.html names the root, which is a copy
     before = listing()
     assert night().status == "unchanged"
     assert night(verify=True).status == "unchanged"

@@ -187,7 +187,9 @@ def test_a_page_that_is_lost_is_made_again_and_one_that_holds_is_not_written(
     page.unlink()
     (root / "releases" / "00000002" / "summary.json").unlink()
     assert manta("releases", "hold", str(root)).code == 0
-    assert page.read_text().count('<td class="num">–</td>') == 2, "an older version kept no seconds, and no p99 without a gate"
+    assert page.read_text().count('<td class="num">–</td>') == 2, (
+        "an older version kept no seconds, and no p99 without a gate"
+    )
     assert manta("releases", "hold", str(root)).code == 0
     stamp = page.stat().st_mtime_ns
     assert manta("releases", "hold", str(root)).code == 0

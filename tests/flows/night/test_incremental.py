@@ -37,8 +37,21 @@ class Night:
     def __init__(self, folder: Path, encoder: Path, *overrides: str) -> None:
         self.folder, self.input = folder, folder / "corpus"
         self.input.mkdir(parents=True)
-        arguments = [argument for argument in job_arguments(folder, encoder) if not argument.startswith("corpus.keep")]
-        self.job: Job = load_settings(Job, None, (*arguments, "encode.unit_rows=16", "index.queries=20", "corpus.keep=[]", "corpus.max_quarantined=1", *overrides))
+        arguments = [
+            argument for argument in job_arguments(folder, encoder) if not argument.startswith("corpus.keep")
+        ]
+        self.job: Job = load_settings(
+            Job,
+            None,
+            (
+                *arguments,
+                "encode.unit_rows=16",
+                "index.queries=20",
+                "corpus.keep=[]",
+                "corpus.max_quarantined=1",
+                *overrides,
+            ),
+        )
         self.files: Corpus = {}
         self.clock = 0
 
@@ -96,10 +109,14 @@ def same(incremental: Night, scratch: Night) -> None:
     np.testing.assert_allclose(one.scatter, other.scatter, rtol=0, atol=1e-10 * scale)
     np.testing.assert_allclose(one.mean, other.mean, rtol=0, atol=1e-10 * np.abs(other.mean).max())
     queries = np.stack([np.frombuffer(vector, np.float32) for vector in list(fresh.values())[:10]])
-    answers = [open_release(night.job.release.root).search(queries, len(fresh)) for night in (incremental, scratch)]
+    answers = [
+        open_release(night.job.release.root).search(queries, len(fresh)) for night in (incremental, scratch)
+    ]
     for query in range(len(queries)):
         rows = [table.filter(pa.array(table["query"].to_numpy() == query)) for table in answers]
-        scores = [dict(zip(table["id"].to_pylist(), table["score"].to_pylist(), strict=True)) for table in rows]
+        scores = [
+            dict(zip(table["id"].to_pylist(), table["score"].to_pylist(), strict=True)) for table in rows
+        ]
         assert scores[0].keys() == scores[1].keys() == fresh.keys()
         assert all(abs(scores[0][name] - scores[1][name]) < 2e-6 for name in fresh)
         ranked = [np.array(table["score"].to_pylist()) for table in rows]
@@ -108,12 +125,18 @@ def same(incremental: Night, scratch: Night) -> None:
     assert counts["total"] == incremental.current().rows + counts["quarantined"]
 
 
-rows = st.lists(st.tuples(st.sampled_from([f"id-{number}" for number in range(40)]), st.sampled_from([*TEXTS[:40], ""])), min_size=1, max_size=30)
-corpora = st.dictionaries(st.sampled_from(["a.parquet", "b.parquet", "c.parquet"]), rows, min_size=1, max_size=3)
+rows = st.lists(
+    st.tuples(st.sampled_from([f"id-{number}" for number in range(40)]), st.sampled_from([*TEXTS[:40], ""])),
+    min_size=1,
+    max_size=30,
+)
+corpora = st.dictionaries(
+    st.sampled_from(["a.parquet", "b.parquet", "c.parquet"]), rows, min_size=1, max_size=3
+)
 BASE = [(f"base-{number}", TEXTS[40 + number]) for number in range(40)]
 
 
-@settings(max_examples=settings.default.max_examples // 10)        # an example is four nights
+@settings(max_examples=settings.default.max_examples // 10)  # an example is four nights
 @given(st.lists(corpora, min_size=3, max_size=3))
 def test_incremental_equals_from_scratch(tmp_path, encoder, sequence):
     top = tmp_path / uuid.uuid4().hex
@@ -136,11 +159,22 @@ def test_only_new_and_changed_texts_are_encoded_and_known_ones_are_copied(nights
     night = nights("index.kind=flat")
     night.put({"a.parquet": BASE})
     night.run()
-    changed = [("base-0", TEXTS[0]), *BASE[1:30], ("other", TEXTS[45]), ("new", TEXTS[1])]     # one changed, ten gone, one with a text that was there, one new
+    changed = [
+        ("base-0", TEXTS[0]),
+        *BASE[1:30],
+        ("other", TEXTS[45]),
+        ("new", TEXTS[1]),
+    ]  # one changed, ten gone, one with a text that was there, one new
     night.put({"a.parquet": changed, "renamed.parquet": BASE[30:32]})
     outcome = night.run()
-    assert {name: outcome.facts["counts"][name] for name in ("new", "changed", "deleted", "encoded", "reused")} == {
-        "new": 2, "changed": 1, "deleted": 8, "encoded": 2, "reused": 32,
+    assert {
+        name: outcome.facts["counts"][name] for name in ("new", "changed", "deleted", "encoded", "reused")
+    } == {
+        "new": 2,
+        "changed": 1,
+        "deleted": 8,
+        "encoded": 2,
+        "reused": 32,
     }
     decisions = {choice["what"]: choice for choice in outcome.facts["decisions"]}
     assert decisions["corpus"]["numbers"]["changed"] == 1
@@ -183,12 +217,18 @@ def test_a_night_after_a_rollback_goes_on_from_the_release_that_is_current(night
     night.run()
     late = {unit.ordinal for unit in releases.get(2).units}
     releases.rollback(1)
-    night.put({"a.parquet": BASE[:20], "c.parquet": [(f"other-{number}", TEXTS[number]) for number in range(5)]})
+    night.put(
+        {"a.parquet": BASE[:20], "c.parquet": [(f"other-{number}", TEXTS[number]) for number in range(5)]}
+    )
     outcome = night.run()
     assert outcome.facts["counts"]["new"] == 5
     assert night.current().parent == 1
-    fresh = {unit.ordinal for unit in night.current().units} - {unit.ordinal for unit in releases.get(1).units}
-    assert min(fresh) > max(late)                       # addresses of the release that was rolled back are never given to other rows
+    fresh = {unit.ordinal for unit in night.current().units} - {
+        unit.ordinal for unit in releases.get(1).units
+    }
+    assert min(fresh) > max(
+        late
+    )  # addresses of the release that was rolled back are never given to other rows
     scratch = nights("index.kind=flat")
     scratch.put(night.files)
     scratch.run()
@@ -203,7 +243,9 @@ def test_another_encoder_starts_a_new_base_and_says_why(nights: Callable[..., Ni
     night.run()
     space = night.current().space_id
     other = save_folder(tmp_path / "other", "bert", seed=5)
-    night.job = night.job.model_copy(update={"encoder": night.job.encoder.model_copy(update={"path": str(other)})})
+    night.job = night.job.model_copy(
+        update={"encoder": night.job.encoder.model_copy(update={"path": str(other)})}
+    )
     outcome = night.run()
     now = night.current()
     assert now.space_id != space
@@ -221,7 +263,9 @@ def test_duplicate_ids_come_to_life_and_die(nights: Callable[..., Night]):
     assert outcome.facts["counts"]["quarantined_duplicate_id"] == 2
     first = live_vectors(night)
     night.put({"a.parquet": BASE[2:], "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
-    outcome = night.run()                               # both losers live now: one with another text, one with the text of the row that went
+    outcome = (
+        night.run()
+    )  # both losers live now: one with another text, one with the text of the row that went
     assert (outcome.facts["counts"]["changed"], outcome.facts["counts"]["quarantined"]) == (1, 0)
     now = live_vectors(night)
     assert now["base-0"] != first["base-0"]

@@ -29,12 +29,25 @@ IN_ONE_PROCESS = "cluster.small_rows=5000"
 
 
 def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
-    return [*job_arguments(folder, encoder), "gates.recall_at_10=0.1", "whiten.mode=off", "encode.unit_rows=25", *overrides]
+    return [
+        *job_arguments(folder, encoder),
+        "gates.recall_at_10=0.1",
+        "whiten.mode=off",
+        "encode.unit_rows=25",
+        *overrides,
+    ]
 
 
 def start(folder: Path, encoder: Path, *overrides: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments(folder, encoder, *overrides)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MANTA_LOG": "json"})
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MANTA_LOG": "json"},
+    )
 
 
 def finish(night: subprocess.Popen[str]) -> dict[str, Any]:
@@ -86,7 +99,9 @@ def wait_for_units(root: Path, count: int, night: subprocess.Popen[str]) -> None
 
 
 @pytest.mark.parametrize("workers", [IN_ONE_PROCESS, pytest.param(ON_RAY, marks=pytest.mark.slow)])
-def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, encoder: Path, undisturbed: Path, child: OneProcess, workers: str):
+def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(
+    folder: Path, encoder: Path, undisturbed: Path, child: OneProcess, workers: str
+):
     root = folder / "releases"
     night = start(folder, encoder, workers)
     wait_for_units(root, 3, night)
@@ -98,7 +113,10 @@ def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, enc
         assert finish(start(folder, encoder, workers))["status"] == "published"
     else:
         with working_with(child):
-            assert nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages()).status == "published"
+            assert (
+                nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages()).status
+                == "published"
+            )
     after = records(root)
     assert len(after) == _UNITS
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
@@ -108,13 +126,19 @@ def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(folder: Path, enc
 
 
 @pytest.mark.slow
-def test_killed_workers_are_replaced_and_the_night_ends_the_same(folder: Path, encoder: Path, undisturbed: Path):
+def test_killed_workers_are_replaced_and_the_night_ends_the_same(
+    folder: Path, encoder: Path, undisturbed: Path
+):
     root = folder / "releases"
     night = start(folder, encoder, ON_RAY)
     killed = 0
     for done in (2, 10):
         wait_for_units(root, done, night)
-        workers = [child for child in psutil.Process(night.pid).children(recursive=True) if "MapWorker" in " ".join(child.cmdline()[:1])]
+        workers = [
+            child
+            for child in psutil.Process(night.pid).children(recursive=True)
+            if "MapWorker" in " ".join(child.cmdline()[:1])
+        ]
         workers[0].kill()
         killed += 1
     assert finish(night)["status"] == "published"
@@ -124,7 +148,9 @@ def test_killed_workers_are_replaced_and_the_night_ends_the_same(folder: Path, e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet/raylet", "gcs/gcs_server"])
-def test_a_night_whose_ray_is_killed_says_so_at_once_and_goes_on_where_it_was(folder: Path, encoder: Path, undisturbed: Path, part: str):
+def test_a_night_whose_ray_is_killed_says_so_at_once_and_goes_on_where_it_was(
+    folder: Path, encoder: Path, undisturbed: Path, part: str
+):
     night = start(folder, encoder, ON_RAY)
     wait_for_units(folder / "releases", 3, night)
     (server,) = [child for child in psutil.Process(night.pid).children() if child.cmdline()[0].endswith(part)]
@@ -143,7 +169,7 @@ def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder:
     damaged = sorted(root.glob("units/vectors/*/*.parquet"))[5]
     damaged.write_bytes(damaged.read_bytes()[:1000])
     for name in ("commits", "releases", "indexes"):
-        shutil.rmtree(root / name)                      # as if the night had stopped before the index
+        shutil.rmtree(root / name)  # as if the night had stopped before the index
     nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages())
     assert unit_bytes(root) == unit_bytes(undisturbed)
 
@@ -152,7 +178,10 @@ def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder:
 def test_of_two_nights_at_once_one_publishes_and_the_other_says_so(folder: Path, encoder: Path):
     nights = [start(folder, encoder), start(folder, encoder)]
     answers = [finish(night) for night in nights]
-    assert sorted(answer["status"] for answer in answers) in (["overtaken", "published"], ["published", "unchanged"])
+    assert sorted(answer["status"] for answer in answers) in (
+        ["overtaken", "published"],
+        ["published", "unchanged"],
+    )
     assert {answer["release"] for answer in answers} == {1}
     releases = Releases(open_store(folder / "releases"))
     assert [commit.kind for commit in releases.history()] == ["publish"]

@@ -67,10 +67,29 @@ class Machines:
 
     @property
     def environment(self) -> dict[str, str]:
-        access = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_", "MANTA_"))}
-        own = {"MANTA_CACHE": str(self.scratch / "cache"), "TMPDIR": str(self.scratch), "PYTHONPATH": str(ROOT), "MANTA_LOG": "json", "RAY_AUTH_MODE": "disabled"}
-        return kept | access | own | {"AWS_ENDPOINT_URL": f"http://{_HEAD}:{_S3_PORT}", "PATH": f"{_BIN}:{os.environ['PATH']}"}
+        access = {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("RAY_", "AWS_", "MANTA_"))
+        }
+        own = {
+            "MANTA_CACHE": str(self.scratch / "cache"),
+            "TMPDIR": str(self.scratch),
+            "PYTHONPATH": str(ROOT),
+            "MANTA_LOG": "json",
+            "RAY_AUTH_MODE": "disabled",
+        }
+        return (
+            kept
+            | access
+            | own
+            | {"AWS_ENDPOINT_URL": f"http://{_HEAD}:{_S3_PORT}", "PATH": f"{_BIN}:{os.environ['PATH']}"}
+        )
 
     def build(self) -> None:
         """The network, then Ray on every node and the S3 server on the first."""
@@ -80,11 +99,35 @@ class Machines:
         for number in range(1, _NODES + 1):
             self._connect(number)
         common = ["--num-cpus=1", "--object-store-memory=80000000", "--block"]
-        self._boot(1, ["ray", "start", "--head", f"--node-ip-address={_HEAD}", f"--port={_PORT}", "--include-dashboard=false", *common])
-        self.started.append(self.inside([sys.executable, "-m", "moto.server", "-H", _HEAD, "-p", str(_S3_PORT)], subprocess.DEVNULL))
+        self._boot(
+            1,
+            [
+                "ray",
+                "start",
+                "--head",
+                f"--node-ip-address={_HEAD}",
+                f"--port={_PORT}",
+                "--include-dashboard=false",
+                *common,
+            ],
+        )
+        self.started.append(
+            self.inside(
+                [sys.executable, "-m", "moto.server", "-H", _HEAD, "-p", str(_S3_PORT)], subprocess.DEVNULL
+            )
+        )
         self._wait_for(1)
         for number in range(2, _NODES + 1):
-            self._boot(number, ["ray", "start", f"--address={_HEAD}:{_PORT}", f"--node-ip-address={self.address(number)}", *common])
+            self._boot(
+                number,
+                [
+                    "ray",
+                    "start",
+                    f"--address={_HEAD}:{_PORT}",
+                    f"--node-ip-address={self.address(number)}",
+                    *common,
+                ],
+            )
         for number in range(2, _NODES + 1):
             self._wait_for(number)
 
@@ -93,8 +136,25 @@ class Machines:
         run("ip", "netns", "add", name)
         hosts = Path("/etc/netns", name, "hosts")
         hosts.parent.mkdir(parents=True, exist_ok=True)
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{self.address(each)} node{each}\n" for each in range(1, _NODES + 1)))
-        run("ip", "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"port{number}", "netns", self.name(0))
+        hosts.write_text(
+            "127.0.0.1 localhost\n"
+            + "".join(f"{self.address(each)} node{each}\n" for each in range(1, _NODES + 1))
+        )
+        run(
+            "ip",
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            name,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"port{number}",
+            "netns",
+            self.name(0),
+        )
         run("ip", "-n", self.name(0), "link", "set", f"port{number}", "master", "br0", "up")
         run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
         for device in ("eth0", "lo"):
@@ -106,9 +166,26 @@ class Machines:
         mounts = "; ".join(f"mount -t tmpfs none {place}" for place in own)
         script = f'set -e; mount --make-rprivate /; hostname node{number}; {mounts}; exec "$@"'
         Path("/tmp/ray").mkdir(exist_ok=True)
-        whole = ["ip", "netns", "exec", self.name(number), "unshare", "-m", "-u", "bash", "-c", script, "bash", *command]
+        whole = [
+            "ip",
+            "netns",
+            "exec",
+            self.name(number),
+            "unshare",
+            "-m",
+            "-u",
+            "bash",
+            "-c",
+            script,
+            "bash",
+            *command,
+        ]
         with self._log(number).open("w") as log:
-            self.started.append(subprocess.Popen(whole, stdout=log, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=ROOT))
+            self.started.append(
+                subprocess.Popen(
+                    whole, stdout=log, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=ROOT
+                )
+            )
 
     def _log(self, number: int) -> Path:
         return self.logs / f"node{number}.log"
@@ -122,7 +199,14 @@ class Machines:
     def inside(self, command: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """A process on the first node."""
         enter = ["nsenter", "-t", str(self.started[0].pid), "-m", "-u", "-n", f"--wd={ROOT}"]
-        return subprocess.Popen([*enter, *command], stdin=subprocess.PIPE, stdout=output, stderr=output, text=True, env=self.environment)
+        return subprocess.Popen(
+            [*enter, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            text=True,
+            env=self.environment,
+        )
 
     def pids(self, number: int) -> list[int]:
         return [int(pid) for pid in run("ip", "netns", "pids", self.name(number)).split()]
@@ -168,7 +252,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Iterato
     built = Machines(disk, tmp_path_factory.mktemp("scratch"), tmp_path_factory.mktemp("logs"))
     try:
         built.build()
-        bucket = built.inside([sys.executable, "-c", "import s3fs; s3fs.S3FileSystem().mkdir('corpus-vectors')"])
+        bucket = built.inside(
+            [sys.executable, "-c", "import s3fs; s3fs.S3FileSystem().mkdir('corpus-vectors')"]
+        )
         assert bucket.wait() == 0, bucket.communicate()[1]
         yield built
     finally:
@@ -179,29 +265,52 @@ class Listing:
     """Listings of a root, by a process on the first node."""
 
     def __init__(self, machines: Machines, root: str) -> None:
-        self._process, self._root = machines.inside([sys.executable, "-m", "tests.flows.documents.listing"]), root
+        self._process, self._root = (
+            machines.inside([sys.executable, "-m", "tests.flows.documents.listing"]),
+            root,
+        )
 
     def files(self) -> dict[str, tuple[str, float]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(self._root, file=self._process.stdin, flush=True)
-        return {path: (stamp, modified) for path, (stamp, modified) in json.loads(self._process.stdout.readline()).items()}
+        return {
+            path: (stamp, modified)
+            for path, (stamp, modified) in json.loads(self._process.stdout.readline()).items()
+        }
 
     def written(self) -> dict[str, str]:
         """Etags of what a night made, without what tells of its time (manifest, report, commit) and the index's working files."""
         made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
-        return {path: stamp for path, (stamp, _) in self.files().items() if path.startswith(made) and not path.startswith("indexes/work/")}
+        return {
+            path: stamp
+            for path, (stamp, _) in self.files().items()
+            if path.startswith(made) and not path.startswith("indexes/work/")
+        }
 
     def records(self) -> dict[str, tuple[str, float]]:
-        return {path: facts for path, facts in self.files().items() if path.startswith("units/vectors/") and path.endswith(".json")}
+        return {
+            path: facts
+            for path, facts in self.files().items()
+            if path.startswith("units/vectors/") and path.endswith(".json")
+        }
 
     def close(self) -> None:
         self._process.communicate()
 
 
 def start(machines: Machines, encoder: Path, root: str) -> subprocess.Popen[str]:
-    own = ["encode.unit_rows=25", "whiten.mode=off", "gates.recall_at_10=0.1", f"cluster.address={_HEAD}:{_PORT}", "cluster.workers=3", f"release.root={root}"]
-    return machines.inside([sys.executable, "-m", "jobs.nightly", "--json", *job_arguments(machines.disk, encoder), *own])
+    own = [
+        "encode.unit_rows=25",
+        "whiten.mode=off",
+        "gates.recall_at_10=0.1",
+        f"cluster.address={_HEAD}:{_PORT}",
+        "cluster.workers=3",
+        f"release.root={root}",
+    ]
+    return machines.inside(
+        [sys.executable, "-m", "jobs.nightly", "--json", *job_arguments(machines.disk, encoder), *own]
+    )
 
 
 def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
@@ -226,13 +335,19 @@ def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
         listing.close()
 
 
-def test_a_night_needs_nothing_of_the_drivers_disk_on_other_nodes(undisturbed: tuple[dict[str, str], set[int]]):
+def test_a_night_needs_nothing_of_the_drivers_disk_on_other_nodes(
+    undisturbed: tuple[dict[str, str], set[int]],
+):
     files, seen = undisturbed
     assert seen == {1, 2, 3}, "every node encoded"
-    assert sum(path.endswith("model.safetensors") for path in files) == 1, "one copy of the encoder, below the root"
+    assert sum(path.endswith("model.safetensors") for path in files) == 1, (
+        "one copy of the encoder, below the root"
+    )
 
 
-def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(machines: Machines, undisturbed: tuple[dict[str, str], set[int]]):
+def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(
+    machines: Machines, undisturbed: tuple[dict[str, str], set[int]]
+):
     listing = Listing(machines, "s3://corpus-vectors/disturbed")
     night = start(machines, machines.disk / "encoder", "s3://corpus-vectors/disturbed")
     while night.poll() is None and len(listing.records()) < 8:
@@ -245,5 +360,8 @@ def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(machines:
     after = listing.records()
     assert {path: after[path] for path in before} == before, "what was finished was not made again"
     assert listing.written() == undisturbed[0], "the same bytes"
-    assert f"node {machines.address(3)} is lost; what it had not finished is done again on the 2 that are left" in said
+    assert (
+        f"node {machines.address(3)} is lost; what it had not finished is done again on the 2 that are left"
+        in said
+    )
     listing.close()

@@ -29,7 +29,11 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def unit_bytes(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in (root / "units").rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in (root / "units").rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("flat", "off"), ("IVF8,Flat", "on"), ("hnsw", "auto")])
@@ -49,10 +53,16 @@ def test_the_published_index_is_all_that_a_plain_searcher_needs(make_job: Make, 
     for query, text in enumerate(texts):
         assert found[query, 1]["text"] == text, "a row finds itself first"
         assert found[query, 1]["score"] == pytest.approx(1, abs=1e-4)
-    ids = pa.concat_tables([pa.ipc.open_file(Path(outcome.root, ref.path)).read_all() for ref in release.manifest.ids])
+    ids = pa.concat_tables(
+        [pa.ipc.open_file(Path(outcome.root, ref.path)).read_all() for ref in release.manifest.ids]
+    )
     by_address = dict(zip(ids["address"].to_pylist(), ids["id"].to_pylist(), strict=True))
-    assert [by_address[address] for address in addresses[:, 0].tolist()] == [f"row-{row:05d}" for row in range(20)]
-    assert release.search(texts, 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(20)], "texts are encoded by the release's own encoder"
+    assert [by_address[address] for address in addresses[:, 0].tolist()] == [
+        f"row-{row:05d}" for row in range(20)
+    ]
+    assert release.search(texts, 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(20)], (
+        "texts are encoded by the release's own encoder"
+    )
 
 
 def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(make_job: Make):
@@ -68,7 +78,9 @@ def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(make_job
     rows = pa.concat_tables(tables)
     assert sorted(rows["id"].to_pylist()) == [f"row-{row:05d}" for row in range(400)]
     expected = load_encoder(job.encoder, EncodeSettings(), "cpu").encode(rows["text"].to_pylist())
-    np.testing.assert_array_equal(vector_matrix(rows["vector"]), expected, "the same bits in a worker's units and in one call here")
+    np.testing.assert_array_equal(
+        vector_matrix(rows["vector"]), expected, "the same bits in a worker's units and in one call here"
+    )
     assert manifest.counts["total"] == manifest.rows + manifest.counts["quarantined"]
     assert releases.store.exists(f"releases/{manifest.release:08d}/report.html")
 
@@ -86,12 +98,18 @@ def test_added_files_make_a_new_release_and_keep_the_old_vectors(make_job: Make,
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     first = nightly(job, Stages())
     before = unit_bytes(tmp_path / "releases")
-    table = pa.table({"id": ["new-1", "new-2"], "text": ["a new dog", "a new man reads"], "lang": ["en", "en"]})
+    table = pa.table(
+        {"id": ["new-1", "new-2"], "text": ["a new dog", "a new man reads"], "lang": ["en", "en"]}
+    )
     pq.write_table(table, tmp_path / "corpus" / "part-9.parquet")
     second = nightly(job, Stages())
     assert (first.release, second.release, second.rows) == (1, 2, 402)
     assert before.items() <= unit_bytes(tmp_path / "releases").items(), "nothing that was published changed"
-    assert {name: second.facts["counts"][name] for name in ("new", "changed", "deleted")} == {"new": 2, "changed": 0, "deleted": 0}
+    assert {name: second.facts["counts"][name] for name in ("new", "changed", "deleted")} == {
+        "new": 2,
+        "changed": 0,
+        "deleted": 0,
+    }
     assert second.facts["counts"]["reused"] == 400
     assert second.facts["counts"]["encoded"] == 2
     found = open_release(job.release.root).search("a new man reads", 1).to_pylist()[0]
@@ -120,8 +138,16 @@ def test_rolling_back_and_pruning_leave_what_is_current_whole(make_job: Make, tm
 
 
 @pytest.mark.parametrize("kind", ["flat", "IVF4,PQ4x4"])
-def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(make_job: Make, tmp_path: Path, kind: str):
-    equal = pa.table({"id": [f"same-{row}" for row in range(400)], "text": ["the same notice stands here"] * 400, "lang": ["en"] * 400})
+def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(
+    make_job: Make, tmp_path: Path, kind: str
+):
+    equal = pa.table(
+        {
+            "id": [f"same-{row}" for row in range(400)],
+            "text": ["the same notice stands here"] * 400,
+            "lang": ["en"] * 400,
+        }
+    )
     pq.write_table(equal, tmp_path / "corpus" / "part-9.parquet")
     outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10=", f"index.kind={kind}"), Stages())
     assert (outcome.status, outcome.rows) == ("published", 800)
@@ -139,23 +165,36 @@ def exact_recall(root: str, texts: list[str], k: int = 10) -> float:
     """Of the current release for those texts, by a matrix product over its stored vectors."""
     release = open_release(root)
     rows = pa.concat_tables([pq.read_table(Path(root, unit.path)) for unit in release.manifest.units])
-    queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (release.encode(texts), vector_matrix(rows["vector"])))
+    queries, vectors = (
+        x / np.linalg.norm(x, axis=1, keepdims=True)
+        for x in (release.encode(texts), vector_matrix(rows["vector"]))
+    )
     scores, ids = queries @ vectors.T, np.array(rows["id"].to_pylist())
     index = faiss.read_index(str(Path(root, release.manifest.index.files[0].path)))
     hits = 0
     for row, (found, _) in enumerate(zip(index.search(release.encode(texts), k)[1], texts, strict=True)):
         addresses = [address for address in found.tolist() if address >= 0]
-        answered = np.isin(ids, [f"row-{50 * (address >> 32) + (address & 0xFFFFFFFF):05d}" for address in addresses])
+        answered = np.isin(
+            ids, [f"row-{50 * (address >> 32) + (address & 0xFFFFFFFF):05d}" for address in addresses]
+        )
         hits += int((scores[row][answered] >= np.sort(scores[row])[-k] - 1e-6).sum())
     return hits / (k * len(texts))
 
 
 @pytest.mark.parametrize("kind", ["IVF8,Flat", "hnsw"])
-def test_recall_of_texts_that_people_ask_stands_beside_that_of_rows(make_job: Make, tmp_path: Path, kind: str):
+def test_recall_of_texts_that_people_ask_stands_beside_that_of_rows(
+    make_job: Make, tmp_path: Path, kind: str
+):
     asked = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
     (tmp_path / "asked.txt").write_text("\n\n".join(asked))
     effort = ["index.nprobe=1"] if kind != "hnsw" else []
-    job = make_job(f"index.kind={kind}", *effort, "gates.recall_at_10=0", "whiten.mode=off", f"gates.queries={tmp_path / 'asked.txt'}")
+    job = make_job(
+        f"index.kind={kind}",
+        *effort,
+        "gates.recall_at_10=0",
+        "whiten.mode=off",
+        f"gates.queries={tmp_path / 'asked.txt'}",
+    )
     outcome = nightly(job, Stages())
     gate = outcome.facts["gates"]["recall_at_10_queries"]
     assert gate["value"] == pytest.approx(exact_recall(outcome.root, asked), abs=1e-9)
@@ -201,7 +240,9 @@ def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readabl
 def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(make_job: Make, tmp_path: Path):
     texts = ["", None, "   \t", "nul \0 inside", "ok " * 300_000, "fine", "fine too", "twice"]
     ids = ["e", "n", "w", "z", "long", "f", None, "row-00000"]
-    pq.write_table(pa.table({"id": ids, "text": texts, "lang": ["en"] * 8}), tmp_path / "corpus" / "zz-dirty.parquet")
+    pq.write_table(
+        pa.table({"id": ids, "text": texts, "lang": ["en"] * 8}), tmp_path / "corpus" / "zz-dirty.parquet"
+    )
     outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10="), Stages())
     counts = outcome.facts["counts"]
     assert (counts["total"], outcome.rows, counts["quarantined"], counts["truncated"]) == (408, 403, 5, 1)
@@ -210,11 +251,23 @@ def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(make_job: Make,
     corpus = Corpus.load(open_store(outcome.root), manifest.corpus.path)
     assert corpus is not None
     assert corpus.quarantine is not None
-    reasons = pq.read_table(Path(outcome.root, corpus.quarantine.path)).select(["file", "row", "reason"]).to_pylist()
-    assert {(row["row"], row["reason"]) for row in reasons} == {(0, "empty"), (1, "empty"), (2, "empty"), (6, "null_id"), (7, "duplicate_id")}
+    reasons = (
+        pq.read_table(Path(outcome.root, corpus.quarantine.path))
+        .select(["file", "row", "reason"])
+        .to_pylist()
+    )
+    assert {(row["row"], row["reason"]) for row in reasons} == {
+        (0, "empty"),
+        (1, "empty"),
+        (2, "empty"),
+        (6, "null_id"),
+        (7, "duplicate_id"),
+    }
 
 
-def test_too_few_rows_for_a_whitening_are_refused_when_it_is_asked_for_and_left_raw_otherwise(make_job: Make, tmp_path: Path):
+def test_too_few_rows_for_a_whitening_are_refused_when_it_is_asked_for_and_left_raw_otherwise(
+    make_job: Make, tmp_path: Path
+):
     for file in (tmp_path / "corpus").glob("*.parquet"):
         file.unlink()
     write_corpus(tmp_path / "corpus", count=100, files=1)

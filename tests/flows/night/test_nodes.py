@@ -37,7 +37,11 @@ class Nodes:
 
     def at_work(self) -> set[int]:
         """Raylets of which a worker of a pool has an item in hand."""
-        return {raylet for raylet in self.raylets if any("MapWorker" in title and ".submit" in title for title in _titles(raylet))}
+        return {
+            raylet
+            for raylet in self.raylets
+            if any("MapWorker" in title and ".submit" in title for title in _titles(raylet))
+        }
 
 
 def _titles(raylet: int) -> list[str]:
@@ -57,7 +61,15 @@ def environment(s3: str, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def nodes(environment: dict[str, str]) -> Iterator[Nodes]:
     command = [sys.executable, "-m", "tests.flows.night.nodes"]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     assert process.stdout is not None
     try:
         yield Nodes(process, **json.loads(process.stdout.readline()))
@@ -67,7 +79,9 @@ def nodes(environment: dict[str, str]) -> Iterator[Nodes]:
 
 def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
@@ -80,28 +94,48 @@ def written(root: str) -> dict[str, tuple[str, float]]:
     """What a night made below the root, by path: etag and time. Not what tells of its time (manifest, report, commit, marks of attempts), nor working files."""
     made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
     there = (entry for entry in open_store(root).list() if entry.path.startswith(made))
-    return {entry.path: (entry.stamp, entry.modified) for entry in there if not entry.path.startswith("indexes/work/") and ".attempts/" not in entry.path}
+    return {
+        entry.path: (entry.stamp, entry.modified)
+        for entry in there
+        if not entry.path.startswith("indexes/work/") and ".attempts/" not in entry.path
+    }
 
 
 def finished(root: str) -> dict[str, tuple[str, float]]:
     """Records of encoded units, and the data files of those."""
     vectors = {path: facts for path, facts in written(root).items() if path.startswith("units/vectors/")}
     records = {path.rpartition(".")[0] for path in vectors if path.endswith(".json")}
-    return {path: facts for path, facts in vectors.items() if path.rpartition(".")[0] in records or path.rpartition("-")[0] in records}
+    return {
+        path: facts
+        for path, facts in vectors.items()
+        if path.rpartition(".")[0] in records or path.rpartition("-")[0] in records
+    }
 
 
 def wait_for_units(root: str, count: int, night: subprocess.Popen[str], nodes: Nodes) -> set[int]:
     """Raylets that were seen at work until so many units had a record."""
     deadline, seen = time.monotonic() + _PATIENCE_S, set[int]()
-    while sum(path.endswith(".json") for path in finished(root)) < count and night.poll() is None and time.monotonic() < deadline:
+    while (
+        sum(path.endswith(".json") for path in finished(root)) < count
+        and night.poll() is None
+        and time.monotonic() < deadline
+    ):
         seen |= nodes.at_work()
         time.sleep(0.1)
     return seen
 
 
-def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(s3: str, nodes: Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path):
+def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(
+    s3: str, nodes: Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path
+):
     write_corpus(tmp_path / "corpus", count=_ROWS)
-    own = ["encode.unit_rows=25", "whiten.mode=off", "gates.recall_at_10=0.1", f"cluster.address={nodes.address}", "cluster.workers={min: 1, max: 3}"]
+    own = [
+        "encode.unit_rows=25",
+        "whiten.mode=off",
+        "gates.recall_at_10=0.1",
+        f"cluster.address={nodes.address}",
+        "cluster.workers={min: 1, max: 3}",
+    ]
     quiet, disturbed = f"{s3}/{tmp_path.name}/quiet", f"{s3}/{tmp_path.name}/disturbed"
 
     night = start([*job_arguments(tmp_path, encoder), *own, f"release.root={quiet}"], environment)
@@ -122,5 +156,7 @@ def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(s3: str, nodes
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     after = written(disturbed)
     assert {path: after[path] for path in before} == before, "what was finished was not made again"
-    assert {path: stamp for path, (stamp, _) in after.items()} == {path: stamp for path, (stamp, _) in written(quiet).items()}, "the same bytes"
+    assert {path: stamp for path, (stamp, _) in after.items()} == {
+        path: stamp for path, (stamp, _) in written(quiet).items()
+    }, "the same bytes"
     assert said.count("is lost; what it had not finished is done again") == 2

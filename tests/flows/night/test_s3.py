@@ -25,7 +25,16 @@ from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 from tests.server import ACCESS_KEY, SECRET_KEY
 
-SECRETS = [word.encode() for word in (ACCESS_KEY, SECRET_KEY, quote(SECRET_KEY, safe=""), base64.b64encode(SECRET_KEY.encode()).decode(), "aws_secret")]
+SECRETS = [
+    word.encode()
+    for word in (
+        ACCESS_KEY,
+        SECRET_KEY,
+        quote(SECRET_KEY, safe=""),
+        base64.b64encode(SECRET_KEY.encode()).decode(),
+        "aws_secret",
+    )
+]
 
 
 def upload(folder: Path, uri: str) -> None:
@@ -40,7 +49,13 @@ def uploaded(bucket: str, folder: Path, encoder: Path) -> tuple[str, ...]:
     base = f"{bucket}/{folder.name}"
     upload(write_corpus(folder / "corpus"), f"{base}/corpus")
     upload(encoder, f"{base}/encoder")
-    own = (f"corpus.uri={base}/corpus", f"encoder.path={base}/encoder", f"release.root={base}/releases", "gates.recall_at_10=0.5", "whiten.mode=off")
+    own = (
+        f"corpus.uri={base}/corpus",
+        f"encoder.path={base}/encoder",
+        f"release.root={base}/releases",
+        "gates.recall_at_10=0.5",
+        "whiten.mode=off",
+    )
     return (*job_arguments(folder, encoder), *own)
 
 
@@ -50,7 +65,9 @@ def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str
     return lambda *more: (*given, *more)
 
 
-def seen_of_a_night(job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, list[bytes]]:
+def seen_of_a_night(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> dict[str, list[bytes]]:
     """Everything that a preflight, a night, a second night and a search of them store, pickle and say."""
     pickled: list[bytes] = []
     dumps = pickle.dumps
@@ -68,29 +85,51 @@ def seen_of_a_night(job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     assert found[0]["id"] == "row-00007"
     store = open_store(job.release.root)
     stored = [store.read(entry.path) for entry in store.list()]
-    return {"stored": stored, "pickled": [*pickled, dumps(store), dumps(job)], "said": ["".join(capfd.readouterr()).encode()]}
+    return {
+        "stored": stored,
+        "pickled": [*pickled, dumps(store), dumps(job)],
+        "said": ["".join(capfd.readouterr()).encode()],
+    }
 
 
 def assert_no_secret(seen: dict[str, list[bytes]]) -> None:
     assert min(len(contents) for name, contents in seen.items() if name != "said") > 15
-    assert not {(where, secret) for where, contents in seen.items() for content in contents for secret in SECRETS if secret in content}
+    assert not {
+        (where, secret)
+        for where, contents in seen.items()
+        for content in contents
+        for secret in SECRETS
+        if secret in content
+    }
 
 
 def test_a_night_lives_on_an_object_store_and_tells_nobody_its_credentials(
-    cluster: Cluster, arguments: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    cluster: Cluster,
+    arguments: Callable[..., tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ):
     assert_no_secret(seen_of_a_night(load_settings(Job, None, arguments()), monkeypatch, capfd))
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "jobs.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "jobs.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def test_without_conditional_writes_neither_night_nor_preflight_goes_on(
-    cluster: Cluster, faulty: FaultyProxy, arguments: Callable[..., tuple[str, ...]], manta: Callable[..., Ended]
+    cluster: Cluster,
+    faulty: FaultyProxy,
+    arguments: Callable[..., tuple[str, ...]],
+    manta: Callable[..., Ended],
 ):
     faulty.faults = Faults(drops_conditions=True)
-    problems = {check.name: check.problem for check in preflight(load_settings(Job, None, arguments()), Stages()) if check.problem}
+    problems = {
+        check.name: check.problem
+        for check in preflight(load_settings(Job, None, arguments()), Stages())
+        if check.problem
+    }
     assert list(problems) == ["store"]
     assert "release.commits_root" in str(problems["store"])
     ended = manta("nightly", *arguments())
@@ -100,7 +139,10 @@ def test_without_conditional_writes_neither_night_nor_preflight_goes_on(
 
 @pytest.mark.slow
 def test_with_commits_elsewhere_a_store_without_conditional_writes_serves(
-    faulty: FaultyProxy, arguments: Callable[..., tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    faulty: FaultyProxy,
+    arguments: Callable[..., tuple[str, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Every process of it, Ray's workers included, talks to a store that ignores conditions, throttles, and loses answers."""
     faulty.faults = Faults(drops_conditions=True, throttled=0.03, internal=0.03, lost=0.03, seed=1)
@@ -116,7 +158,10 @@ def test_with_commits_elsewhere_a_store_without_conditional_writes_serves(
     apart = ("--commits-root", commits, "--json")
     assert process("releases", "rollback", "1", root, *apart).returncode == 0
     listed = json.loads(process("releases", "list", root, *apart).stdout)
-    assert (listed["current"], [commit["kind"] for commit in listed["commits"]]) == (1, ["publish", "publish", "rollback"])
+    assert (listed["current"], [commit["kind"] for commit in listed["commits"]]) == (
+        1,
+        ["publish", "publish", "rollback"],
+    )
     assert process("releases", "prune", "--keep", "1", "--grace-hours", "0", root, *apart).returncode == 0
     assert json.loads(process("releases", "list", root, *apart).stdout)["current"] == 1
     found = open_release(root, commits=commits).search([sentences(400)[7]], 1).to_pylist()

@@ -37,7 +37,14 @@ def replace_model(night: Night, tmp_path: Path) -> str:
 
 def test_a_worker_that_finds_another_model_than_the_driver_refuses(night: Night, tmp_path: Path):
     here = open_folder(night.job.encoder).space_id
-    task = EncodeUnit(open_store(tmp_path / "out"), EncoderSettings(path=night.job.encoder.path), EncodeSettings(), here, "id", "run")
+    task = EncodeUnit(
+        open_store(tmp_path / "out"),
+        EncoderSettings(path=night.job.encoder.path),
+        EncodeSettings(),
+        here,
+        "id",
+        "run",
+    )
     there = replace_model(night, tmp_path)
     with pytest.raises(SpaceMismatch, match=f"{here}.*{there}"):
         task.start()
@@ -51,7 +58,10 @@ def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: 
     now = night.current()
     assert (first.space_id != there, now.space_id) == (True, there)
     corpus = next(choice.sentence for choice in now.choices if choice.what == "corpus")
-    assert f"the encoder's space is {there}, that of release 1 is {first.space_id} (the settings are the same: a file of the encoder changed)" in corpus
+    assert (
+        f"the encoder's space is {there}, that of release 1 is {first.space_id} (the settings are the same: a file of the encoder changed)"
+        in corpus
+    )
     assert not {unit.path for unit in first.units} & {unit.path for unit in now.units}
     assert live_vectors(night).keys() == vectors.keys()
     assert not set(live_vectors(night).values()) & set(vectors.values())
@@ -60,7 +70,9 @@ def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: 
 def test_a_night_with_another_encoder_says_which_settings_make_it_one(night: Night):
     night.run()
     before = load_before(open_releases(night.job))
-    other = night.job.encoder.model_copy(update={"pooling": "max", "max_length": 12, "query_prompt": "query: "})
+    other = night.job.encoder.model_copy(
+        update={"pooling": "max", "max_length": 12, "query_prompt": "query: "}
+    )
     reason = before.parent(night.job.model_copy(update={"encoder": other}), 1).anew
     assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
 

@@ -23,7 +23,12 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
-    return np.concatenate([vector_matrix(pq.read_table(Path(root, unit.path))["vector"]).astype(np.float64) for unit in manifest.units])
+    return np.concatenate(
+        [
+            vector_matrix(pq.read_table(Path(root, unit.path))["vector"]).astype(np.float64)
+            for unit in manifest.units
+        ]
+    )
 
 
 def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make):
@@ -44,7 +49,9 @@ def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Ma
     assert whitened.shape == (400, 20)
     np.testing.assert_allclose(np.cov(whitened.T, bias=True), np.eye(20), atol=2e-3)
     assert len({unit.space_id for unit in written.units}) == 1
-    assert written.units[0].space_id != decision.fitted.space_id, "whitened vectors are another space than raw ones"
+    assert written.units[0].space_id != decision.fitted.space_id, (
+        "whitened vectors are another space than raw ones"
+    )
 
 
 def test_moments_of_the_units_are_those_of_all_vectors_together(make_job: Make):
@@ -60,7 +67,12 @@ def test_units_of_another_size_hold_the_same_vectors(make_job: Make, tmp_path: P
     small, large = make_job(), make_job("encode.unit_rows=400", f"release.root={tmp_path / 'other'}")
     found = [through_encoding(job, Stages())[2] for job in (small, large)]
     assert [len(manifest.units) for manifest in found] == [8, 1]
-    np.testing.assert_array_equal(*(stored_vectors(job.release.root, manifest) for job, manifest in zip((small, large), found, strict=True)))
+    np.testing.assert_array_equal(
+        *(
+            stored_vectors(job.release.root, manifest)
+            for job, manifest in zip((small, large), found, strict=True)
+        )
+    )
 
 
 def test_the_index_alone_publishes_nothing(make_job: Make):

@@ -47,7 +47,11 @@ def manifest_of(root: Path) -> ReleaseManifest:
 
 def searched(manifest: ReleaseManifest) -> dict[str, str]:
     """Files that a searcher opens."""
-    return {"index": manifest.index.files[0].path, "ids": manifest.ids[0].path, "encoder": f"{manifest.encoder.path}/{manifest.encoder.files[-1].path}"}
+    return {
+        "index": manifest.index.files[0].path,
+        "ids": manifest.ids[0].path,
+        "encoder": f"{manifest.encoder.path}/{manifest.encoder.files[-1].path}",
+    }
 
 
 @pytest.mark.parametrize("what", ["index", "ids", "encoder"])
@@ -60,7 +64,9 @@ def test_a_searcher_refuses_a_changed_file(published: Path, tmp_path: Path, what
     assert name.rsplit("/", 1)[-1] in str(caught.value)
 
 
-def test_a_changed_manifest_is_no_release(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_changed_manifest_is_no_release(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
     flip(root / "releases" / "00000001" / "manifest.json")
     with pytest.raises(DataError, match="a published release"):
@@ -77,26 +83,36 @@ def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Outco
         shutil.copytree(published / name, tmp_path / name, copy_function=shutil.copy2)
     file = tmp_path / "corpus" / "part-0.parquet"
     pq.write_table(pq.read_table(file).slice(1), file)
-    return lambda *more: nightly(load_settings(Job, None, (*job_arguments(tmp_path, encoder), *SETTINGS, *more)), Stages())
+    return lambda *more: nightly(
+        load_settings(Job, None, (*job_arguments(tmp_path, encoder), *SETTINGS, *more)), Stages()
+    )
 
 
 @pytest.mark.parametrize("what", ["corpus record", "key table", "unit"])
-def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(night: Callable[..., Outcome], tmp_path: Path, what: str):
+def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
+    night: Callable[..., Outcome], tmp_path: Path, what: str
+):
     root = tmp_path / "releases"
     manifest = manifest_of(root)
     corpus = Corpus.load(open_store(root), manifest.corpus.path)
     assert corpus is not None
-    name = {"corpus record": manifest.corpus.path, "key table": corpus.keys[0].path, "unit": manifest.units[0].path}[what]
+    name = {
+        "corpus record": manifest.corpus.path,
+        "key table": corpus.keys[0].path,
+        "unit": manifest.units[0].path,
+    }[what]
     flip(root / name)
     with pytest.raises(PipelineError, match="sha256") as caught:
-        night("index.kind=hnsw")                    # another kind is filled from the units
+        night("index.kind=hnsw")  # another kind is filled from the units
     assert caught.value.exit_code == 3
     assert name.rsplit("/", 1)[-1] in str(caught.value)
     assert [commit.release for commit in Releases(open_store(root)).history()] == [1]
 
 
 @pytest.mark.parametrize("what", ["index", "ids"])
-def test_the_next_night_makes_a_changed_index_anew_and_says_so(night: Callable[..., Outcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]):
+def test_the_next_night_makes_a_changed_index_anew_and_says_so(
+    night: Callable[..., Outcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+):
     root = tmp_path / "releases"
     flip(root / searched(manifest_of(root))[what])
     assert night().status == "published"

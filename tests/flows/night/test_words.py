@@ -33,21 +33,34 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A corpus of 300 texts and one without a known word, vectors of its words with one word twice, and counts."""
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     write_corpus(tmp_path / "corpus", count=300)
-    pq.write_table(pa.table({"id": ["strange"], "text": ["qqzzq xxyyx"], "lang": ["??"]}), tmp_path / "corpus" / "part-9.parquet")
+    pq.write_table(
+        pa.table({"id": ["strange"], "text": ["qqzzq xxyyx"], "lang": ["??"]}),
+        tmp_path / "corpus" / "part-9.parquet",
+    )
     vectors = np.random.default_rng(0).normal(size=(len(WORDS) + 1, 24)).astype(np.float32)
     write_words(tmp_path / "words.txt.gz", (*WORDS, "a"), vectors, "word2vec")
-    write_counts(tmp_path / "counts.parquet", Counter(word for text in sentences(300) for word in text.split()))
-    words = [f"encoder.path={tmp_path / 'words.txt.gz'}", f"encoder.frequencies={tmp_path / 'counts.parquet'}", "encoder.sif=0.001"]
+    write_counts(
+        tmp_path / "counts.parquet", Counter(word for text in sentences(300) for word in text.split())
+    )
+    words = [
+        f"encoder.path={tmp_path / 'words.txt.gz'}",
+        f"encoder.frequencies={tmp_path / 'counts.parquet'}",
+        "encoder.sif=0.001",
+    ]
     return [*job_arguments(tmp_path, Path("replaced")), "whiten.mode=off", "gates.recall_at_10=", *words]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(arguments: list[str], manta: Manta, tmp_path: Path):
+def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
     first = manta("nightly", "--json", *arguments)
     assert first.code == 0, first.err[-3000:]
     assert "1 lines repeat a word; its first vector is used" in first.err
     assert '"status": "unchanged"' in manta("nightly", "--json", *arguments).out
-    raw = load_encoder(load_settings(Job, None, tuple(arguments)).encoder, load_settings(Job, None, tuple(arguments)).encode)
+    raw = load_encoder(
+        load_settings(Job, None, tuple(arguments)).encoder, load_settings(Job, None, tuple(arguments)).encode
+    )
     expected = raw.encode(sentences(300))
     for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
         gone.unlink()
@@ -59,16 +72,25 @@ def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(argumen
     found = release.search(sentences(300)[7], k=5)
     np.testing.assert_allclose(found["score"].to_numpy(), np.sort(cosines)[::-1][:5], atol=1e-5)
     assert found["text"][0].as_py() == sentences(300)[7]
-    stored = pa.concat_tables([pq.read_table(open_store(tmp_path / "releases").local(unit.path)) for unit in release.manifest.units])
+    stored = pa.concat_tables(
+        [pq.read_table(open_store(tmp_path / "releases").local(unit.path)) for unit in release.manifest.units]
+    )
     np.testing.assert_array_equal(vector_matrix(stored["vector"])[:40], expected[:40])
-    with pytest.raises(DataError, match="search: query: expected a word that the release's encoder knows, found 'xxyyx'"):
+    with pytest.raises(
+        DataError, match="search: query: expected a word that the release's encoder knows, found 'xxyyx'"
+    ):
         release.search("xxyyx")
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(arguments: list[str], manta: Manta, tmp_path: Path):
+def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
     assert manta("nightly", *arguments).code == 0
-    pq.write_table(pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]}), tmp_path / "corpus" / "part-late.parquet")
+    pq.write_table(
+        pa.table({"id": ["late"], "text": [sentences(1)[0]], "lang": ["en"]}),
+        tmp_path / "corpus" / "part-late.parquet",
+    )
     second = manta("nightly", "--json", *arguments)
     assert second.code == 0, second.err[-3000:]
     assert json.loads(second.out)["gates"]["canary_cosine"]["value"] == pytest.approx(1)
@@ -77,9 +99,14 @@ def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_
 def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):
     job = load_settings(Job, None, tuple(arguments))
     [found] = _encoder(job)
-    assert found.startswith(f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space ")
+    assert found.startswith(
+        f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space "
+    )
     (tmp_path / "counts.parquet").unlink()
-    with pytest.raises(ModelError, match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check it"):
+    with pytest.raises(
+        ModelError,
+        match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check it",
+    ):
         list(_encoder(job))
 
 

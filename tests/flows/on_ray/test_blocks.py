@@ -20,14 +20,23 @@ def test_a_dataset_gains_vectors_and_keeps_its_rows(ray_cluster: Cluster, encode
     texts = [*sentences(120), None, "   "]
     rows = ray.data.from_arrow(pa.table({"number": list(range(122)), "text": texts}))
     encoded = rows.map_batches(
-        EncodeBlocks, fn_constructor_args=(str(encoder),), batch_format="pyarrow", batch_size=50, compute=ray.data.ActorPoolStrategy(size=1), num_cpus=1
+        EncodeBlocks,
+        fn_constructor_args=(str(encoder),),
+        batch_format="pyarrow",
+        batch_size=50,
+        compute=ray.data.ActorPoolStrategy(size=1),
+        num_cpus=1,
     ).take_all()
     by_number = {row["number"]: row["vector"] for row in encoded}
     assert len(by_number) == 122
     assert by_number[120] is None
     assert by_number[121] is None
-    expected = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu").encode(sentences(120))
-    np.testing.assert_array_equal(np.array([by_number[number] for number in range(120)], np.float32), expected)
+    expected = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu").encode(
+        sentences(120)
+    )
+    np.testing.assert_array_equal(
+        np.array([by_number[number] for number in range(120)], np.float32), expected
+    )
 
 
 def test_a_missing_text_column_is_named(encoder: Path):
@@ -39,4 +48,9 @@ def test_a_column_that_the_vectors_would_hide_is_named(encoder: Path):
     block = pa.table({"text": ["a dog"], "vector": [1], "other": [2]})
     with pytest.raises(DataError, match=r"no column 'vector' yet.*columns text, vector, other"):
         EncodeBlocks(str(encoder))(block)
-    assert EncodeBlocks(str(encoder), vector="mine")(block).column_names == ["text", "vector", "other", "mine"]
+    assert EncodeBlocks(str(encoder), vector="mine")(block).column_names == [
+        "text",
+        "vector",
+        "other",
+        "mine",
+    ]

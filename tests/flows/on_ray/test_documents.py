@@ -18,11 +18,19 @@ from tests.flows.documents.test_documents import runs_on_ray
 
 pytestmark = pytest.mark.slow
 README = ROOT / "README.md"
-SMALL = {"train": ("train.max_steps=2", "train.order.batch_rows=8", "train.watch={trackers: []}"), "augment": ("corpus.max_rows=60",), "encode": ()}
+SMALL = {
+    "train": ("train.max_steps=2", "train.order.batch_rows=8", "train.watch={trackers: []}"),
+    "augment": ("corpus.max_rows=60",),
+    "encode": (),
+}
 
 
 def test_trainings_and_variants_run_in_the_order_of_the_page(
-    ray_cluster: Cluster, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manta: Callable[..., Ended]
+    ray_cluster: Cluster,
+    encoder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    manta: Callable[..., Ended],
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")
@@ -42,7 +50,9 @@ def test_the_vector_column_comes_on_a_machine_of_so_many_cores(cores: int, encod
     for number in range(3):
         (tmp_path / "corpus").mkdir(exist_ok=True)
         pq.write_table(pa.table({"text": sentences(20, number)}), tmp_path / "corpus" / f"{number}.parquet")
-    block = next(block for block in python_blocks(README) if "EncodeBlocks" in block).replace("all-MiniLM-L6-v2", str(encoder))
+    block = next(block for block in python_blocks(README) if "EncodeBlocks" in block).replace(
+        "all-MiniLM-L6-v2", str(encoder)
+    )
     start = f"import ray\nray.init(address='local', num_cpus={cores}, include_dashboard=False, object_store_memory=100_000_000)\n"
     program = start + block + "rows.write_parquet('made')\n"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=500)

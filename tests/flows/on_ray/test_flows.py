@@ -37,21 +37,39 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 MakeJob = Callable[..., Job]
 
 
-def test_units_that_actors_encode_have_the_bytes_of_one_process(child: OneProcess, make_job: MakeJob, tmp_path: Path):
+def test_units_that_actors_encode_have_the_bytes_of_one_process(
+    child: OneProcess, make_job: MakeJob, tmp_path: Path
+):
     with working_with(child):
-        _, _, alone = through_encoding(make_job("encode.unit_rows=200", f"release.root={tmp_path / 'alone'}"), Stages())
+        _, _, alone = through_encoding(
+            make_job("encode.unit_rows=200", f"release.root={tmp_path / 'alone'}"), Stages()
+        )
     store, _, on_ray = through_encoding(make_job("encode.unit_rows=200", "cluster.workers=1"), Stages())
     assert (on_ray, on_ray.rows) == (alone, 400)
     assert unit_bytes(Path(store.uri)) == unit_bytes(tmp_path / "alone")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [("whiten.mode=off", "index.kind=flat", "index.shards=1", "cluster.workers=1"), ("whiten.mode=on", "index.kind=IVF8,Flat")])
-def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(child: OneProcess, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("whiten.mode=off", "index.kind=flat", "index.shards=1", "cluster.workers=1"),
+        ("whiten.mode=on", "index.kind=IVF8,Flat"),
+    ],
+)
+def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(
+    child: OneProcess, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]
+):
     with working_with(child):
-        alone = nightly(make_job("gates.recall_at_10=0.5", *settings, f"release.root={tmp_path / 'alone'}"), Stages())
+        alone = nightly(
+            make_job("gates.recall_at_10=0.5", *settings, f"release.root={tmp_path / 'alone'}"), Stages()
+        )
     on_ray = nightly(make_job("gates.recall_at_10=0.5", *settings, ON_RAY), Stages())
-    assert (on_ray.status, on_ray.release, on_ray.rows) == (alone.status, alone.release, alone.rows) == ("published", 1, 400)
+    assert (
+        (on_ray.status, on_ray.release, on_ray.rows)
+        == (alone.status, alone.release, alone.rows)
+        == ("published", 1, 400)
+    )
     assert unit_bytes(Path(on_ray.root)) == unit_bytes(Path(alone.root))
     releases = [open_release(outcome.root) for outcome in (on_ray, alone)]
     assert releases[0].manifest.index == releases[1].manifest.index, "files are named with their sha256"
@@ -60,7 +78,9 @@ def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(child: 
 
 @pytest.mark.slow
 def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob, tmp_path: Path):
-    made = augment(make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=False)), Stages())
+    made = augment(
+        make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=False)), Stages()
+    )
     assert all(row["variant_back"] == expected_shuffle(row) for row in rows_of(made).values())
     assert [worked.title for worked in made.worked] == ["back: shuffle a", "back: shuffle b"]
     assert sum(worked.effort.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
@@ -69,8 +89,16 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
 @pytest.mark.slow
 def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: OneProcess, make_job: MakeJob, tmp_path: Path):
     with working_with(child):
-        quiet = augment(make_job(LENIENT, "augment.unit_rows=50", shuffles(tmp_path), f"release.root={tmp_path / 'quiet'}"), Stages())
-    made = augment(make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, dies=str(tmp_path / "died"))), Stages())
+        quiet = augment(
+            make_job(
+                LENIENT, "augment.unit_rows=50", shuffles(tmp_path), f"release.root={tmp_path / 'quiet'}"
+            ),
+            Stages(),
+        )
+    made = augment(
+        make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, dies=str(tmp_path / "died"))),
+        Stages(),
+    )
     assert (tmp_path / "died").exists()
     assert [unit.sha256 for unit in made.manifest.units] == [unit.sha256 for unit in quiet.manifest.units]
 
@@ -84,18 +112,29 @@ def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(tmp_pat
         assert train_flow(on_ray, Pool(1, cpus=0.5), bar).to_bytes() == flow.to_bytes()
     assert (bar.total, bar.stage.done) == (70 * 32, 70 * 32)
     assert stored(alone) == stored(on_ray)
-    assert sorted(Path(path).name for path in stored(on_ray)) == sorted([f"{flow.transform_id[:24]}.safetensors", "record.json"])
-    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes(), "a worker of that size never comes, and none is asked for"
+    assert sorted(Path(path).name for path in stored(on_ray)) == sorted(
+        [f"{flow.transform_id[:24]}.safetensors", "record.json"]
+    )
+    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes(), (
+        "a worker of that size never comes, and none is asked for"
+    )
 
 
 @pytest.mark.slow
-def test_a_training_begins_with_mining_and_finds_the_same_pairs(encoder: Path, tmp_path: Path, child: OneProcess):
+def test_a_training_begins_with_mining_and_finds_the_same_pairs(
+    encoder: Path, tmp_path: Path, child: OneProcess
+):
     folder, _ = write_questions(tmp_path / "pairs")
     with working_with(child):
         alone = mined(job_of(encoder), folder, tmp_path / "alone")[1]
     job = job_of(
-        encoder, "train.mine.enabled=true", f"train.root={tmp_path}", f"train.data={{uri: {folder}, columns: {{anchor: question}}}}", "train.order.batch_rows=16",
-        "train.max_steps=2", "train.name=run",
+        encoder,
+        "train.mine.enabled=true",
+        f"train.root={tmp_path}",
+        f"train.data={{uri: {folder}, columns: {{anchor: question}}}}",
+        "train.order.batch_rows=16",
+        "train.max_steps=2",
+        "train.name=run",
     )
     trained = train(job, Stages())
     places = list((tmp_path / "mined/pairs").glob("*/rows"))
@@ -107,21 +146,37 @@ def test_a_training_begins_with_mining_and_finds_the_same_pairs(encoder: Path, t
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_a_bucket_has_the_same_scores(s3: str, child: OneProcess, encoder: Path, tmp_path: Path):
+def test_an_evaluation_in_a_bucket_has_the_same_scores(
+    s3: str, child: OneProcess, encoder: Path, tmp_path: Path
+):
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 60)
     with working_with(child):
         alone = evaluate(evaluation(tmp_path, encoder), Stages())
-    made = evaluate(evaluation(tmp_path, encoder, f"evaluate.root={s3}/{tmp_path.name}", ON_RAY, "encode.unit_rows=30"), Stages())
+    made = evaluate(
+        evaluation(tmp_path, encoder, f"evaluate.root={s3}/{tmp_path.name}", ON_RAY, "encode.unit_rows=30"),
+        Stages(),
+    )
     assert made.encoded == alone.encoded
-    assert [each.scored[0].result.value for each in made.measured] == [each.scored[0].result.value for each in alone.measured]
-    assert [each.scored[0].draws for each in made.measured] == [each.scored[0].draws for each in alone.measured]
+    assert [each.scored[0].result.value for each in made.measured] == [
+        each.scored[0].result.value for each in alone.measured
+    ]
+    assert [each.scored[0].draws for each in made.measured] == [
+        each.scored[0].draws for each in alone.measured
+    ]
 
 
 def test_a_dataset_gains_a_vector_column_as_the_page_says(encoder: Path, tmp_path: Path):
     block = next(block for block in blocks() if "EncodeBlocks" in block)
     pq.write_table(pa.table({"text": sentences(30)}), tmp_path / "corpus.parquet")
     names: dict[str, Any] = {}
-    exec(block.replace('"corpus"', repr(str(tmp_path / "corpus.parquet"))).replace("all-MiniLM-L6-v2", str(encoder)), names)
+    exec(
+        block.replace('"corpus"', repr(str(tmp_path / "corpus.parquet"))).replace(
+            "all-MiniLM-L6-v2", str(encoder)
+        ),
+        names,
+    )
     rows = names["rows"].take_all()
-    vectors = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings()).encode([row["text"] for row in rows])
+    vectors = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings()).encode(
+        [row["text"] for row in rows]
+    )
     np.testing.assert_array_equal(np.array([row["vector"] for row in rows], np.float32), vectors)

@@ -32,7 +32,9 @@ class Encoding:
 
     def start(self) -> Callable[[int], int]:
         def work(item: int) -> int:
-            metrics.count_encoded(100, 1_700, {"forward_s": 2.0, "waiting_s": 0.25, "store": 0.5, "texts": 100.0})
+            metrics.count_encoded(
+                100, 1_700, {"forward_s": 2.0, "waiting_s": 0.25, "store": 0.5, "texts": 100.0}
+            )
             return item
 
         return work
@@ -43,7 +45,9 @@ def page() -> str:
     import ray
 
     node = ray.nodes()[0]
-    text: bytes = urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=10).read()
+    text: bytes = urlopen(
+        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=10
+    ).read()
     return text.decode()
 
 
@@ -91,27 +95,48 @@ def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Clust
     port = Port()
     port.look()
     port.before = dict(port.seen)
-    assert sorted(number for number, _ in map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))) == list(range(6))
+    assert sorted(number for number, _ in map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))) == list(
+        range(6)
+    )
     with pytest.raises(DataError):
         run_task(Double(), 13, Pool(1))
-    metrics.count_quarantined({"rows": 900, "quarantined": 9, "quarantined_empty_text": 7, "quarantined_duplicate_id": 2})
-    metrics.record_gates({"recall_at_10": Gate(value=0.97, threshold=0.95, passed=True), "unique_ids": Gate(value=3, threshold=None, passed=False)})
+    metrics.count_quarantined(
+        {"rows": 900, "quarantined": 9, "quarantined_empty_text": 7, "quarantined_duplicate_id": 2}
+    )
+    metrics.record_gates(
+        {
+            "recall_at_10": Gate(value=0.97, threshold=0.95, passed=True),
+            "unique_ids": Gate(value=3, threshold=None, passed=False),
+        }
+    )
     metrics.record_release(42, 600, "2026-01-02T03:04:05+00:00")
     with pytest.raises(GatesRefused), metrics.failures_counted():
         raise GatesRefused(candidate="candidates/0", refusals=("recall",))
     metrics.count_night("published")
     of_gate = (metrics.GATE_VALUE, metrics.GATE_THRESHOLD, metrics.GATE_PASSED)
-    assert port.reaches(lambda: [port.value(series, gate="recall_at_10") for series in of_gate], [0.97, 0.95, 1.0])
-    assert port.reaches(lambda: [port.value(series, gate="unique_ids") for series in of_gate[::2]], [3.0, 0.0])
-    assert port.reaches(lambda: [port.value(series) for series in (metrics.RELEASE, metrics.LIVE_ROWS, metrics.PUBLISHED)], [42.0, 600.0, 1767323045.0])
+    assert port.reaches(
+        lambda: [port.value(series, gate="recall_at_10") for series in of_gate], [0.97, 0.95, 1.0]
+    )
+    assert port.reaches(
+        lambda: [port.value(series, gate="unique_ids") for series in of_gate[::2]], [3.0, 0.0]
+    )
+    assert port.reaches(
+        lambda: [port.value(series) for series in (metrics.RELEASE, metrics.LIVE_ROWS, metrics.PUBLISHED)],
+        [42.0, 600.0, 1767323045.0],
+    )
     assert port.reaches(lambda: port.value(metrics.NIGHTS, outcome="published", exit_code="0"), 1)
     assert port.value(metrics.NIGHTS, outcome="refused", exit_code="5") == 1
     assert port.reaches(lambda: port.value(metrics.ROWS), 600)
     assert port.value(metrics.TOKENS) == 6 * 1_700
-    assert [port.value(metrics.SECONDS, doing=doing) for doing in ("device", "tokenizer", "store", "model")] == [12.0, 1.5, 3.0, 0.0]
+    assert [
+        port.value(metrics.SECONDS, doing=doing) for doing in ("device", "tokenizer", "store", "model")
+    ] == [12.0, 1.5, 3.0, 0.0]
     assert port.value(metrics.UNITS, task="Encoding", outcome="done") == 6
     assert port.reaches(lambda: port.value(metrics.UNITS, task="Double", outcome="failed"), 1)
-    assert [port.value(metrics.QUARANTINED, reason=reason) for reason in ("empty_text", "duplicate_id")] == [7, 2]
+    assert [port.value(metrics.QUARANTINED, reason=reason) for reason in ("empty_text", "duplicate_id")] == [
+        7,
+        2,
+    ]
 
 
 def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ray(ray_cluster: Cluster):
@@ -126,7 +151,9 @@ def test_without_ray_nothing_is_imported_and_nothing_fails():
         "import sys\nfrom pipeline.flows import metrics\nmetrics.record_release(1, 2, '')\nmetrics.count_night('unchanged', 0)\n"
         "metrics.count_encoded(1, 2, {})\nprint('ray' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"
 
 

@@ -13,10 +13,17 @@ from tests.flows.night.test_s3 import assert_no_secret, seen_of_a_night, uploade
 
 @pytest.mark.slow
 def test_no_log_of_ray_knows_the_credentials(
-    ray_cluster: Cluster, s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ray_cluster: Cluster,
+    s3: str,
+    encoder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ):
     import ray
 
-    seen = seen_of_a_night(load_settings(Job, None, (*uploaded(s3, tmp_path, encoder), ON_RAY)), monkeypatch, capfd)
+    seen = seen_of_a_night(
+        load_settings(Job, None, (*uploaded(s3, tmp_path, encoder), ON_RAY)), monkeypatch, capfd
+    )
     logs = Path(ray._private.worker._global_node.get_logs_dir_path())
     assert_no_secret(seen | {"Ray's logs": [file.read_bytes() for file in logs.rglob("*") if file.is_file()]})

@@ -36,7 +36,9 @@ class Sum:
     def __call__(self, share: Share, device: str, tell: Callable[[int, str], None]) -> None:
         if share.rank == self.fails:
             raise refusal()
-        started = self.folder / f"started-{share.rank}-{len(list(self.folder.glob(f'started-{share.rank}-*')))}"
+        started = (
+            self.folder / f"started-{share.rank}-{len(list(self.folder.glob(f'started-{share.rank}-*')))}"
+        )
         started.touch()
         total = torch.tensor([share.rank + 1.0])
         dist.all_reduce(total)
@@ -70,7 +72,6 @@ def test_an_error_of_ours_comes_home_while_others_wait_and_is_not_tried_again(tm
     assert len(list(tmp_path.glob("started-*"))) == 1
 
 
-
 def test_an_error_of_ours_goes_before_what_others_met():
     with pytest.raises(DataError, match="step 7"):
         judged({0: LostPeer("connection closed"), 1: refusal()}, Exception("whole"))
@@ -79,8 +80,13 @@ def test_an_error_of_ours_goes_before_what_others_met():
 def test_who_died_is_told_rather_than_who_noticed():
     from ray.exceptions import WorkerCrashedError
 
-    assert judged({0: LostPeer("connection closed"), 1: WorkerCrashedError()}, Exception("whole")).startswith("rank 1: WorkerCrashedError")
-    assert judged({0: LostPeer("connection closed")}, Exception("whole")) == "rank 0: LostPeer: connection closed"
+    assert judged({0: LostPeer("connection closed"), 1: WorkerCrashedError()}, Exception("whole")).startswith(
+        "rank 1: WorkerCrashedError"
+    )
+    assert (
+        judged({0: LostPeer("connection closed")}, Exception("whole"))
+        == "rank 0: LostPeer: connection closed"
+    )
 
 
 def test_a_defect_is_raised_with_all_that_is_known_of_it():
@@ -91,7 +97,10 @@ def test_a_defect_is_raised_with_all_that_is_known_of_it():
 def test_a_cluster_without_room_is_refused_unless_it_grows():
     small = (Node(1.0), Node(0.5))
     GROUP.check(Cluster(small))
-    with pytest.raises(ConfigError, match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* found room for 3 on 2 nodes; lower train.workers"):
+    with pytest.raises(
+        ConfigError,
+        match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* found room for 3 on 2 nodes; lower train.workers",
+    ):
         Group(4, cpus=0.5).check(Cluster(small))
     Group(4, cpus=0.5).check(Cluster(small, grows=True))
 
@@ -101,7 +110,9 @@ def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Cluster, tmp_
         Group(1, cpus=500).run(Sum(tmp_path))
 
 
-def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(ray_cluster: Cluster, tmp_path: Path):
+def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(
+    ray_cluster: Cluster, tmp_path: Path
+):
     import ray
 
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()

@@ -22,7 +22,9 @@ from tests.flows.tasks import Double, HangOnce, Long, Meet, Where
 
 def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
     made = dict(map_units(Double(), list(range(100, 112)), Pool(2, cpus=0.5)))
-    assert {number: value for number, (value, _) in made.items()} == {number: 2 * (100 + number) for number in range(12)}
+    assert {number: value for number, (value, _) in made.items()} == {
+        number: 2 * (100 + number) for number in range(12)
+    }
 
 
 def test_an_error_of_ours_keeps_its_type_and_words(ray_cluster: Cluster):
@@ -47,11 +49,16 @@ def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path)
     def processes(stage: str) -> set[int]:
         (tmp_path / stage).mkdir()
         with ThreadPoolExecutor(4) as pool:
-            return set(pool.map(lambda number: run_task(Meet(str(tmp_path / stage), 4), number, Pool(1, cpus=0.5)), range(4)))
+            return set(
+                pool.map(
+                    lambda number: run_task(Meet(str(tmp_path / stage), 4), number, Pool(1, cpus=0.5)),
+                    range(4),
+                )
+            )
 
     first = processes("first")
     assert len(first) == 4, "more than the two that Ray keeps in any case for two CPUs"
-    time.sleep(2.5)                                      # Ray's own rule ends idle processes after one second
+    time.sleep(2.5)  # Ray's own rule ends idle processes after one second
     assert len(processes("second") & first) > 2
 
 
@@ -88,10 +95,15 @@ def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_a_node_that_never_comes_is_waited_for_where_the_cluster_can_grow(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_never_comes_is_waited_for_where_the_cluster_can_grow(
+    ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("pipeline.flows.workers.watch.grows", lambda: True)
     expect(60.0, wait_s=2.0)
-    with pytest.raises(ConfigError, match=r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of") as caught:
+    with pytest.raises(
+        ConfigError,
+        match=r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of",
+    ) as caught:
         run_task(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 2
 
@@ -104,22 +116,27 @@ def test_a_long_item_is_no_reason_to_give_up():
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient_again")
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(ray_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
-    expect(15.0)                                        # on a busy machine a worker needs some seconds to start
+def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(
+    ray_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
+):
+    expect(15.0)  # on a busy machine a worker needs some seconds to start
     assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
     assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
     assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
     assert capfd.readouterr().err.count("item 0 of HangOnce has shown no progress for ") == 2
 
 
-@pytest.mark.parametrize(("count", "pool", "expected"), [
-    (10, Pool(4), (4, 4, 4)),
-    (2, Pool(4), (2, 2, 2)),
-    (10, Pool(4, least=1, now=2), (1, 4, 2)),
-    (10, Pool(4, least=3, now=2), (3, 4, 3)),
-    (1, Pool(4, least=3, now=2), (1, 1, 1)),
-    (10, Pool(4, least=1, now=0), (1, 4, 4)),
-])
+@pytest.mark.parametrize(
+    ("count", "pool", "expected"),
+    [
+        (10, Pool(4), (4, 4, 4)),
+        (2, Pool(4), (2, 2, 2)),
+        (10, Pool(4, least=1, now=2), (1, 4, 2)),
+        (10, Pool(4, least=3, now=2), (3, 4, 3)),
+        (1, Pool(4, least=3, now=2), (1, 1, 1)),
+        (10, Pool(4, least=1, now=0), (1, 4, 4)),
+    ],
+)
 def test_a_pool_has_never_more_actors_than_items(count: int, pool: Pool, expected: tuple[int, int, int]):
     assert pool.of_items(count) == expected
 
@@ -128,7 +145,15 @@ def test_a_pool_has_never_more_actors_than_items(count: int, pool: Pool, expecte
 def gpus() -> dict[str, object]:
     """What a process found that had a Ray of two GPUs to itself (logical ones: nothing computes on them)."""
     command = [sys.executable, "-m", "tests.flows.gpus"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -155,13 +180,24 @@ def test_on_a_cluster_with_gpus_a_pool_without_them_stays_on_the_cpu(gpus):
 
 @pytest.mark.slow
 def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
-    assert gpus["refused"] == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
+    assert (
+        gpus["refused"]
+        == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
+    )
 
 
 def on_short_memory(part: float) -> dict[str, object]:
     """How a driver ended whose workers have that part of the free memory."""
     command = [sys.executable, "-m", "tests.flows.memory", str(part)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -171,11 +207,16 @@ def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_senten
     """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which progress is told."""
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75
-    assert str(ended["said"]).startswith("item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers")
+    assert str(ended["said"]).startswith(
+        "item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers"
+    )
 
 
 @pytest.mark.slow
 def test_memory_that_others_have_taken_ends_the_run_though_neither_workers_nor_the_board_live():
     ended = on_short_memory(0.0)
     assert ended["exit code"] == 75
-    assert "cluster: expected a running worker (1 CPUs and 0 GPUs) within 30 s (cluster.patience_s), found none" in str(ended["said"])
+    assert (
+        "cluster: expected a running worker (1 CPUs and 0 GPUs) within 30 s (cluster.patience_s), found none"
+        in str(ended["said"])
+    )

@@ -73,7 +73,7 @@ def test_the_item_of_a_dead_worker_is_waited_for_once(call: Call, watching: Make
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    run_task(Double(), 1, Pool(1, cpus=0.5))                # leaves a process in which the node can answer at once
+    run_task(Double(), 1, Pool(1, cpus=0.5))  # leaves a process in which the node can answer at once
     expect(6.0)
     watch = watching(call)
     ray.get(call.board.begin.remote(call.name, 0, replace(here(), pid=ended.pid)))
@@ -84,7 +84,9 @@ def test_the_item_of_a_dead_worker_is_waited_for_once(call: Call, watching: Make
     assert 5.0 < time.monotonic() - start < 12.0, "one patience and a node's answer, not two"
 
 
-def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(call: Call, watching: MakeWatch, monkeypatch: pytest.MonkeyPatch):
+def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(
+    call: Call, watching: MakeWatch, monkeypatch: pytest.MonkeyPatch
+):
     import ray
 
     failed: list[float] = []
@@ -135,7 +137,12 @@ def lost_gpu(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     monkeypatch.setattr(room, "_seen", {})
-    gone = {"Alive": True, "NodeID": os.urandom(28).hex(), "NodeManagerAddress": "10.0.0.9", "Resources": {"CPU": 8.0, "GPU": 1.0}}
+    gone = {
+        "Alive": True,
+        "NodeID": os.urandom(28).hex(),
+        "NodeManagerAddress": "10.0.0.9",
+        "Resources": {"CPU": 8.0, "GPU": 1.0},
+    }
     with pytest.MonkeyPatch.context() as earlier:
         nodes = ray.nodes()
         earlier.setattr(ray, "nodes", lambda: [*nodes, gone])

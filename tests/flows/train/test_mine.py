@@ -24,7 +24,7 @@ from pipeline.text.rows.pairs import open_pairs
 from tests.flows.conftest import sentences
 
 PAIRS = 180
-ROUNDING = 1e-6                # of a cosine
+ROUNDING = 1e-6  # of a cosine
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
@@ -40,13 +40,22 @@ def write_questions(folder: Path) -> tuple[Path, list[tuple[str, str]]]:
     rows[7] = (rows[3][0], f"  {rows[3][1]} ")
     folder.mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(np.array_split(np.arange(PAIRS), 2)):
-        table = pa.table({"question": [rows[row][0] for row in part], "positive": [rows[row][1] for row in part]})
+        table = pa.table(
+            {"question": [rows[row][0] for row in part], "positive": [rows[row][1] for row in part]}
+        )
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=40)
     return folder, rows
 
 
 def job_of(encoder: Path, *overrides: str) -> Job:
-    fixed = (f"encoder.path={encoder}", "encode.unit_rows=50", "index.queries=40", "train.objective=supervised", "train.mine.neighbours=60", "train.mine.margin=-0.005")
+    fixed = (
+        f"encoder.path={encoder}",
+        "encode.unit_rows=50",
+        "index.queries=40",
+        "train.objective=supervised",
+        "train.mine.neighbours=60",
+        "train.mine.margin=-0.005",
+    )
     return load_settings(Job, None, (*fixed, *overrides))
 
 
@@ -57,7 +66,7 @@ def source_of(folder: Path) -> PairSettings:
 def mined(job: Job, folder: Path, root: Path) -> tuple[PairSettings, list[tuple[str, str, str]]]:
     """What comes back, and the rows of its files."""
     with connect(job.cluster, Stages()) as cluster:
-        found, = mine(job, (source_of(folder),), open_store(root), cluster, Stages())
+        (found,) = mine(job, (source_of(folder),), open_store(root), cluster, Stages())
     return found, rows_of(found)
 
 
@@ -66,7 +75,9 @@ def rows_of(found: PairSettings) -> list[tuple[str, str, str]]:
     return list(zip(*(table[name].to_pylist() for name in ("anchor", "positive", "negative")), strict=True))
 
 
-def expected(job: Job, rows: list[tuple[str, str]]) -> list[tuple[tuple[str, str], dict[str, float], list[list[str]]]]:
+def expected(
+    job: Job, rows: list[tuple[str, str]]
+) -> list[tuple[tuple[str, str], dict[str, float], list[list[str]]]]:
     """Rank all distinct positives for every pair by brute force.
 
     Returns each pair with the cosines of its anchor to all candidates, and the negatives that the rules leave when the bound is lowered
@@ -76,24 +87,36 @@ def expected(job: Job, rows: list[tuple[str, str]]) -> list[tuple[tuple[str, str
     rows = [(anchor.strip(), positive.strip()) for anchor, positive in rows]
     candidates = list(dict.fromkeys(positive for _, positive in rows))
     texts = sorted({text for row in rows for text in row})
-    vectors = {text: vector / np.linalg.norm(vector) for text, vector in zip(texts, encoder.encode(texts), strict=True)}
+    vectors = {
+        text: vector / np.linalg.norm(vector)
+        for text, vector in zip(texts, encoder.encode(texts), strict=True)
+    }
     matrix = np.stack([vectors[text] for text in candidates])
     found = []
     for anchor, positive in rows:
         cosines = matrix @ vectors[anchor]
         right = {anchor, *(other for same, other in rows if same == anchor)}
-        ranked = [place for place in np.argsort(-cosines, kind="stable") if candidates[place] not in right][settings.skip : settings.neighbours]
+        ranked = [place for place in np.argsort(-cosines, kind="stable") if candidates[place] not in right][
+            settings.skip : settings.neighbours
+        ]
         bound = cosines[candidates.index(positive)] - settings.margin if settings.margin is not None else 1.0
         bound = min(bound, settings.most or 1.0)
-        allowed = [[candidates[place] for place in ranked if cosines[place] <= limit][: settings.negatives] for limit in (bound - ROUNDING, bound + ROUNDING)]
+        allowed = [
+            [candidates[place] for place in ranked if cosines[place] <= limit][: settings.negatives]
+            for limit in (bound - ROUNDING, bound + ROUNDING)
+        ]
         found.append(((anchor, positive), dict(zip(candidates, cosines.tolist(), strict=True)), allowed))
     return found
 
 
-@pytest.mark.parametrize("overrides", [
-    (), ("train.mine.negatives=3", "train.mine.skip=2", "encode.unit_rows=64"),
-    ("train.mine.margin=null", "train.mine.most=0.9893", "index.kind=ivf_flat", "index.nprobe=500"),
-])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("train.mine.negatives=3", "train.mine.skip=2", "encode.unit_rows=64"),
+        ("train.mine.margin=null", "train.mine.most=0.9893", "index.kind=ivf_flat", "index.nprobe=500"),
+    ],
+)
 def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: Path, tmp_path: Path):
     folder, rows = pairs
     job = job_of(encoder, *overrides)
@@ -103,8 +126,12 @@ def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: 
     left = deque(got)
     for pair, cosines, allowed in expected(job, rows):
         negatives = [left.popleft()[2] for _ in range(max(map(len, allowed))) if left and left[0][:2] == pair]
-        reached = np.array([cosines[text] for text in negatives])         # texts of one cosine may change places
-        assert any(len(wanted) == len(negatives) and np.allclose(reached, [cosines[text] for text in wanted], rtol=0, atol=ROUNDING) for wanted in allowed), pair
+        reached = np.array([cosines[text] for text in negatives])  # texts of one cosine may change places
+        assert any(
+            len(wanted) == len(negatives)
+            and np.allclose(reached, [cosines[text] for text in wanted], rtol=0, atol=ROUNDING)
+            for wanted in allowed
+        ), pair
     assert not left
 
 
@@ -112,7 +139,10 @@ def test_random_ones_depend_on_the_seed_alone(pairs, encoder: Path, tmp_path: Pa
     folder, _ = pairs
     options = ("train.mine.pick=random", "train.mine.margin=null")
     first = mined(job_of(encoder, *options), folder, tmp_path / "one")[1]
-    assert mined(job_of(encoder, *options, "encode.unit_rows=64", "index.shards=2"), folder, tmp_path / "two")[1] == first
+    assert (
+        mined(job_of(encoder, *options, "encode.unit_rows=64", "index.shards=2"), folder, tmp_path / "two")[1]
+        == first
+    )
     assert mined(job_of(encoder, *options, "train.seed=1"), folder, tmp_path / "one")[1] != first
 
 
@@ -132,20 +162,36 @@ def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, en
     (place / "mined.json").unlink()
     assert mined(job, folder, tmp_path)[1] == got
     assert lost.read_bytes() == bytes_before
-    made = {file for file in (tmp_path / "pairs").rglob("*/*") if file.is_file() and file.stat().st_mtime_ns != before.get(file)}
-    assert {file.name for file in made} == {"part-00001.json", "part-00001.parquet", "part-00002.parquet", "mined.json"}
+    made = {
+        file
+        for file in (tmp_path / "pairs").rglob("*/*")
+        if file.is_file() and file.stat().st_mtime_ns != before.get(file)
+    }
+    assert {file.name for file in made} == {
+        "part-00001.json",
+        "part-00001.parquet",
+        "part-00002.parquet",
+        "mined.json",
+    }
 
 
-def test_pairs_are_compared_a_share_of_the_keys_at_a_time(pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pairs_are_compared_a_share_of_the_keys_at_a_time(
+    pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder, rows = pairs
     store, opened = open_store(tmp_path), open_pairs(source_of(folder), ("anchor", "positive"))
-    units = [(anchors, positives.model_copy(update={"ordinal": number})) for number, (anchors, positives) in enumerate(_units(opened, 50, store))]
+    units = [
+        (anchors, positives.model_copy(update={"ordinal": number}))
+        for number, (anchors, positives) in enumerate(_units(opened, 50, store))
+    ]
     found = []
     for lines in (1 << 22, 50):
         monkeypatch.setattr(mining, "_LINES", lines)
         related = Relate(store).start()(units)
         known = pq.read_table(tmp_path / related.known.path).to_pydict()
-        found.append((related.repeats, set(zip(known["anchor"], known["address"], strict=True)), len(known["anchor"])))
+        found.append(
+            (related.repeats, set(zip(known["anchor"], known["address"], strict=True)), len(known["anchor"]))
+        )
     assert found[0] == found[1]
     stripped = [(anchor, positive.strip()) for anchor, positive in rows]
     firsts = list(dict.fromkeys(positive for _, positive in stripped))
@@ -159,5 +205,7 @@ def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path,
         mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path)
     with pytest.raises(ConfigError, match=r"new weights \(train\.fresh\)"):
         mined(job_of(encoder, "train.fresh=true"), folder, tmp_path)
-    with pytest.raises(ConfigError, match="an objective that reads anchor, positive and negative, found simcse: text"):
+    with pytest.raises(
+        ConfigError, match="an objective that reads anchor, positive and negative, found simcse: text"
+    ):
         mined(job_of(encoder, "train.objective=simcse"), folder, tmp_path)

@@ -20,7 +20,9 @@ environment, nodes = test_nodes.environment, test_nodes.nodes
 
 
 def last_step(run: str) -> int:
-    return max((int(entry.path.split("-")[1]) for entry in open_store(run).list("checkpoints", ".json")), default=0)
+    return max(
+        (int(entry.path.split("-")[1]) for entry in open_store(run).list("checkpoints", ".json")), default=0
+    )
 
 
 def at_work(raylet: int) -> bool:
@@ -31,17 +33,21 @@ def at_work(raylet: int) -> bool:
         return False
 
 
-def test_a_lost_node_costs_a_training_what_came_after_its_last_checkpoint(s3: str, nodes: test_nodes.Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path):
+def test_a_lost_node_costs_a_training_what_came_after_its_last_checkpoint(
+    s3: str, nodes: test_nodes.Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path
+):
     write_sentences(tmp_path / "sentences.parquet", 101)
     write_sts(tmp_path / "sts.parquet")
     root = f"{s3}/{tmp_path.name}"
-    training = start(arguments(tmp_path, encoder, f"train.root={root}", f"cluster.address={nodes.address}"), environment)
+    training = start(
+        arguments(tmp_path, encoder, f"train.root={root}", f"cluster.address={nodes.address}"), environment
+    )
     deadline = time.monotonic() + _PATIENCE_S
     while last_step(f"{root}/run") < 40 and training.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     seats = [at_work(raylet) for raylet in nodes.raylets]
     assert sum(seats) == 2, "each worker has a node of its own"
-    nodes.order(f"remove {seats.index(True, 1) - 1}")               # not the head, which is the first
+    nodes.order(f"remove {seats.index(True, 1) - 1}")  # not the head, which is the first
     answer, said = finish(training)
     assert (answer["status"], answer["steps"]) == ("trained", 240)
     assert said.count("a training worker is lost") == 1

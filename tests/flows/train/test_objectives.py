@@ -36,10 +36,24 @@ CASES = {
 def rank_for(name: str, folder: Path, encoder: Path, run: str = "run") -> TrainRank:
     """Rows with all roles that any of them reads."""
     texts = sentences(ROWS, 5)
-    roles = {role: texts[place:] + texts[:place] for place, role in enumerate(("text", "anchor", "positive", "premise", "hypothesis"))}
-    numbers = {"label": np.arange(ROWS) % 3, "document": ["a"] * 20 + ["b"] * 20, "position": np.arange(ROWS) % 20}
+    roles = {
+        role: texts[place:] + texts[:place]
+        for place, role in enumerate(("text", "anchor", "positive", "premise", "hypothesis"))
+    }
+    numbers = {
+        "label": np.arange(ROWS) % 3,
+        "document": ["a"] * 20 + ["b"] * 20,
+        "position": np.arange(ROWS) % 20,
+    }
     pq.write_table(pa.table(roles | numbers), folder / "rows.parquet")
-    return rank_of(folder, encoder, f"train.data={folder / 'rows.parquet'}", f"train.objective={CASES[name]}", f"train.name={run}", *SHORT)
+    return rank_of(
+        folder,
+        encoder,
+        f"train.data={folder / 'rows.parquet'}",
+        f"train.objective={CASES[name]}",
+        f"train.name={run}",
+        *SHORT,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -63,9 +77,19 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
     figures, spaces = {}, {}
     for inference in ("first", "second", "best"):
         objective = f"{{name: contrastive_tension, options: {{inference: {inference}}}}}"
-        rank = rank_of(tmp_path, encoder, f"train.objective={objective}", f"train.name={inference}", "train.optimizer.learning_rate=0.003", dev, *SHORT)
+        rank = rank_of(
+            tmp_path,
+            encoder,
+            f"train.objective={objective}",
+            f"train.name={inference}",
+            "train.optimizer.learning_rate=0.003",
+            dev,
+            *SHORT,
+        )
         train(rank)
-        figures[inference] = rank.dev.score(Product(load_trainable(open_folder(EncoderSettings(path=rank.run.encoder)))))
+        figures[inference] = rank.dev.score(
+            Product(load_trainable(open_folder(EncoderSettings(path=rank.run.encoder))))
+        )
         spaces[inference] = rank.run.result().space_id
     assert figures["first"] != figures["second"]
     assert figures["best"] == max(figures.values())

@@ -17,9 +17,17 @@ def plan(folder: Path, *overrides: str) -> Plan:
     return plan_of(training_job(folder, folder / "encoder", *overrides).train)
 
 
-@pytest.mark.parametrize(("overrides", "steps"), [
-    ((), 12), (("train.epochs=2.5",), 30), (("train.epochs=0.001",), 1), (("train.max_steps=5",), 5), (("train.max_steps=50",), 12), (("train.order.batch_rows=36",), 2),
-])
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ((), 12),
+        (("train.epochs=2.5",), 30),
+        (("train.epochs=0.001",), 1),
+        (("train.max_steps=5",), 5),
+        (("train.max_steps=50",), 12),
+        (("train.order.batch_rows=36",), 2),
+    ],
+)
 def test_steps_follow_from_rows_epochs_and_batch(tmp_path: Path, overrides: tuple[str, ...], steps: int):
     found = plan(tmp_path, *overrides)
     assert found.steps == steps
@@ -28,7 +36,9 @@ def test_steps_follow_from_rows_epochs_and_batch(tmp_path: Path, overrides: tupl
 
 @pytest.mark.parametrize("rows", [17, 31, 96, 97])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(tmp_path: Path, rows: int, workers: int):
+def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
+    tmp_path: Path, rows: int, workers: int
+):
     write_sentences(tmp_path / "sentences.parquet", rows)
     found = plan(tmp_path, "train.epochs=3", f"train.workers={workers}")
     assert found.steps == 3 * (rows // 8)
@@ -37,18 +47,40 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(tmp_
         assert {len(next(stream)) for stream in streams} == {8 // workers}
 
 
-@pytest.mark.parametrize(("overrides", "words"), [
-    (("train.data=[]",), "train.data: expected files"),
-    (("train.objective=simcs",), "did you mean 'simcse'"),
-    (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
-    (("train.schedule.name=plateau",), "train.schedule plateau: expected a figure on dev"),
-    (("train.dev.measure=accuracy",), r"train.dev.measure accuracy: expected an objective that trains a classifier, .*\(classification, r_drop\), found simcse"),
-    (("train.order.batch_rows=1",), "train.order.batch_rows: expected 2 rows or more, since simcse compares them, found 1"),
-    (("train.workers=3",), "that 3 workers can share equally, found 8"),
-    (("train.objective={name: cert, options: {queue: 7, pairs: false}}",), "queue of cert: expected room for the 8 keys of a batch, found 7 places"),
-    (("train.objective={name: cert, options: {pairs: false}}", "train.workers=2", "train.across_ranks=false"), "train.across_ranks: expected true for cert"),
-    (("train.workers=8", "train.across_ranks=false"), "batch_rows over train.workers: expected 2 rows or more"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("train.data=[]",), "train.data: expected files"),
+        (("train.objective=simcs",), "did you mean 'simcse'"),
+        (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
+        (("train.schedule.name=plateau",), "train.schedule plateau: expected a figure on dev"),
+        (
+            ("train.dev.measure=accuracy",),
+            r"train.dev.measure accuracy: expected an objective that trains a classifier, .*\(classification, r_drop\), found simcse",
+        ),
+        (
+            ("train.order.batch_rows=1",),
+            "train.order.batch_rows: expected 2 rows or more, since simcse compares them, found 1",
+        ),
+        (("train.workers=3",), "that 3 workers can share equally, found 8"),
+        (
+            ("train.objective={name: cert, options: {queue: 7, pairs: false}}",),
+            "queue of cert: expected room for the 8 keys of a batch, found 7 places",
+        ),
+        (
+            (
+                "train.objective={name: cert, options: {pairs: false}}",
+                "train.workers=2",
+                "train.across_ranks=false",
+            ),
+            "train.across_ranks: expected true for cert",
+        ),
+        (
+            ("train.workers=8", "train.across_ranks=false"),
+            "batch_rows over train.workers: expected 2 rows or more",
+        ),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, overrides: tuple[str, ...], words: str):
     with pytest.raises(ConfigError, match=words):
         plan(tmp_path, *overrides)
@@ -63,7 +95,11 @@ def test_rows_that_cannot_be_trained_on_are_refused(tmp_path: Path):
 
 
 def _pairs(folder: Path, name: str, rows: int, **more: list[str]) -> str:
-    columns = {"anchor": [f"{name} a {row}" for row in range(rows)], "positive": [f"{name} p {row}" for row in range(rows)], **more}
+    columns = {
+        "anchor": [f"{name} a {row}" for row in range(rows)],
+        "positive": [f"{name} p {row}" for row in range(rows)],
+        **more,
+    }
     pq.write_table(pa.table(columns), folder / f"{name}.parquet")
     return str(folder / f"{name}.parquet")
 
@@ -71,7 +107,12 @@ def _pairs(folder: Path, name: str, rows: int, **more: list[str]) -> str:
 def test_sources_take_turns_or_share_a_batch_by_their_weights(tmp_path: Path):
     one, other = _pairs(tmp_path, "one", 40), _pairs(tmp_path, "other", 40, negative=["n"] * 40)
     data = f"train.data=[{{uri: {one}, weight: 1}}, {{uri: {other}, weight: 3}}]"
-    taken = [rows.source for _, rows in zip(range(8), share_of(plan(tmp_path, data, "train.objective=supervised").order, 0), strict=False)]
+    taken = [
+        rows.source
+        for _, rows in zip(
+            range(8), share_of(plan(tmp_path, data, "train.objective=supervised").order, 0), strict=False
+        )
+    ]
     assert (taken.count(one), taken.count(other)) == (2, 6)
     blended = plan(tmp_path, data, "train.objective=supervised", "train.mixing=blend")
     rows = next(share_of(blended.order, 0))
@@ -87,11 +128,17 @@ def test_an_objective_of_neighbours_gets_pieces_of_documents(tmp_path: Path):
     name = next((name for name in OBJECTIVES.names() if OBJECTIVES[name].order == "contiguous"), None)
     if name is None:
         pytest.skip("no objective of neighbours")
-    columns = {"text": [f"sentence {row}" for row in range(60)], "document": ["a"] * 30 + ["b"] * 30, "position": [*range(30), *range(30)]}
+    columns = {
+        "text": [f"sentence {row}" for row in range(60)],
+        "document": ["a"] * 30 + ["b"] * 30,
+        "position": [*range(30), *range(30)],
+    }
     pq.write_table(pa.table(columns), tmp_path / "documents.parquet")
     found = plan(tmp_path, f"train.data={tmp_path / 'documents.parquet'}", f"train.objective={name}")
     assert isinstance(found.order, NeighbourOrder)
     two = f"train.data=[{tmp_path / 'documents.parquet'}, {tmp_path / 'documents.parquet'}]"
     assert plan(tmp_path, two, f"train.objective={name}").steps == 2 * found.steps
-    with pytest.raises(ConfigError, match=r"train.mixing: expected alternate for an objective that reads neighbours"):
+    with pytest.raises(
+        ConfigError, match=r"train.mixing: expected alternate for an objective that reads neighbours"
+    ):
         plan(tmp_path, two, f"train.objective={name}", "train.mixing=blend")

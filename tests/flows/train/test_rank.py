@@ -48,13 +48,15 @@ def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
     assert "# run" in Path(rank.run.encoder, "README.md").read_text()
     assert Path(rank.run.report).read_text().startswith("<!doctype html>")
     texts = sentences(20, seed=3)
-    np.testing.assert_allclose(trained.encode(texts), SentenceTransformer(rank.run.encoder, device="cpu").encode(texts), atol=1e-5)
+    np.testing.assert_allclose(
+        trained.encode(texts), SentenceTransformer(rank.run.encoder, device="cpu").encode(texts), atol=1e-5
+    )
 
 
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, encoder: Path):
     whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
     train(whole)
-    for stop in (3, 6, 11):                             # before the first checkpoint, and between two of them
+    for stop in (3, 6, 11):  # before the first checkpoint, and between two of them
         with pytest.raises(Stop):
             train(parts, stop)
     train(parts)
@@ -78,8 +80,12 @@ def dev_of(folder: Path, *more: str) -> tuple[str, ...]:
     return f"train.dev.uri={write_sts(folder / 'sts.parquet')}", "train.dev.steps=3", *more
 
 
-def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_stopped(tmp_path: Path, encoder: Path):
-    whole, parts = (rank_of(tmp_path, encoder, *dev_of(tmp_path, f"train.name={name}")) for name in ("whole", "parts"))
+def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_stopped(
+    tmp_path: Path, encoder: Path
+):
+    whole, parts = (
+        rank_of(tmp_path, encoder, *dev_of(tmp_path, f"train.name={name}")) for name in ("whole", "parts")
+    )
     train(whole)
     for stop in (2, 5, 9, 11):
         with pytest.raises(Stop):
@@ -88,7 +94,11 @@ def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_sto
     expected, found = whole.run.result(), parts.run.result()
     assert expected is not None
     assert found is not None
-    assert (found.best_step, found.figures, found.space_id) == (expected.best_step, expected.figures, expected.space_id)
+    assert (found.best_step, found.figures, found.space_id) == (
+        expected.best_step,
+        expected.figures,
+        expected.space_id,
+    )
     assert whole.dev is not None
     product = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
     left, right = product.encode(whole.dev.left), product.encode(whole.dev.right)
@@ -96,8 +106,12 @@ def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_sto
     assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.figures["dev"], abs=0.01)
 
 
-def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_with(tmp_path: Path, encoder: Path):
-    rank = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30", "train.dev.patience=2"))
+def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_with(
+    tmp_path: Path, encoder: Path
+):
+    rank = rank_of(
+        tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30", "train.dev.patience=2")
+    )
     train(rank)
     result = rank.run.result()
     assert result is not None
@@ -107,7 +121,10 @@ def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_wi
 
 
 def test_the_last_weights_are_the_product_where_that_is_wanted(tmp_path: Path, encoder: Path):
-    kept, plain = rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last")), rank_of(tmp_path, encoder, "train.name=plain")
+    kept, plain = (
+        rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last")),
+        rank_of(tmp_path, encoder, "train.name=plain"),
+    )
     train(kept)
     train(plain)
     expected, found = weights(Path(plain.run.encoder)), weights(Path(kept.run.encoder))
@@ -115,7 +132,9 @@ def test_the_last_weights_are_the_product_where_that_is_wanted(tmp_path: Path, e
 
 
 @pytest.mark.parametrize("scheme", ["file", "s3"])
-def test_a_training_lives_at_any_uri(tmp_path: Path, encoder: Path, s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_training_lives_at_any_uri(
+    tmp_path: Path, encoder: Path, s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     root = (tmp_path / "there").as_uri() if scheme == "file" else f"{s3}/{tmp_path.name}"
     rank = rank_of(tmp_path, encoder, f"train.root={root}", "train.max_steps=5")
@@ -125,12 +144,18 @@ def test_a_training_lives_at_any_uri(tmp_path: Path, encoder: Path, s3: str, sch
     result = rank.run.result()
     assert result is not None
     assert open_folder(EncoderSettings(path=rank.run.encoder)).space_id == result.space_id
-    assert {entry.path.partition("/")[0] for entry in rank.run.store.list()} >= {"checkpoints", "encoder", "result.json"}
+    assert {entry.path.partition("/")[0] for entry in rank.run.store.list()} >= {
+        "checkpoints",
+        "encoder",
+        "result.json",
+    }
 
 
 def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder, "train.optimizer={name: sgd, learning_rate: 1.0e+38, clip: null}")
-    with pytest.raises(DataError, match=r"step \d.*finite.*the batch is in .*refused/step-\d+.parquet") as caught:
+    with pytest.raises(
+        DataError, match=r"step \d.*finite.*the batch is in .*refused/step-\d+.parquet"
+    ) as caught:
         train(rank)
     assert type(caught.value) is DataError, "it travels, and the batch does not"
     (refused,) = Path(rank.run.store.uri).glob("refused/*.parquet")
@@ -144,10 +169,13 @@ def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Pa
 
 @pytest.mark.slow
 def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, encoder: Path):
-    whole, parts = rank_of(tmp_path, encoder, "train.dropout=0"), rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts")
+    whole, parts = (
+        rank_of(tmp_path, encoder, "train.dropout=0"),
+        rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts"),
+    )
     train(whole)
-    train_apart(parts, tmp_path, stop=6)                # two of them, past the checkpoint of step 4
-    train(parts)                                        # one
+    train_apart(parts, tmp_path, stop=6)  # two of them, past the checkpoint of step 4
+    train(parts)  # one
     expected, found = losses(Path(whole.run.store.uri)), losses(Path(parts.run.store.uri))
     assert len(found) == 12
     np.testing.assert_allclose(found, expected, rtol=1e-3)
@@ -156,19 +184,31 @@ def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, en
 
 def train_apart(rank: TrainRank, folder: Path, stop: int) -> None:
     """Two processes."""
-    torch.multiprocessing.start_processes(work, (2, rank, stop, folder / "meeting"), nprocs=2, start_method="spawn")
+    torch.multiprocessing.start_processes(
+        work, (2, rank, stop, folder / "meeting"), nprocs=2, start_method="spawn"
+    )
 
 
 def test_a_schedule_goes_by_what_the_classifier_gets_right(tmp_path: Path, encoder: Path):
     data, dev = write_nli(tmp_path / "nli.parquet"), write_nli(tmp_path / "dev.parquet")
-    classifies = (f"train.data={data}", "train.objective=classification", f"train.dev={{uri: {dev}, measure: accuracy, steps: 3}}")
-    plateau = ("train.schedule={name: plateau, decay: 1.0, drop: 0.2, least: 1.0e-5}", "train.optimizer={name: sgd, learning_rate: 1.0, clip: 5.0}", "train.max_steps=12")
+    classifies = (
+        f"train.data={data}",
+        "train.objective=classification",
+        f"train.dev={{uri: {dev}, measure: accuracy, steps: 3}}",
+    )
+    plateau = (
+        "train.schedule={name: plateau, decay: 1.0, drop: 0.2, least: 1.0e-5}",
+        "train.optimizer={name: sgd, learning_rate: 1.0, clip: 5.0}",
+        "train.max_steps=12",
+    )
     rank = rank_of(tmp_path, encoder, *classifies, *plateau)
     train(rank)
     lines = read_metrics(rank.run.store)
     told = [line.dev for line in lines if line.dev is not None]
     assert len(told) == 5
-    assert all(figure == pytest.approx(round(1.92 * figure) / 1.92) for figure in told), "percent of 192 pairs"
+    assert all(figure == pytest.approx(round(1.92 * figure) / 1.92) for figure in told), (
+        "percent of 192 pairs"
+    )
     falls = sum(later < earlier for earlier, later in pairwise(told[:-1]))
     assert falls, "else the test says nothing"
     assert lines[-1].learning_rate == pytest.approx(0.2**falls)

@@ -17,16 +17,37 @@ def run_of(folder: Path, encoder: Path, *overrides: str) -> RunFolder:
 
 
 def record_of(run: RunFolder) -> RunRecord:
-    return RunRecord(name=run.name, digest=run.digest, definition=run.definition, encoder="MiniLM", counts=({"rows": 96, "unlabelled": 0},), steps_per_epoch=12, steps=12)
+    return RunRecord(
+        name=run.name,
+        digest=run.digest,
+        definition=run.definition,
+        encoder="MiniLM",
+        counts=({"rows": 96, "unlabelled": 0},),
+        steps_per_epoch=12,
+        steps=12,
+    )
 
 
 def test_what_changes_no_step_changes_no_name(tmp_path: Path, encoder: Path):
     free = ("train.name=null", "train.objective=simcse")
     name = run_of(tmp_path, encoder, *free).name
     assert name.startswith("simcse-")
-    for same in ("train.workers=2", "train.threads=3", "train.failures=0", "train.checkpoint.steps=9", "train.watch.steps=7", "cluster.cpus_per_worker=2"):
+    for same in (
+        "train.workers=2",
+        "train.threads=3",
+        "train.failures=0",
+        "train.checkpoint.steps=9",
+        "train.watch.steps=7",
+        "cluster.cpus_per_worker=2",
+    ):
         assert run_of(tmp_path, encoder, *free, same).name == name
-    for other in ("train.seed=1", "train.epochs=2", "train.order.seed=1", "train.objective={name: simcse, options: {temperature: 0.1}}", "encoder.pooling=cls"):
+    for other in (
+        "train.seed=1",
+        "train.epochs=2",
+        "train.order.seed=1",
+        "train.objective={name: simcse, options: {temperature: 0.1}}",
+        "encoder.pooling=cls",
+    ):
         assert run_of(tmp_path, encoder, *free, other).name != name
 
 
@@ -39,19 +60,29 @@ def test_the_name_follows_the_files_and_what_their_columns_are(tmp_path: Path, e
     assert run_of(tmp_path, encoder, "train.name=null", f"train.data={source}").name != after.name
 
 
-def test_the_name_does_not_follow_the_way_an_encoder_is_named(tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_name_does_not_follow_the_way_an_encoder_is_named(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(encoder.parent)
-    names = {run_of(tmp_path, encoder, "train.name=null", f"encoder.path={path}").name for path in (encoder, f"./{encoder.name}", encoder.as_uri())}
+    names = {
+        run_of(tmp_path, encoder, "train.name=null", f"encoder.path={path}").name
+        for path in (encoder, f"./{encoder.name}", encoder.as_uri())
+    }
     assert len(names) == 1
 
 
-def test_an_explicit_name_with_other_settings_is_refused_and_the_keys_are_named(tmp_path: Path, encoder: Path):
+def test_an_explicit_name_with_other_settings_is_refused_and_the_keys_are_named(
+    tmp_path: Path, encoder: Path
+):
     run = run_of(tmp_path, encoder)
     assert run.begin(record_of(run))
     again = run_of(tmp_path, encoder, "train.workers=2", "train.checkpoint.keep=3")
     assert not again.begin(record_of(again))
     other = run_of(tmp_path, encoder, "train.seed=5", "train.optimizer.learning_rate=0.5")
-    with pytest.raises(ConfigError, match=r"train.name run.*train.optimizer.learning_rate is 0.5 and was 0.001; train.seed is 5 and was 0; give these as they were"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train.name run.*train.optimizer.learning_rate is 0.5 and was 0.001; train.seed is 5 and was 0; give these as they were",
+    ):
         other.check()
 
 
@@ -97,7 +128,9 @@ def test_training_files_that_are_not_there_are_named(tmp_path: Path, encoder: Pa
 def test_a_result_is_found_again(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     assert run.result() is None
-    result = ResultRecord(name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, figures={"dev": 81.25})
+    result = ResultRecord(
+        name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, figures={"dev": 81.25}
+    )
     run.store.create(RESULT, result.to_json())
     assert run.result() is None, "without its encoder"
     run.store.write("encoder/config.json", b"{}")

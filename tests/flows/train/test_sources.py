@@ -24,7 +24,11 @@ def variants(count: int, seed: int) -> dict[str, Any]:
     """Rows of which every eighth lacks its first variant, and every tenth its second."""
     zh, de = sentences(count, seed), sentences(count, seed + 1)
     lacking = np.arange(count)
-    return {"text": sentences(count, seed + 2), "variant_zh": np.where(lacking % 8, zh, None), "variant_de": np.where(lacking % 10, de, None)}
+    return {
+        "text": sentences(count, seed + 2),
+        "variant_zh": np.where(lacking % 8, zh, None),
+        "variant_de": np.where(lacking % 10, de, None),
+    }
 
 
 def job_of(folder: Path, encoder: Path, *overrides: str) -> Job:
@@ -41,7 +45,9 @@ def trained(job: Job, stop: int = -1) -> tuple[Job, RunFolder]:
     return job, run
 
 
-def test_cert_is_trained_on_a_manifest_and_says_which_and_how_many_rows_were_left_out(tmp_path: Path, encoder: Path):
+def test_cert_is_trained_on_a_manifest_and_says_which_and_how_many_rows_were_left_out(
+    tmp_path: Path, encoder: Path
+):
     uri = write_manifest(open_store(tmp_path), "main", [variants(80, 0), variants(40, 5)])
     job, run = trained(job_of(tmp_path, encoder))
     assert [source.uri for source in job.train.data] == [uri]
@@ -49,12 +55,16 @@ def test_cert_is_trained_on_a_manifest_and_says_which_and_how_many_rows_were_lef
     record = run.record()
     assert (record.sources, record.counts) == ((uri,), ({"rows": 120, "unlabelled": 0, "missing": missing},))
     assert run.ended().steps == (120 - missing) // 8
-    assert f"augmented/main/00000001.json` ({120 - missing} rows)" in Path(run.encoder, "README.md").read_text()
+    assert (
+        f"augmented/main/00000001.json` ({120 - missing} rows)" in Path(run.encoder, "README.md").read_text()
+    )
     assert "without a text" in Path(run.report).read_text()
 
 
 @pytest.mark.parametrize("name", ["null", "mine"])
-def test_an_interrupted_training_goes_on_with_the_rows_it_began_with_and_the_next_one_has_the_newest(tmp_path: Path, encoder: Path, name: str):
+def test_an_interrupted_training_goes_on_with_the_rows_it_began_with_and_the_next_one_has_the_newest(
+    tmp_path: Path, encoder: Path, name: str
+):
     store = open_store(tmp_path)
     first = write_manifest(store, "main", [variants(80, 0)])
     _, whole = trained(job_of(tmp_path, encoder, f"train.root={tmp_path / 'whole'}"))
@@ -73,12 +83,23 @@ def test_an_interrupted_training_goes_on_with_the_rows_it_began_with_and_the_nex
 
 def test_of_several_sources_each_folder_is_replaced_and_files_are_not(tmp_path: Path, encoder: Path):
     store = open_store(tmp_path)
-    uris = [write_manifest(store, name, [variants(40, number)]) for number, name in enumerate(("main", "more"))]
-    training_job(tmp_path, encoder)                     # writes sentences.parquet
+    uris = [
+        write_manifest(store, name, [variants(40, number)]) for number, name in enumerate(("main", "more"))
+    ]
+    training_job(tmp_path, encoder)  # writes sentences.parquet
     data = f"[{tmp_path}/augmented/more, {tmp_path}/sentences.parquet, {{uri: {tmp_path}/augmented/main, weight: 2}}]"
     job, run = opened(training_job(tmp_path, encoder, f"train.data={data}"))
     assert [source.uri for source in job.train.data] == [uris[1], f"{tmp_path}/sentences.parquet", uris[0]]
-    assert run.digest == opened(training_job(tmp_path, encoder, f"train.data=[{uris[1]}, {tmp_path}/sentences.parquet, {{uri: {uris[0]}, weight: 2}}]"))[1].digest
+    assert (
+        run.digest
+        == opened(
+            training_job(
+                tmp_path,
+                encoder,
+                f"train.data=[{uris[1]}, {tmp_path}/sentences.parquet, {{uri: {uris[0]}, weight: 2}}]",
+            )
+        )[1].digest
+    )
 
 
 def test_a_training_whose_units_are_gone_begins_anew_with_the_newest(tmp_path: Path, encoder: Path):

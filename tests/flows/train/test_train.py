@@ -23,13 +23,31 @@ _STEPS = 240
 
 def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
     """240 steps of two workers, with dropout, a checkpoint every 20 steps and a figure every 60."""
-    own = ["train.workers=2", "cluster.cpus_per_worker=0.5", "train.epochs=20", "train.checkpoint={steps: 20, minutes: null}", "train.dropout=0.1"]
-    return [*training_arguments(folder, encoder), *own, f"train.dev={{uri: {folder / 'sts.parquet'}, steps: 60, keep: last}}", *overrides]
+    own = [
+        "train.workers=2",
+        "cluster.cpus_per_worker=0.5",
+        "train.epochs=20",
+        "train.checkpoint={steps: 20, minutes: null}",
+        "train.dropout=0.1",
+    ]
+    return [
+        *training_arguments(folder, encoder),
+        *own,
+        f"train.dev={{uri: {folder / 'sts.parquet'}, steps: 60, keep: last}}",
+        *overrides,
+    ]
 
 
 def start(given: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "jobs.train", "--json", *given]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment or {**os.environ, "MANTA_LOG": "json"})
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment or {**os.environ, "MANTA_LOG": "json"},
+    )
 
 
 def finish(training: subprocess.Popen[str], code: int = 0) -> tuple[dict[str, Any], str]:
@@ -70,12 +88,14 @@ def same_weights(one: Path, other: Path) -> bool:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
-    write_sentences(folder / "sentences.parquet", 101)          # no multiple of the batch
+    write_sentences(folder / "sentences.parquet", 101)  # no multiple of the batch
     write_sts(folder / "sts.parquet")
     return folder
 
 
-def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_nobody_disturbed(rows: Path, encoder: Path):
+def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_nobody_disturbed(
+    rows: Path, encoder: Path
+):
     given = arguments(rows, encoder)
     answer, said = finish(start(given))
     assert (answer["status"], answer["steps"], answer["name"]) == ("trained", _STEPS, "run")
@@ -90,7 +110,7 @@ def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_
     training.send_signal(signal.SIGKILL)
     _, errors = training.communicate()
     assert "a training worker is lost" in errors
-    time.sleep(2)                                       # its workers die with it
+    time.sleep(2)  # its workers die with it
     answer, said = finish(start([*given, "train.name=disturbed"]))
     assert answer["status"] == "trained"
     assert "training disturbed goes on after step" in said
@@ -98,7 +118,7 @@ def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_
     assert trajectory(rows / "trainings/run") == trajectory(disturbed)
     assert len(trajectory(disturbed)) == _STEPS + 1
 
-    again, _ = finish(start([*given, "cluster.address=127.0.0.1:1"]))      # no Ray is there: none is asked
+    again, _ = finish(start([*given, "cluster.address=127.0.0.1:1"]))  # no Ray is there: none is asked
     assert (again["status"], again["space_id"]) == ("unchanged", answer["space_id"])
     refused, _ = finish(start([*given, "train.seed=1"]), 2)
     assert "train.seed is 1 and was 0" in refused["message"]

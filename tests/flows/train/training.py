@@ -29,7 +29,10 @@ def write_sentences(file: Path, count: int = 96, seed: int = 0) -> Path:
 def write_sts(file: Path, count: int = 24, seed: int = 1) -> Path:
     """Pairs of sentences, scored by how many words they share."""
     left, right = sentences(count, seed), sentences(count, seed + 1)
-    scores = [5 * len(set(a.split()) & set(b.split())) / len({*a.split(), *b.split()}) for a, b in zip(left, right, strict=True)]
+    scores = [
+        5 * len(set(a.split()) & set(b.split())) / len({*a.split(), *b.split()})
+        for a, b in zip(left, right, strict=True)
+    ]
     pq.write_table(pa.table({"sentence1": left, "sentence2": right, "score": scores}), file)
     return file
 
@@ -37,8 +40,15 @@ def write_sts(file: Path, count: int = 24, seed: int = 1) -> Path:
 def training_arguments(folder: Path, encoder: Path) -> list[str]:
     """A training of 12 steps over 96 sentences, as command line overrides."""
     return [
-        f"encoder.path={encoder}", f"train.data={folder / 'sentences.parquet'}", f"train.root={folder / 'trainings'}", "train.name=run", "train.order.batch_rows=8",
-        "train.order.window_rows=32", "train.checkpoint={steps: 4, minutes: null}", "train.optimizer.learning_rate=0.001", "train.watch={steps: 1, trackers: []}",
+        f"encoder.path={encoder}",
+        f"train.data={folder / 'sentences.parquet'}",
+        f"train.root={folder / 'trainings'}",
+        "train.name=run",
+        "train.order.batch_rows=8",
+        "train.order.window_rows=32",
+        "train.checkpoint={steps: 4, minutes: null}",
+        "train.optimizer.learning_rate=0.001",
+        "train.watch={steps: 1, trackers: []}",
     ]
 
 

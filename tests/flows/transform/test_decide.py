@@ -58,7 +58,9 @@ def make(root: Path, encoder: Path, *overrides: str) -> Job:
 
 
 def raw_vectors(root: str, manifest: ReleaseManifest) -> np.ndarray:
-    return np.concatenate([vector_matrix(pq.read_table(Path(root, unit.path))["vector"]) for unit in manifest.units])
+    return np.concatenate(
+        [vector_matrix(pq.read_table(Path(root, unit.path))["vector"]) for unit in manifest.units]
+    )
 
 
 def without_top(x: np.ndarray, fit: np.ndarray, count: int) -> np.ndarray:
@@ -82,12 +84,26 @@ def shrunken_zca(x: np.ndarray) -> Map:
     return lambda v: (v - x.mean(axis=0)) @ axes @ np.diag(values**-0.5) @ axes.T
 
 
-@pytest.mark.parametrize(("settings", "name", "oracle"), [
-    (("whiten.transform=components", "whiten.centred=false"), "components", sif),
-    (("whiten.transform=standardize+components", "whiten.remove=2", "index.kind=IVF4,Flat", "index.nprobe=4"), "standardize+components", standardized_without_top),
-    (("whiten.rotation=zca", "whiten.shrinkage=auto"), "whitening", shrunken_zca),
-])
-def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(night: Callable[..., Outcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]):
+@pytest.mark.parametrize(
+    ("settings", "name", "oracle"),
+    [
+        (("whiten.transform=components", "whiten.centred=false"), "components", sif),
+        (
+            (
+                "whiten.transform=standardize+components",
+                "whiten.remove=2",
+                "index.kind=IVF4,Flat",
+                "index.nprobe=4",
+            ),
+            "standardize+components",
+            standardized_without_top,
+        ),
+        (("whiten.rotation=zca", "whiten.shrinkage=auto"), "whitening", shrunken_zca),
+    ],
+)
+def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(
+    night: Callable[..., Outcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]
+):
     outcome = night("whiten.mode=on", *settings)
     release = open_release(outcome.root)
     assert release.manifest.transform is not None
@@ -96,26 +112,48 @@ def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(night: Call
     moved = oracle(raw)(raw)
     unit = moved / np.linalg.norm(moved, axis=1, keepdims=True)
     cosines = unit[:20] @ unit.T
-    scores, addresses = faiss.read_index(str(Path(outcome.root, outcome.facts["index"]["files"][0]["path"]))).search(raw[:20].astype(np.float32), 5)
+    scores, addresses = faiss.read_index(
+        str(Path(outcome.root, outcome.facts["index"]["files"][0]["path"]))
+    ).search(raw[:20].astype(np.float32), 5)
     np.testing.assert_allclose(scores, -np.sort(-cosines, axis=1)[:, :5], atol=2e-3)
     placed = (addresses >> 32) * 50 + (addresses & 0xFFFFFFFF)
     np.testing.assert_allclose(np.take_along_axis(cosines, placed, axis=1), scores, atol=2e-3)
     assert release.search(sentences(400)[:5], 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(5)]
     said = next(choice for choice in release.manifest.choices if choice.what == "whitening")
-    assert said.sentence.startswith("Whitening is used" if name == "whitening" else f"The transform {name} is used")
+    assert said.sentence.startswith(
+        "Whitening is used" if name == "whitening" else f"The transform {name} is used"
+    )
     assert "transform and normalisation are inside the index" in Path(outcome.report).read_text()
 
 
-def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(night: Callable[..., Outcome], root: Path, encoder: Path):
+def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(
+    night: Callable[..., Outcome], root: Path, encoder: Path
+):
     first = night("whiten.mode=on", "whiten.k=20")
     releases = open_releases(make(root, encoder))
     newest = releases.get(first.release)
-    older = {**newest.settings, "whiten": {name: value for name, value in newest.settings["whiten"].items() if name not in NEW_SETTINGS}}
-    releases.publish(newest.model_copy(update={"parent": first.release, "settings": older}), lambda number: "")
-    assert night("whiten.mode=on", "whiten.k=20").status == "unchanged", "what the older version did not know is as it is by default"
-    pq.write_table(pa.table({"id": ["late"], "text": ["a late row stands near the old river"], "lang": ["en"]}), root / "corpus" / "part-late.parquet")
+    older = {
+        **newest.settings,
+        "whiten": {
+            name: value for name, value in newest.settings["whiten"].items() if name not in NEW_SETTINGS
+        },
+    }
+    releases.publish(
+        newest.model_copy(update={"parent": first.release, "settings": older}), lambda number: ""
+    )
+    assert night("whiten.mode=on", "whiten.k=20").status == "unchanged", (
+        "what the older version did not know is as it is by default"
+    )
+    pq.write_table(
+        pa.table({"id": ["late"], "text": ["a late row stands near the old river"], "lang": ["en"]}),
+        root / "corpus" / "part-late.parquet",
+    )
     outcome = night("whiten.mode=on", "whiten.k=20")
-    assert (outcome.status, outcome.rows, outcome.facts["transform_id"]) == ("published", 401, first.facts["transform_id"])
+    assert (outcome.status, outcome.rows, outcome.facts["transform_id"]) == (
+        "published",
+        401,
+        first.facts["transform_id"],
+    )
     told = {choice["what"]: choice for choice in outcome.facts["decisions"]}
     assert told["whitening"]["chosen"] == "kept, used"
     assert told["index"]["chosen"] != "built anew"
@@ -124,7 +162,9 @@ def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(night:
 
 def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Callable[..., Outcome]):
     outcome = night("whiten.mode=on", "whiten.k=likelihood")
-    numbers = next(choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening")
+    numbers = next(
+        choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening"
+    )
     curve = {int(name[2:]): figure for name, figure in numbers.items() if name.startswith("k_")}
     assert numbers["k"] == max(curve, key=lambda k: curve[k])
     assert outcome.facts["index"]["dim"] == numbers["k"]
@@ -133,7 +173,9 @@ def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Call
     assert f"k {numbers['k']}: {curve[numbers['k']]:.4f}" in page
 
 
-def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(night: Callable[..., Outcome], root: Path, encoder: Path):
+def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(
+    night: Callable[..., Outcome], root: Path, encoder: Path
+):
     manifest = open_releases(make(root, encoder)).current()
     assert manifest is not None
     source = LiveRows(open_store(root / "releases"), manifest.space_id, "id")
@@ -147,10 +189,15 @@ def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(night: Callable[..
 
 def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., Outcome], root: Path):
     texts, rng = sentences(60), np.random.default_rng(0)
-    pq.write_table(pa.table({"sentence1": texts[:30], "sentence2": texts[30:], "score": rng.uniform(0, 5, 30)}), root / "dev.parquet")
+    pq.write_table(
+        pa.table({"sentence1": texts[:30], "sentence2": texts[30:], "score": rng.uniform(0, 5, 30)}),
+        root / "dev.parquet",
+    )
     by_dev = ("whiten.k=dev", "whiten.remove=dev", f"whiten.dev={root / 'dev.parquet'}")
     outcome = night("whiten.mode=on", "whiten.transform=components+whitening", *by_dev)
-    numbers = next(choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening")
+    numbers = next(
+        choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening"
+    )
     assert {"k", "remove", "remove_0", "remove_1"} <= set(numbers)
     assert outcome.facts["index"]["dim"] == numbers["k"]
     page = Path(outcome.report).read_text()
@@ -163,22 +210,38 @@ def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., Outcome], roo
 GIVEN = {"sentence1": ["one", "two", "three"], "sentence2": ["four", "five", None], "score": [1, 2, 3]}
 
 
-@pytest.mark.parametrize(("columns", "message"), [
-    ({"score": [2.5, 2.5, 2.5]}, "at least two pairs with different scores, found 3 pairs, all with 2.5"),
-    ({"score": pa.array([2, None, None], pa.int64())}, "at least two pairs with different scores, found 1;"),
-    ({"score": [2.5, 1.0, float("inf")]}, "expected finite scores, found 1 that are not"),
-    ({"score": [2.5, float("nan"), None]}, "at least two pairs with different scores, found 1;"),
-    ({"score": ["3.5", "high", "1"]}, "two columns of strings and scores as numbers, found string, string, string"),
-    ({"score": [{"a": 1}] * 3}, "scores as numbers"),
-    ({"sentence1": [1, 2, 3]}, "two columns of strings and scores as numbers, found int64, string, int64"),
-    ({}, "expected columns sentence1, sentence2, score, found sentence1, sentence2; add score"),
-])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"score": [2.5, 2.5, 2.5]}, "at least two pairs with different scores, found 3 pairs, all with 2.5"),
+        (
+            {"score": pa.array([2, None, None], pa.int64())},
+            "at least two pairs with different scores, found 1;",
+        ),
+        ({"score": [2.5, 1.0, float("inf")]}, "expected finite scores, found 1 that are not"),
+        ({"score": [2.5, float("nan"), None]}, "at least two pairs with different scores, found 1;"),
+        (
+            {"score": ["3.5", "high", "1"]},
+            "two columns of strings and scores as numbers, found string, string, string",
+        ),
+        ({"score": [{"a": 1}] * 3}, "scores as numbers"),
+        (
+            {"sentence1": [1, 2, 3]},
+            "two columns of strings and scores as numbers, found int64, string, int64",
+        ),
+        ({}, "expected columns sentence1, sentence2, score, found sentence1, sentence2; add score"),
+    ],
+)
 @pytest.mark.parametrize("mode", ["auto", "on"])
-def test_a_dev_file_that_cannot_be_used_is_refused_before_anything_is_read(tmp_path: Path, encoder: Path, columns: dict[str, object], message: str, mode: str):
+def test_a_dev_file_that_cannot_be_used_is_refused_before_anything_is_read(
+    tmp_path: Path, encoder: Path, columns: dict[str, object], message: str, mode: str
+):
     given = {**GIVEN, **columns} if columns else {name: GIVEN[name] for name in ("sentence1", "sentence2")}
     write_corpus(tmp_path / "corpus")
     pq.write_table(pa.table(given), tmp_path / "dev.parquet")
-    job = make(tmp_path, encoder, "whiten.k=dev", f"whiten.mode={mode}", f"whiten.dev={tmp_path / 'dev.parquet'}")
+    job = make(
+        tmp_path, encoder, "whiten.k=dev", f"whiten.mode={mode}", f"whiten.dev={tmp_path / 'dev.parquet'}"
+    )
     with pytest.raises(DataError, match=message) as caught:
         nightly(job, Stages())
     assert caught.value.exit_code == 3
@@ -186,7 +249,9 @@ def test_a_dev_file_that_cannot_be_used_is_refused_before_anything_is_read(tmp_p
 
 
 def test_a_folder_is_no_dev_file(tmp_path: Path):
-    with pytest.raises(DataError, match=r"whiten\.dev: .*: expected a Parquet file, found .*; check the path"):
+    with pytest.raises(
+        DataError, match=r"whiten\.dev: .*: expected a Parquet file, found .*; check the path"
+    ):
         dev_pairs(str(tmp_path))
 
 
@@ -198,14 +263,23 @@ def test_dev_pairs_are_those_with_a_score(tmp_path: Path):
         assert (left, right, gold.tolist()) == (("one", "one"), ("four", " "), [1.0, 3.0])
 
 
-def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_drift_is_no_other_fit(night: Callable[..., Outcome], root: Path):
-    pq.write_table(pa.table({"sentence1": sentences(40)[:20], "sentence2": sentences(40)[20:], "score": list(range(20))}), root / "gone.parquet")
+def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_drift_is_no_other_fit(
+    night: Callable[..., Outcome], root: Path
+):
+    pq.write_table(
+        pa.table(
+            {"sentence1": sentences(40)[:20], "sentence2": sentences(40)[20:], "score": list(range(20))}
+        ),
+        root / "gone.parquet",
+    )
     settings = ("whiten.k=dev", f"whiten.dev={root / 'gone.parquet'}")
     first = night(*settings)
     (root / "gone.parquet").unlink()
     outcome = night(*settings, "whiten.max_drift=0.2")
     assert (outcome.status, outcome.facts["transform_id"]) == ("published", first.facts["transform_id"])
-    assert next(choice["chosen"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening").startswith("kept")
+    assert next(
+        choice["chosen"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening"
+    ).startswith("kept")
     with pytest.raises(DataError, match=r"whiten\.dev: .*expected a Parquet file"):
         night(*settings, "whiten.ridge=0.1")
 
@@ -219,14 +293,20 @@ def test_settings_that_shape_no_release_publish_none(night: Callable[..., Outcom
     assert night("whiten.mode=off", "whiten.ridge=0.2").status == "unchanged"
 
 
-def test_a_fit_whose_file_is_gone_is_made_anew(night: Callable[..., Outcome], root: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_fit_whose_file_is_gone_is_made_anew(
+    night: Callable[..., Outcome], root: Path, capsys: pytest.CaptureFixture[str]
+):
     first = night("whiten.mode=on", "whiten.k=18")
     stored = Path(first.root, "transforms", f"{first.facts['transform_id'][:24]}.safetensors")
     content = stored.read_bytes()
     stored.unlink()
     outcome = night("whiten.mode=on", "whiten.k=18", "whiten.max_drift=0.2")
     assert f"{stored.name}, of release {first.release}, is gone" in capsys.readouterr().err
-    assert (outcome.status, outcome.facts["transform_id"], stored.read_bytes()) == ("published", first.facts["transform_id"], content)
+    assert (outcome.status, outcome.facts["transform_id"], stored.read_bytes()) == (
+        "published",
+        first.facts["transform_id"],
+        content,
+    )
 
 
 def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path, encoder: Path):
@@ -253,11 +333,18 @@ def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path,
     assert "decided" in str(whitening(400)["chosen"])
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ("whiten.transform=flow", "affine map, which a faiss index can hold.*manta whiten"), ("whiten.transform=standardize+flow", "affine map"),
-    ("whiten.transform=whitenig", "did you mean 'whitening'"), ("whiten.remove=dev", "components among the steps"),
-])
-def test_what_no_index_can_hold_is_refused_before_anything_is_read(tmp_path: Path, encoder: Path, settings: str, message: str):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("whiten.transform=flow", "affine map, which a faiss index can hold.*manta whiten"),
+        ("whiten.transform=standardize+flow", "affine map"),
+        ("whiten.transform=whitenig", "did you mean 'whitening'"),
+        ("whiten.remove=dev", "components among the steps"),
+    ],
+)
+def test_what_no_index_can_hold_is_refused_before_anything_is_read(
+    tmp_path: Path, encoder: Path, settings: str, message: str
+):
     write_corpus(tmp_path / "corpus")
     with pytest.raises(ConfigError, match=message) as caught:
         nightly(make(tmp_path, encoder, settings), Stages())
@@ -265,7 +352,9 @@ def test_what_no_index_can_hold_is_refused_before_anything_is_read(tmp_path: Pat
     assert not (tmp_path / "releases" / "units").exists()
 
 
-def test_a_corpus_of_short_texts_has_none_to_compare_on(night: Callable[..., Outcome], root: Path, encoder: Path):
+def test_a_corpus_of_short_texts_has_none_to_compare_on(
+    night: Callable[..., Outcome], root: Path, encoder: Path
+):
     releases = open_releases(make(root, encoder))
     corpus = load_before(releases).corpus
     assert corpus is not None

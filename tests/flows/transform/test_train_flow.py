@@ -38,7 +38,7 @@ ROWS = (210, 190, 200)
 
 def chain(folder: Path, rows: tuple[int, ...] = ROWS, dim: int = 24) -> Chain:
     """Units of so many rows, ten of which are dead."""
-    made = Chain(folder / "root", None, dim=dim)        # type: ignore[arg-type]  no index is built here
+    made = Chain(folder / "root", None, dim=dim)  # type: ignore[arg-type]  no index is built here
     for each in rows:
         made.add(each, dropped=[1])
     return made.kill(10)
@@ -51,7 +51,9 @@ def source(made: Chain) -> LiveRows:
 def training(folder: Path, **settings: object) -> FlowTraining:
     """600 rows in three units, five epochs of 14 steps."""
     made = chain(folder)
-    return FlowTraining(source(made), tuple(made.units), FlowSettings.model_validate({"epochs": 5.0} | settings))
+    return FlowTraining(
+        source(made), tuple(made.units), FlowSettings.model_validate({"epochs": 5.0} | settings)
+    )
 
 
 def trained(given: FlowTraining) -> Flow:
@@ -68,7 +70,11 @@ def same(raw: np.ndarray) -> np.ndarray:
     return raw
 
 
-@pytest.mark.parametrize("rows", [(600,), (90, 1, 40) * 4, (17_000, 300)], ids=["one unit", "two windows", "a unit of three pieces"])
+@pytest.mark.parametrize(
+    "rows",
+    [(600,), (90, 1, 40) * 4, (17_000, 300)],
+    ids=["one unit", "two windows", "a unit of three pieces"],
+)
 def test_an_epoch_holds_every_live_row_once_but_those_left_out(tmp_path: Path, rows: tuple[int, ...]):
     made = chain(tmp_path, rows, dim=4)
     live = made.live()
@@ -142,7 +148,10 @@ def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path):
 def test_another_order_of_checkpoints_is_the_same_training_and_anything_else_another(tmp_path: Path):
     given = training(tmp_path / "one")
     assert training(tmp_path / "two", checkpoint_steps=7).id == given.id
-    others = [training(tmp_path / str(number), **{name: value}) for number, (name, value) in enumerate({"seed": 1, "epochs": 1.0, "width": 8}.items())]
+    others = [
+        training(tmp_path / str(number), **{name: value})
+        for number, (name, value) in enumerate({"seed": 1, "epochs": 1.0, "width": 8}.items())
+    ]
     fewer = FlowTraining(given.source, given.units[:2], given.settings)
     living = FlowTraining(LiveRows(given.source.store, SPACE, "id"), given.units, given.settings)
     assert len({each.id for each in (given, fewer, living, *others)}) == 6
@@ -169,13 +178,23 @@ def test_the_dev_task_is_measured_on_the_way(tmp_path: Path):
     assert any(note.startswith("Spearman on the dev task went from") for note in flow.notes)
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ("whiten.flow.levels=6", "dimension 24 with 6 levels; set whiten.flow.levels to at most 3"),
-    ("whiten.transform=whitening+flow whiten.k=10 whiten.flow.levels=3", "dimension 10 with 3 levels; set whiten.flow.levels to at most 1"),
-    ("whiten.transform=whitening+flow whiten.k=10 whiten.rotation=zca whiten.flow.levels=4", "dimension 24 with 4 levels"),
-    ("whiten.transform=whitening+flow whiten.flow.levels=4", None), ("whiten.mode=off whiten.flow.levels=9", None),
-    ("whiten.transform=whitening whiten.flow.levels=9", None),
-])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("whiten.flow.levels=6", "dimension 24 with 6 levels; set whiten.flow.levels to at most 3"),
+        (
+            "whiten.transform=whitening+flow whiten.k=10 whiten.flow.levels=3",
+            "dimension 10 with 3 levels; set whiten.flow.levels to at most 1",
+        ),
+        (
+            "whiten.transform=whitening+flow whiten.k=10 whiten.rotation=zca whiten.flow.levels=4",
+            "dimension 24 with 4 levels",
+        ),
+        ("whiten.transform=whitening+flow whiten.flow.levels=4", None),
+        ("whiten.mode=off whiten.flow.levels=9", None),
+        ("whiten.transform=whitening whiten.flow.levels=9", None),
+    ],
+)
 def test_levels_that_do_not_fit_show_before_anything_is_encoded(settings: str, words: str | None):
     whitening = load_settings(Job, None, ("whiten.transform=flow", *settings.split())).whiten
     if words is None:
@@ -186,20 +205,34 @@ def test_levels_that_do_not_fit_show_before_anything_is_encoded(settings: str, w
 
 
 def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
-    cases = {"levels": training(tmp_path / "a", levels=4), "rate": training(tmp_path / "b", learning_rate=1e9, checkpoint_steps=1)}
+    cases = {
+        "levels": training(tmp_path / "a", levels=4),
+        "rate": training(tmp_path / "b", learning_rate=1e9, checkpoint_steps=1),
+    }
     few = chain(tmp_path / "c", (15,))
     cases["rows"] = FlowTraining(source(few), tuple(few.units), FlowSettings())
-    with pytest.raises(ConfigError, match=r"dimension 24 with 4 levels; set whiten\.flow\.levels to at most 3"):
+    with pytest.raises(
+        ConfigError, match=r"dimension 24 with 4 levels; set whiten\.flow\.levels to at most 3"
+    ):
         trained(cases["levels"])
-    with pytest.raises(DataError, match=r"flow training: expected a finite likelihood.*lower whiten\.flow\.learning_rate"):
+    with pytest.raises(
+        DataError, match=r"flow training: expected a finite likelihood.*lower whiten\.flow\.learning_rate"
+    ):
         trained(cases["rate"])
     with pytest.raises(DataError, match="flow: expected at least 10 rows to train on, found 5"):
         trained(cases["rows"])
     assert [stored(given) for given in cases.values()] == [{}, {}, {}]
 
 
-def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(cluster: Cluster, make_job: Callable[..., Job]):
-    job = make_job("whiten.transform=standardize+flow", "whiten.write_vectors=true", "whiten.flow.epochs=2", "whiten.flow.depth=1")
+def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(
+    cluster: Cluster, make_job: Callable[..., Job]
+):
+    job = make_job(
+        "whiten.transform=standardize+flow",
+        "whiten.write_vectors=true",
+        "whiten.flow.epochs=2",
+        "whiten.flow.depth=1",
+    )
     store, decision, written = through_whitening(job, Stages())
     assert decision.ref is not None
     assert written is not None
@@ -208,8 +241,15 @@ def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(cl
     assert isinstance(flow, Flow)
     assert (flow.space_id, flow.metric, chain.affine()) == (space_after(standardised), "MRR", None)
     rows = [pq.read_table(store.open(unit.path, unit.sha256)) for unit in written.units]
-    raw = [pq.read_table(store.open(unit.path, unit.sha256)) for unit in through_encoding(job, Stages())[2].units]
+    raw = [
+        pq.read_table(store.open(unit.path, unit.sha256)) for unit in through_encoding(job, Stages())[2].units
+    ]
     for transformed, own in zip(rows, raw, strict=True):
-        np.testing.assert_allclose(vector_matrix(transformed["vector"]), chain(vector_matrix(own["vector"])), atol=1e-4)
-    with pytest.raises(ConfigError, match=r"whiten\.transform: expected an affine map, which a faiss index can hold, found flow"):
+        np.testing.assert_allclose(
+            vector_matrix(transformed["vector"]), chain(vector_matrix(own["vector"])), atol=1e-4
+        )
+    with pytest.raises(
+        ConfigError,
+        match=r"whiten\.transform: expected an affine map, which a faiss index can hold, found flow",
+    ):
         nightly(job, Stages())

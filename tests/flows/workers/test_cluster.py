@@ -16,28 +16,38 @@ from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
 
 
-@pytest.mark.parametrize(("setting", "variable", "expected"), [
-    (None, None, ("local", "local Ray")),
-    (None, "", ("local", "local Ray")),
-    (None, "10.0.0.1:6379", ("10.0.0.1:6379", "RAY_ADDRESS")),
-    (None, "http://127.0.0.1:8265", ("local", "local Ray")),
-    (None, "https://127.0.0.1:8265", ("local", "local Ray")),
-    ("auto", "10.0.0.1:6379", ("auto", "cluster.address")),
-])
-def test_the_setting_goes_before_the_environment_and_a_dashboard_is_no_cluster(monkeypatch, setting, variable, expected):
+@pytest.mark.parametrize(
+    ("setting", "variable", "expected"),
+    [
+        (None, None, ("local", "local Ray")),
+        (None, "", ("local", "local Ray")),
+        (None, "10.0.0.1:6379", ("10.0.0.1:6379", "RAY_ADDRESS")),
+        (None, "http://127.0.0.1:8265", ("local", "local Ray")),
+        (None, "https://127.0.0.1:8265", ("local", "local Ray")),
+        ("auto", "10.0.0.1:6379", ("auto", "cluster.address")),
+    ],
+)
+def test_the_setting_goes_before_the_environment_and_a_dashboard_is_no_cluster(
+    monkeypatch, setting, variable, expected
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
     assert address_of(ClusterSettings(address=setting)) == expected
 
 
-@pytest.mark.parametrize(("setting", "variable", "words"), [
-    ("nonsense", None, r"^cluster\.address: .*found 'nonsense'.*set cluster\.address to null"),
-    ("host:port", None, r"^cluster\.address: .*found 'host:port'"),
-    ("http://127.0.0.1:8265", None, r"^cluster\.address: .*found 'http://127\.0\.0\.1:8265'"),
-    (None, "nonsense", r"^RAY_ADDRESS: .*found 'nonsense'.*unset RAY_ADDRESS"),
-])
-def test_a_malformed_address_is_a_wrong_setting_and_says_where_it_stands(monkeypatch, setting, variable, words):
+@pytest.mark.parametrize(
+    ("setting", "variable", "words"),
+    [
+        ("nonsense", None, r"^cluster\.address: .*found 'nonsense'.*set cluster\.address to null"),
+        ("host:port", None, r"^cluster\.address: .*found 'host:port'"),
+        ("http://127.0.0.1:8265", None, r"^cluster\.address: .*found 'http://127\.0\.0\.1:8265'"),
+        (None, "nonsense", r"^RAY_ADDRESS: .*found 'nonsense'.*unset RAY_ADDRESS"),
+    ],
+)
+def test_a_malformed_address_is_a_wrong_setting_and_says_where_it_stands(
+    monkeypatch, setting, variable, words
+):
     import ray
 
     if ray.is_initialized():
@@ -82,7 +92,9 @@ def test_a_head_that_hangs_after_its_first_word_is_given_up():
 
     with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address"):
         assert over.wait(10)
-    assert str(told[0]).startswith("cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within 0.05 s (cluster.patience_s)")
+    assert str(told[0]).startswith(
+        "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within 0.05 s (cluster.patience_s)"
+    )
     with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address"):
         pass
     assert len(told) == 1
@@ -97,29 +109,39 @@ def settings(**values: Any) -> ClusterSettings:
     return ClusterSettings.model_validate(values)
 
 
-@pytest.mark.parametrize(("cluster", "values", "work", "expected"), [
-    (SMALL, {}, 100, (4, 4, 4)),                                                        # fewest, most, at the beginning
-    (SMALL, {}, 3, (3, 3, 3)),
-    (SMALL, {"workers": 3}, 100, (3, 3, 3)),
-    (SMALL, {"workers": {"max": 3}}, 100, (1, 3, 3)),
-    (SMALL, {"workers": {"min": 2}}, 100, (2, 4, 4)),
-    (SMALL, {"workers": {"min": 2, "max": 3}}, 100, (2, 3, 3)),
-    (SMALL, {"workers": 100}, 100, (4, 4, 4)),                                          # no more than there is room for
-    (SMALL, {"cpus_per_worker": 2}, 100, (2, 2, 2)),
-    (GROWING, {}, 100, (2, 2, 2)),
-    (GROWING, {"workers": {"max": 8}}, 100, (1, 8, 2)),
-    (GROWING, {"workers": {"min": 4, "max": 8}}, 100, (4, 8, 4)),
-    (GROWING, {"workers": {"min": 4, "max": 8}}, 3, (3, 3, 3)),
-    (GROWING, {"workers": 8, "gpus_per_worker": 1}, 100, (8, 8, 8)),                    # nodes with GPUs have yet to come
-    (GROWING, {"workers": {"min": 2}, "gpus_per_worker": 1}, 100, (2, 2, 2)),
-    (GPUS, {"gpus_per_worker": 1}, 100, (4, 4, 4)),
-    (GPUS, {"gpus_per_worker": 0.5}, 100, (8, 8, 8)),
-    (GPUS, {"gpus_per_worker": 0.4}, 100, (8, 8, 8)),                                   # two to a GPU: a share is of one GPU
-    (GPUS, {"gpus_per_worker": 0.5, "cpus_per_worker": 4}, 100, (4, 4, 4)),             # CPUs of the same nodes bound it
-    (GPUS, {"gpus_per_worker": 2}, 100, (2, 2, 2)),
-    (GPUS, {}, 100, (32, 32, 32)),
-])
-def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(cluster: Cluster, values: dict[str, Any], work: int, expected: tuple[int, int, int]):
+@pytest.mark.parametrize(
+    ("cluster", "values", "work", "expected"),
+    [
+        (SMALL, {}, 100, (4, 4, 4)),  # fewest, most, at the beginning
+        (SMALL, {}, 3, (3, 3, 3)),
+        (SMALL, {"workers": 3}, 100, (3, 3, 3)),
+        (SMALL, {"workers": {"max": 3}}, 100, (1, 3, 3)),
+        (SMALL, {"workers": {"min": 2}}, 100, (2, 4, 4)),
+        (SMALL, {"workers": {"min": 2, "max": 3}}, 100, (2, 3, 3)),
+        (SMALL, {"workers": 100}, 100, (4, 4, 4)),  # no more than there is room for
+        (SMALL, {"cpus_per_worker": 2}, 100, (2, 2, 2)),
+        (GROWING, {}, 100, (2, 2, 2)),
+        (GROWING, {"workers": {"max": 8}}, 100, (1, 8, 2)),
+        (GROWING, {"workers": {"min": 4, "max": 8}}, 100, (4, 8, 4)),
+        (GROWING, {"workers": {"min": 4, "max": 8}}, 3, (3, 3, 3)),
+        (GROWING, {"workers": 8, "gpus_per_worker": 1}, 100, (8, 8, 8)),  # nodes with GPUs have yet to come
+        (GROWING, {"workers": {"min": 2}, "gpus_per_worker": 1}, 100, (2, 2, 2)),
+        (GPUS, {"gpus_per_worker": 1}, 100, (4, 4, 4)),
+        (GPUS, {"gpus_per_worker": 0.5}, 100, (8, 8, 8)),
+        (GPUS, {"gpus_per_worker": 0.4}, 100, (8, 8, 8)),  # two to a GPU: a share is of one GPU
+        (
+            GPUS,
+            {"gpus_per_worker": 0.5, "cpus_per_worker": 4},
+            100,
+            (4, 4, 4),
+        ),  # CPUs of the same nodes bound it
+        (GPUS, {"gpus_per_worker": 2}, 100, (2, 2, 2)),
+        (GPUS, {}, 100, (32, 32, 32)),
+    ],
+)
+def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(
+    cluster: Cluster, values: dict[str, Any], work: int, expected: tuple[int, int, int]
+):
     pool = cluster.pool(settings(**values), work)
     assert pool.of_items(work) == expected
     assert cluster.workers(settings(**values), work) == expected[1]
@@ -128,29 +150,48 @@ def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(cluster: Clust
 IDLE = Cluster((Node(cpus=16), Node(cpus=6)), idle=True)
 
 
-@pytest.mark.parametrize(("cluster", "values", "work", "workers", "cpus"), [
-    (IDLE, {}, 100, 22, 1),
-    (IDLE, {}, 5, 5, 4),                                        # four on the first node, one on the second
-    (IDLE, {}, 2, 2, 8),                                        # with 9, the first node would hold one, and the second none
-    (IDLE, {}, 1, 1, 16),
-    (IDLE, {"cpus_per_worker": 2}, 3, 3, 6),                    # in multiples of what was asked for
-    (IDLE, {"workers": {"max": 2}}, 1, 1, 1),
-    (replace(IDLE, idle=False), {}, 1, 1, 1),
-    (replace(IDLE, grows=True), {}, 1, 1, 1),
-    (Cluster((Node(cpus=16, gpus=2),), idle=True), {"gpus_per_worker": 1}, 1, 1, 1),
-])
-def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(cluster: Cluster, values: dict[str, Any], work: int, workers: int, cpus: float):
+@pytest.mark.parametrize(
+    ("cluster", "values", "work", "workers", "cpus"),
+    [
+        (IDLE, {}, 100, 22, 1),
+        (IDLE, {}, 5, 5, 4),  # four on the first node, one on the second
+        (IDLE, {}, 2, 2, 8),  # with 9, the first node would hold one, and the second none
+        (IDLE, {}, 1, 1, 16),
+        (IDLE, {"cpus_per_worker": 2}, 3, 3, 6),  # in multiples of what was asked for
+        (IDLE, {"workers": {"max": 2}}, 1, 1, 1),
+        (replace(IDLE, idle=False), {}, 1, 1, 1),
+        (replace(IDLE, grows=True), {}, 1, 1, 1),
+        (Cluster((Node(cpus=16, gpus=2),), idle=True), {"gpus_per_worker": 1}, 1, 1, 1),
+    ],
+)
+def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(
+    cluster: Cluster, values: dict[str, Any], work: int, workers: int, cpus: float
+):
     pool = cluster.wide_pool(settings(**values), work)
     assert (pool.size, pool.cpus) == (workers, cpus)
-    assert with_threads_of(EncodeSettings(threads=2), pool.cpus, settings(**values)).threads == 2 * cpus / settings(**values).cpus_per_worker
+    assert (
+        with_threads_of(EncodeSettings(threads=2), pool.cpus, settings(**values)).threads
+        == 2 * cpus / settings(**values).cpus_per_worker
+    )
 
 
-@pytest.mark.parametrize(("cluster", "values", "words"), [
-    (SMALL, {"cpus_per_worker": 4}, "4 CPUs and 0 GPUs for one worker, found 2 nodes of 2 CPUs and 0 GPUs; lower cluster"),     # 4 CPUs in all, on no one node
-    (SMALL, {"gpus_per_worker": 1, "workers": 2}, "1 CPUs and 1 GPUs for one worker"),
-    (GPUS, {"gpus_per_worker": 3}, "3 GPUs for one worker, found 3 nodes of 16 CPUs and 0 GPUs, 8 CPUs and 2 GPUs; lower"),
-    (GROWING, {"gpus_per_worker": 1}, "set cluster.workers.max, and the cluster's autoscaler"),
-])
+@pytest.mark.parametrize(
+    ("cluster", "values", "words"),
+    [
+        (
+            SMALL,
+            {"cpus_per_worker": 4},
+            "4 CPUs and 0 GPUs for one worker, found 2 nodes of 2 CPUs and 0 GPUs; lower cluster",
+        ),  # 4 CPUs in all, on no one node
+        (SMALL, {"gpus_per_worker": 1, "workers": 2}, "1 CPUs and 1 GPUs for one worker"),
+        (
+            GPUS,
+            {"gpus_per_worker": 3},
+            "3 GPUs for one worker, found 3 nodes of 16 CPUs and 0 GPUs, 8 CPUs and 2 GPUs; lower",
+        ),
+        (GROWING, {"gpus_per_worker": 1}, "set cluster.workers.max, and the cluster's autoscaler"),
+    ],
+)
 def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Cluster, values: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         cluster.pool(settings(**values), 100)
@@ -158,24 +199,41 @@ def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Cluster, values:
 
 def test_a_minimum_that_a_fixed_cluster_cannot_hold_is_lowered_with_a_sentence(capfd):
     assert SMALL.pool(settings(workers={"min": 6, "max": 8}), 100).of_items(100) == (4, 4, 4)
-    assert "cluster.workers.min is 6 and the cluster, which cannot grow, has room for 4: it goes on with 4" in capfd.readouterr().err
+    assert (
+        "cluster.workers.min is 6 and the cluster, which cannot grow, has room for 4: it goes on with 4"
+        in capfd.readouterr().err
+    )
     SMALL.pool(settings(workers={"min": 6, "max": 8}), 4)
     SMALL.pool(settings(workers={"max": 8}), 100)
     assert not capfd.readouterr().err, "neither four units nor a maximum need six"
 
 
-@pytest.mark.parametrize(("override", "expected"), [
-    ("cluster.workers=4", (4, 4)), ("cluster.workers=null", (None, None)), ("cluster.workers=", (None, None)), ("cluster.workers.max=4", (None, 4)),
-    ("cluster.workers={min: 2, max: 5}", (2, 5)),
-])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("cluster.workers=4", (4, 4)),
+        ("cluster.workers=null", (None, None)),
+        ("cluster.workers=", (None, None)),
+        ("cluster.workers.max=4", (None, 4)),
+        ("cluster.workers={min: 2, max: 5}", (2, 5)),
+    ],
+)
 def test_a_plain_number_of_workers_is_both_bounds(override: str, expected: tuple[int | None, int | None]):
     workers = load_settings(Job, None, (override,)).cluster.workers
     assert (workers.min, workers.max) == expected
 
 
-@pytest.mark.parametrize("override", [
-    "cluster.workers=0", "cluster.workers={min: 3, max: 2}", "cluster.workers=true", "cluster.workers=2.5", "cluster.gpus_per_worker=1.5", "cluster.patience_s=0",
-])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "cluster.workers=0",
+        "cluster.workers={min: 3, max: 2}",
+        "cluster.workers=true",
+        "cluster.workers=2.5",
+        "cluster.gpus_per_worker=1.5",
+        "cluster.patience_s=0",
+    ],
+)
 def test_other_numbers_of_workers_and_gpus_are_refused(override: str):
     with pytest.raises(ConfigError, match="cluster"):
         load_settings(Job, None, (override,))

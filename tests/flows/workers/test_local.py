@@ -47,7 +47,9 @@ def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised
         assert nothing is None
 
 
-def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with standing_by(True) as process:
         assert process is not None
         with working_with(process):
@@ -58,7 +60,9 @@ def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_giv
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_child_that_hangs_is_killed_and_its_item_begins_again(tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool):
+def test_a_child_that_hangs_is_killed_and_its_item_begins_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
+):
     with standing_by(True, patience_s=2.5) as process:
         assert process is not None
         with working_with(process):
@@ -101,7 +105,9 @@ def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own_limits(s3: str, faulty: FaultyProxy, capfd: pytest.CaptureFixture[str]):
+def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own_limits(
+    s3: str, faulty: FaultyProxy, capfd: pytest.CaptureFixture[str]
+):
     open_store(s3).write("slow", b"slow")
     faulty.faults = Faults(delayed=1.0, delay_s=4.5)
     with standing_by(True, patience_s=3.0) as process:
@@ -122,15 +128,27 @@ def test_the_bar_follows_the_item_at_work():
 
 
 def test_the_child_ends_with_a_driver_that_is_killed():
-    code = "from pipeline.flows.workers.local import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n" \
+    code = (
+        "from pipeline.flows.workers.local import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n"
         "if __name__ == '__main__':\n    p = OneProcess(); print(next(p.run(Double(), [1]))[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
-    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert driver.stdout is not None
     child = int(driver.stdout.readline().split()[1])
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     deadline = time.monotonic() + 20
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+    while (
+        psutil.pid_exists(child)
+        and psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
@@ -168,13 +186,17 @@ class Raced(list[int]):
         return super().__getitem__(place)
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        for number, each in zip(range(4)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]:
+        for number, each in (
+            zip(range(4)[place], value, strict=True) if isinstance(place, slice) else [(place, value)]
+        ):
             self._turn()
-            super().__setitem__(number, each)       # one after the other, as in shared memory
+            super().__setitem__(number, each)  # one after the other, as in shared memory
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(at: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(
+    at: int, monkeypatch: pytest.MonkeyPatch
+):
     looks: list[tuple[int, int, bool]] = []
     told = Raced(at, lambda: looks.append(module._reported(list(told))))
     monkeypatch.setattr(module, "_told", told)
@@ -183,7 +205,9 @@ def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(at: i
 
 
 @pytest.mark.parametrize("at", range(1, 4))
-def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(at: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(
+    at: int, monkeypatch: pytest.MonkeyPatch
+):
     told = Raced(at, lambda: module.report(7, counted=False))
     monkeypatch.setattr(module, "_told", told)
     look = module._reported(told)

@@ -52,7 +52,9 @@ def test_rows_that_change_are_progress_and_signs_of_life_are_none(board: Board, 
     assert still_s(board, clock, 2) == 2
 
 
-def test_before_the_first_row_and_after_the_last_one_a_worker_that_computes_gets_on(board: Board, clock: Clock):
+def test_before_the_first_row_and_after_the_last_one_a_worker_that_computes_gets_on(
+    board: Board, clock: Clock
+):
     still_s(board, clock, 50)
     board.sign("call", 3, WORKER, busy=True)
     assert still_s(board, clock, 7) == 7, "a model is loaded"

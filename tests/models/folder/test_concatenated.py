@@ -58,7 +58,11 @@ def test_each_part_is_an_encoder_of_its_own(joined: EncoderFolder):
     whole = loaded(joined.path).encode(TEXTS)
     for part, half in zip(joined.parts, np.split(whole, 2, axis=1), strict=True):
         assert np.array_equal(loaded(part.path).encode(TEXTS), half)
-    np.testing.assert_allclose(SentenceTransformer(str(joined.parts[0].path), device="cpu").encode(list(TEXTS)), whole[:, :48], atol=2e-5)
+    np.testing.assert_allclose(
+        SentenceTransformer(str(joined.parts[0].path), device="cpu").encode(list(TEXTS)),
+        whole[:, :48],
+        atol=2e-5,
+    )
 
 
 def test_another_library_refuses_the_whole(joined: EncoderFolder):
@@ -66,7 +70,9 @@ def test_another_library_refuses_the_whole(joined: EncoderFolder):
         SentenceTransformer(str(joined.path), device="cpu")
 
 
-def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(joined: EncoderFolder, tmp_path: Path):
+def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(
+    joined: EncoderFolder, tmp_path: Path
+):
     for name in joined.files:
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(joined.file(name), tmp_path / "copy" / name)
@@ -76,7 +82,9 @@ def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(joine
     edit_json(tmp_path / "copy" / "config.json", parts=["1_Second", "0_First"])
     turned = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
     assert turned.space_id != joined.space_id
-    np.testing.assert_array_equal(loaded(turned.path).encode(TEXTS), np.roll(loaded(joined.path).encode(TEXTS), 48, axis=1))
+    np.testing.assert_array_equal(
+        loaded(turned.path).encode(TEXTS), np.roll(loaded(joined.path).encode(TEXTS), 48, axis=1)
+    )
 
 
 def test_recurrent_encoders_stand_side_by_side_too(tmp_path: Path):
@@ -85,7 +93,9 @@ def test_recurrent_encoders_stand_side_by_side_too(tmp_path: Path):
     second = copy.deepcopy(first).draw()
     whole = loaded(save_joined((first, second), tmp_path / "joined").path)
     with torch.no_grad():
-        expected = torch.cat([each.eval()(whole.folder.tokenizer()(TEXTS)) for each in (first, second)], dim=1).numpy()
+        expected = torch.cat(
+            [each.eval()(whole.folder.tokenizer()(TEXTS)) for each in (first, second)], dim=1
+        ).numpy()
     np.testing.assert_allclose(whole.encode(TEXTS), expected, atol=2e-5)
     assert np.abs(expected[:, : first.dim] - expected[:, first.dim :]).max() > 0.01
 
@@ -96,9 +106,13 @@ def test_settings_reach_each_part_and_the_length_is_that_of_the_whole(joined: En
     assert not joined.normalize
     assert whole.space_id != joined.space_id
     plain = loaded(joined.path).encode(TEXTS)
-    np.testing.assert_allclose(whole.encode(TEXTS), plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(
+        whole.encode(TEXTS), plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6
+    )
     first = loaded(joined.path, pooling="cls", max_length=8)
-    np.testing.assert_array_equal(first.encode(TEXTS)[:, :48], loaded(joined.parts[0].path, pooling="cls", max_length=8).encode(TEXTS))
+    np.testing.assert_array_equal(
+        first.encode(TEXTS)[:, :48], loaded(joined.parts[0].path, pooling="cls", max_length=8).encode(TEXTS)
+    )
 
 
 def test_what_needs_one_encoder_names_a_part(joined: EncoderFolder):

@@ -13,25 +13,47 @@ from tests.models.folder.wordfiles import write_counts
 
 def test_words_and_counts_of_any_numeric_type_come_in_order(tmp_path):
     for kind in (pa.int32(), pa.uint64(), pa.float32(), pa.float64()):
-        table = pa.table({"count": pa.array([3, 0, 4], kind), "more": [1, 2, 3], "word": pa.array(["a", "b", "a"]).dictionary_encode()})
+        table = pa.table(
+            {
+                "count": pa.array([3, 0, 4], kind),
+                "more": [1, 2, 3],
+                "word": pa.array(["a", "b", "a"]).dictionary_encode(),
+            }
+        )
         pq.write_table(table, tmp_path / "counts.parquet")
         found = read_frequencies(tmp_path / "counts.parquet")
         assert found.total == 7
-        assert [(word, count) for words, counts in found.batches() for word, count in zip(words, counts, strict=True)] == [("a", 3), ("b", 0), ("a", 4)]
+        assert [
+            (word, count)
+            for words, counts in found.batches()
+            for word, count in zip(words, counts, strict=True)
+        ] == [("a", 3), ("b", 0), ("a", 4)]
 
 
-@pytest.mark.parametrize(("columns", "message"), [
-    ({"word": ["a"], "n": [1]}, "expected the columns word and count, found no count among word, n"),
-    ({"token": ["a"], "count": [1]}, "found no word among token, count"),
-    ({"word": ["a", None], "count": [1, 2]}, "expected a word and a count in every row, found 1 missing"),
-    ({"word": ["a"], "count": ["many"]}, "expected words as strings and counts as numbers, found string and string"),
-    ({"word": [[1]], "count": [1]}, "expected words as strings and counts as numbers"),
-    ({"word": ["a", "b"], "count": [1, -1]}, "expected counts from 0 on, not all of them 0, found -1 for 'b'"),
-    ({"word": ["a", "b"], "count": [1.0, np.inf]}, "expected counts from 0 on, .* found inf for 'b'"),
-    ({"word": ["a"], "count": [0]}, "expected counts from 0 on, not all of them 0, found no other"),
-    ({"word": [7], "count": [1]}, "expected words as strings and counts as numbers, found int64 and int64"),
-    ({"word": pa.array([], pa.string()), "count": pa.array([], pa.int64())}, "found no row"),
-])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"word": ["a"], "n": [1]}, "expected the columns word and count, found no count among word, n"),
+        ({"token": ["a"], "count": [1]}, "found no word among token, count"),
+        ({"word": ["a", None], "count": [1, 2]}, "expected a word and a count in every row, found 1 missing"),
+        (
+            {"word": ["a"], "count": ["many"]},
+            "expected words as strings and counts as numbers, found string and string",
+        ),
+        ({"word": [[1]], "count": [1]}, "expected words as strings and counts as numbers"),
+        (
+            {"word": ["a", "b"], "count": [1, -1]},
+            "expected counts from 0 on, not all of them 0, found -1 for 'b'",
+        ),
+        ({"word": ["a", "b"], "count": [1.0, np.inf]}, "expected counts from 0 on, .* found inf for 'b'"),
+        ({"word": ["a"], "count": [0]}, "expected counts from 0 on, not all of them 0, found no other"),
+        (
+            {"word": [7], "count": [1]},
+            "expected words as strings and counts as numbers, found int64 and int64",
+        ),
+        ({"word": pa.array([], pa.string()), "count": pa.array([], pa.int64())}, "found no row"),
+    ],
+)
 def test_what_is_wrong_with_counts_is_said(tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "counts.parquet")
     with pytest.raises(ModelError, match=rf"encoder\.frequencies .*counts\.parquet: .*{message}"):
@@ -43,7 +65,9 @@ def test_another_file_and_none_at_all_are_refused(tmp_path, s3):
     with pytest.raises(ModelError, match="expected a readable Parquet file"):
         read_frequencies(locate_frequencies(str(tmp_path / "counts.parquet")))
     for path in (str(tmp_path / "none"), f"file://{tmp_path}/none", str(tmp_path), f"{s3}/none.parquet"):
-        with pytest.raises(ModelError, match=r"encoder\.frequencies: expected a Parquet file .* found no such file"):
+        with pytest.raises(
+            ModelError, match=r"encoder\.frequencies: expected a Parquet file .* found no such file"
+        ):
             locate_frequencies(path)
 
 

@@ -54,26 +54,45 @@ def left(folder: Path, text: str, exclude: tuple[str, ...], most: int) -> list[i
     common = commonest(tokenizer, byte_level, most)
     places = []
     for place, number in enumerate(ids):
-        token, shown = tokenizer.convert_ids_to_tokens(number), tokenizer.decode([number]).strip().removeprefix("##")
+        token, shown = (
+            tokenizer.convert_ids_to_tokens(number),
+            tokenizer.decode([number]).strip().removeprefix("##"),
+        )
         out = {
-            "frequent": number in common, "subword": not token.startswith("Ġ") if byte_level else token.startswith("##"),
-            "case": any(letter.isupper() for letter in shown), "punctuation": shown != "" and set(shown) <= SIGNS,
+            "frequent": number in common,
+            "subword": not token.startswith("Ġ") if byte_level else token.startswith("##"),
+            "case": any(letter.isupper() for letter in shown),
+            "punctuation": shown != "" and set(shown) <= SIGNS,
         }
         if 0 < place < len(ids) - 1 and not any(out[name] for name in exclude):
             places.append(place)
     return places or list(range(len(ids)))
 
 
-WAYS = [(family, "table", exclude) for family in ("bert", "roberta") for exclude in (*((name,) for name in FILTERS), ("subword", "case"))]
-MORE = [("bert", "mean", FILTERS), ("bert", "max+cls", ("case",)), ("roberta", "static", FILTERS), ("electra", "table", FILTERS)]
+WAYS = [
+    (family, "table", exclude)
+    for family in ("bert", "roberta")
+    for exclude in (*((name,) for name in FILTERS), ("subword", "case"))
+]
+MORE = [
+    ("bert", "mean", FILTERS),
+    ("bert", "max+cls", ("case",)),
+    ("roberta", "static", FILTERS),
+    ("electra", "table", FILTERS),
+]
 
 
 @pytest.mark.parametrize(("family", "pooling", "exclude"), [*WAYS, *MORE])
 def test_an_average_is_over_the_tokens_that_are_left(folders, counts, family, pooling, exclude):
-    encoder = encoder_of(folders[family], pooling=pooling, exclude=exclude, frequencies=str(counts), frequent=5)
+    encoder = encoder_of(
+        folders[family], pooling=pooling, exclude=exclude, frequencies=str(counts), frequent=5
+    )
     removed = 0
     for text, vector in zip(SENTENCES, encoder.encode(SENTENCES), strict=True):
-        states, rows = [state.numpy() for state in hidden_states(folders[family], text)], table_rows(folders[family], text)
+        states, rows = (
+            [state.numpy() for state in hidden_states(folders[family], text)],
+            table_rows(folders[family], text),
+        )
         places = left(folders[family], text, exclude, 5)
         removed += max(0, len(rows) - 2 - len(places))
         np.testing.assert_allclose(vector, FORMULAS[pooling](rows, states, places), atol=1e-5)
@@ -86,10 +105,17 @@ def test_word_vectors_are_filtered_too(tmp_path, counts, monkeypatch):
     file = write_words(tmp_path / "words.txt", ("the", "Dog", "sees", "!", "##s", "window"), x)
     text = "the Dog sees window!"
     for exclude, frequent, places in [
-        (("punctuation",), 1, [0, 1, 2, 5]), (("case",), 1, [0, 2, 5, 3]), (("frequent",), 1, [1, 2, 5, 3]), (("frequent",), 2, [1, 2, 3]),
-        (("frequent",), 36, [1, 2, 3]), (("subword",), 1, [0, 1, 2, 5, 3]), (FILTERS, 1, [2, 5]),
+        (("punctuation",), 1, [0, 1, 2, 5]),
+        (("case",), 1, [0, 2, 5, 3]),
+        (("frequent",), 1, [1, 2, 5, 3]),
+        (("frequent",), 2, [1, 2, 3]),
+        (("frequent",), 36, [1, 2, 3]),
+        (("subword",), 1, [0, 1, 2, 5, 3]),
+        (FILTERS, 1, [2, 5]),
     ]:
-        vector = encoder_of(file, exclude=exclude, frequencies=str(counts), frequent=frequent).encode([text])[0]
+        vector = encoder_of(file, exclude=exclude, frequencies=str(counts), frequent=frequent).encode([text])[
+            0
+        ]
         np.testing.assert_allclose(vector, x[places].mean(0), atol=1e-6)
 
 
@@ -105,14 +131,24 @@ def test_filters_are_part_of_the_space_and_nothing_else_is(folders, counts):
 
     plain = space()
     assert plain == space(frequencies=str(counts)) == space(frequent=5) == space(exclude=[])
-    ways = [{"exclude": ["case"]}, {"exclude": ["case", "punctuation"]}, {"exclude": ["frequent"], "frequencies": str(counts)}]
+    ways = [
+        {"exclude": ["case"]},
+        {"exclude": ["case", "punctuation"]},
+        {"exclude": ["frequent"], "frequencies": str(counts)},
+    ]
     assert len({plain, *(space(**way) for way in ways), space(**ways[2], frequent=5)}) == 5
     assert space(exclude=["case", "punctuation"]) == space(exclude=["punctuation", "case", "case"])
-    assert space(exclude=["case"], frequencies="/none") == space(exclude=["case"]) == space(exclude=["case"], frequent=5)
+    assert (
+        space(exclude=["case"], frequencies="/none")
+        == space(exclude=["case"])
+        == space(exclude=["case"], frequent=5)
+    )
 
 
 def test_a_copy_has_the_counts_of_the_most_frequent_tokens_in_it(folders, counts, tmp_path):
-    settings = EncoderSettings(path=str(folders["bert"]), exclude=("frequent",), frequencies=str(counts), frequent=3)
+    settings = EncoderSettings(
+        path=str(folders["bert"]), exclude=("frequent",), frequencies=str(counts), frequent=3
+    )
     folder = open_folder(settings)
     (tmp_path / "copy").mkdir()
     for name in folder.files:
@@ -126,11 +162,20 @@ def test_the_space_of_the_packaged_minilm_stays_what_it_was(minilm):
     assert minilm.space_id == "4b24206b1656eff47dac70240bc7a112470e14dbf68492ab707c705f0ad5f44f"
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"exclude": ["frequent"]}, r"encoder\.exclude: frequent: expected how often words occur, in encoder\.frequencies, found null"),
-    ({"exclude": ["case"], "pooling": "cls"}, r"encoder\.exclude: expected a pooling over all tokens, such as mean or table, found 'cls'"),
-    ({"exclude": ["case"], "pooling": "cls+last"}, r"found 'cls\+last'"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"exclude": ["frequent"]},
+            r"encoder\.exclude: frequent: expected how often words occur, in encoder\.frequencies, found null",
+        ),
+        (
+            {"exclude": ["case"], "pooling": "cls"},
+            r"encoder\.exclude: expected a pooling over all tokens, such as mean or table, found 'cls'",
+        ),
+        ({"exclude": ["case"], "pooling": "cls+last"}, r"found 'cls\+last'"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(folders, changes, message):
     with pytest.raises(ModelError, match=message):
         open_folder(EncoderSettings.model_validate({"path": str(folders["bert"]), **changes}))

@@ -104,7 +104,10 @@ def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, 10**30, [], {}, True, float("nan")])
-@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size"])
+@pytest.mark.parametrize(
+    "name",
+    ["hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size"],
+)
 def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, value: object):
     folder = save_folder(tmp_path / "encoder", "bert")
     Poisoned(folder, tmp_path).edit("config.json", **{name: value})

@@ -11,7 +11,18 @@ from pipeline.models.folder import vectorfile
 from pipeline.models.folder.vectorfile import Layout, read_layout, read_vectors
 from tests.models.folder.wordfiles import FORMS, write_words
 
-WORDS = ("the", "cat", ". . .", "naïve", "日本", "1", "3.14", "at name@domain.com", "U+2028:\u2028", "nbsp\u00a0word")
+WORDS = (
+    "the",
+    "cat",
+    ". . .",
+    "naïve",
+    "日本",
+    "1",
+    "3.14",
+    "at name@domain.com",
+    "U+2028:\u2028",
+    "nbsp\u00a0word",
+)
 
 
 def read(file: Path) -> tuple[list[str], np.ndarray]:
@@ -29,7 +40,9 @@ def vectors_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
 def test_every_form_gives_the_same_words_and_bits(tmp_path, monkeypatch, form, ending, batch_bytes):
     monkeypatch.setattr(vectorfile, "_BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(vectorfile, "_PIECE", batch_bytes)
-    words = tuple(word for word in WORDS if form != "binary" or " " not in word)        # word2vec's binary form ends a word at its first space
+    words = tuple(
+        word for word in WORDS if form != "binary" or " " not in word
+    )  # word2vec's binary form ends a word at its first space
     expected = vectors_of(len(words), 7)
     found, vectors = read(write_words(tmp_path / f"words.{ending}", words, expected, form))
     assert found == list(words)
@@ -39,7 +52,10 @@ def test_every_form_gives_the_same_words_and_bits(tmp_path, monkeypatch, form, e
 
 def test_the_form_is_seen_in_the_content_whatever_the_name(tmp_path):
     x = vectors_of(3, 5)
-    layouts = [read_layout(write_words(tmp_path / f"{form}.bin", ("a", "b", "c"), x, form), "vectors") for form in FORMS]
+    layouts = [
+        read_layout(write_words(tmp_path / f"{form}.bin", ("a", "b", "c"), x, form), "vectors")
+        for form in FORMS
+    ]
     assert layouts == [Layout("text", 5, None), Layout("text", 5, 3), Layout("binary", 5, 3)]
 
 
@@ -57,26 +73,41 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
     assert read(file)[0] == ["caf\ufffd"]
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"a 1 2 3\nb 4 5\n", r"vectors: line 2: expected a word and 3 finite numbers, found 'b 4 5'; mend"),
-    (b"a 1 2 3\nb 4 5 6 7\n", r"line 2: expected a word and 3 finite numbers, found 'b 4 5 6 7'"),
-    (b"a 1 2 3\n\nb 4 x 6\n", r"line 3: expected a word and 3 finite numbers, found 'b \.\.\. x'"),
-    (b"a 1 2 3\nb 4 nan 6\n", r"line 2: .* found 'b \.\.\. nan'"),
-    (b"a 1 2 3\n 4 5 6\n", r"line 2: expected a word"),
-    (b"3 2\na 1 2\nb 1 2\n", r"vectors: expected 3 words, as its first line says, found 2; fetch"),
-    (b"1 2\na 1 2\nb 1 2\n", r"expected 1 words, as its first line says, found 2"),
-    (b"2 0\na\nb\n", r"line 1: expected the number of words and their dimension, found dimension 0"),
-    (b"2 999999999999\na 1 2\n", r"line 1: .* found dimension 999,999,999,999;"),
-    (b"", r"line 1: expected a word and its numbers"),
-    (b"{\"model_type\": \"bert\"}", r"line 1: expected a word and its numbers.*give a file of word vectors, or the folder that holds config\.json"),
-    (b"one two three\n", r"line 1: expected a word and its numbers"),
-    (b"PK\x03\x04glove", r"found a zip archive; unpack it first"),
-    (b"\xba\x16O/....", r"fastText's own binary form; give the \.vec file instead"),
-    (gzip.compress(b"a 1 2 3\n" * 9_000)[:-20], r"expected a whole gzip file"),
-    (b"2 3\na " + bytes(12) + b"\nb " + bytes(7), r"word 2: expected a word and 12 bytes, found the end of the file"),
-    (b"2 3\na " + bytes(12) + b"\nb " + b"\xff" * 12, r"word 2: expected a word and 3 finite numbers, .*, found 'b'"),
-    (b"9 4\na 1 2 3\nb 1 2 3\n" + b"c 1 2 3\n" * 9, r"word 4: expected a word and 4 finite numbers, .*; check the first line's two numbers"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a 1 2 3\nb 4 5\n", r"vectors: line 2: expected a word and 3 finite numbers, found 'b 4 5'; mend"),
+        (b"a 1 2 3\nb 4 5 6 7\n", r"line 2: expected a word and 3 finite numbers, found 'b 4 5 6 7'"),
+        (b"a 1 2 3\n\nb 4 x 6\n", r"line 3: expected a word and 3 finite numbers, found 'b \.\.\. x'"),
+        (b"a 1 2 3\nb 4 nan 6\n", r"line 2: .* found 'b \.\.\. nan'"),
+        (b"a 1 2 3\n 4 5 6\n", r"line 2: expected a word"),
+        (b"3 2\na 1 2\nb 1 2\n", r"vectors: expected 3 words, as its first line says, found 2; fetch"),
+        (b"1 2\na 1 2\nb 1 2\n", r"expected 1 words, as its first line says, found 2"),
+        (b"2 0\na\nb\n", r"line 1: expected the number of words and their dimension, found dimension 0"),
+        (b"2 999999999999\na 1 2\n", r"line 1: .* found dimension 999,999,999,999;"),
+        (b"", r"line 1: expected a word and its numbers"),
+        (
+            b'{"model_type": "bert"}',
+            r"line 1: expected a word and its numbers.*give a file of word vectors, or the folder that holds config\.json",
+        ),
+        (b"one two three\n", r"line 1: expected a word and its numbers"),
+        (b"PK\x03\x04glove", r"found a zip archive; unpack it first"),
+        (b"\xba\x16O/....", r"fastText's own binary form; give the \.vec file instead"),
+        (gzip.compress(b"a 1 2 3\n" * 9_000)[:-20], r"expected a whole gzip file"),
+        (
+            b"2 3\na " + bytes(12) + b"\nb " + bytes(7),
+            r"word 2: expected a word and 12 bytes, found the end of the file",
+        ),
+        (
+            b"2 3\na " + bytes(12) + b"\nb " + b"\xff" * 12,
+            r"word 2: expected a word and 3 finite numbers, .*, found 'b'",
+        ),
+        (
+            b"9 4\na 1 2 3\nb 1 2 3\n" + b"c 1 2 3\n" * 9,
+            r"word 4: expected a word and 4 finite numbers, .*; check the first line's two numbers",
+        ),
+    ],
+)
 def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, content, message):
     file = tmp_path / "vectors"
     file.write_bytes(content)

@@ -63,9 +63,12 @@ def test_vectors_are_poolings_of_the_table_by_plain_numpy(glove, pooling):
     places = {word: place for place, word in enumerate(words)}
     formulas = {"max": lambda x: x.max(0), "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x))}
     for text, vector in zip(SENTENCES, encoder_of(glove, pooling=pooling).encode(SENTENCES), strict=True):
-        simple = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())           # all that these texts need
+        simple = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all that these texts need
         rows = table[[places[word] for word in simple if word in places]].astype(np.float64)
-        expected = [formulas.get(name, lambda x: x.mean(0))(rows) if len(rows) else np.zeros(384) for name in pooling.split("+")]
+        expected = [
+            formulas.get(name, lambda x: x.mean(0))(rows) if len(rows) else np.zeros(384)
+            for name in pooling.split("+")
+        ]
         np.testing.assert_allclose(vector, np.concatenate(expected), rtol=1e-5, atol=1e-6)
 
 
@@ -73,7 +76,10 @@ def test_vectors_are_poolings_of_the_table_by_plain_numpy(glove, pooling):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_space_and_bits(glove, tmp_path, form, ending):
     words, table = minilm_table()
-    first, other = encoder_of(glove), encoder_of(write_words(tmp_path / f"words.{ending}", words, table, form))
+    first, other = (
+        encoder_of(glove),
+        encoder_of(write_words(tmp_path / f"words.{ending}", words, table, form)),
+    )
     assert first.space_id == other.space_id
     np.testing.assert_array_equal(first.encode(SENTENCES), other.encode(SENTENCES))
 
@@ -83,7 +89,9 @@ def test_a_text_has_the_same_bits_whatever_is_encoded_with_it_and_however_large_
     encoder = encoder_of(glove)
     together, order = encoder.encode(texts), np.random.default_rng(0).permutation(300)
     np.testing.assert_array_equal(encoder.encode([texts[place] for place in order]), together[order])
-    np.testing.assert_array_equal(np.concatenate([encoder.encode([text], query=True) for text in texts[:20]]), together[:20])
+    np.testing.assert_array_equal(
+        np.concatenate([encoder.encode([text], query=True) for text in texts[:20]]), together[:20]
+    )
     large = load_encoder(EncoderSettings(path=str(glove)), EncodeSettings(max_tokens=8_192))
     np.testing.assert_array_equal(large.encode(texts), together)
     torch.set_num_threads(2)
@@ -91,7 +99,9 @@ def test_a_text_has_the_same_bits_whatever_is_encoded_with_it_and_however_large_
 
 
 def test_a_text_without_a_known_word_has_the_zero_vector_and_is_told_apart(glove):
-    [encoded] = encoder_of(glove, normalize=True).encode_stream([["the cat", "qqzzq xxyyx", " ", "cat qqzzq"]])
+    [encoded] = encoder_of(glove, normalize=True).encode_stream(
+        [["the cat", "qqzzq xxyyx", " ", "cat qqzzq"]]
+    )
     assert encoded.bad.tolist() == [False, True, True, False]
     assert encoded.lengths.tolist() == [2, 0, 0, 1]
     np.testing.assert_allclose(np.linalg.norm(encoded.vectors, axis=1), [1, 0, 0, 1], atol=1e-6)
@@ -103,23 +113,40 @@ def test_counters_see_no_filling_and_what_is_cut_is_counted(glove):
     assert encoded.truncated.tolist() == [False, True]
     assert encoded.lengths.tolist() == [2, 8]
     assert (encoder.counters.tokens, encoder.counters.filling) == (10, 0)
-    np.testing.assert_array_equal(encoded.vectors[1], encoder.encode([" ".join(re.findall(r"\w+|[.,]", LONG)[:8])])[0])
+    np.testing.assert_array_equal(
+        encoded.vectors[1], encoder.encode([" ".join(re.findall(r"\w+|[.,]", LONG)[:8])])[0]
+    )
     assert encoder_of(glove).max_length == 1_024
 
 
-@pytest.mark.parametrize(("words", "text", "expected"), [
-    (["the", "cat", "."], "The cat. THE", ["the", "cat", ".", "the"]),                      # no upper case in the vocabulary: texts are lower-cased
-    (["The", "the", "cat"], "The CAT, the cat", ["The", "the", "cat"]),                     # else case tells words apart
-    (["do", "n't", "'s", "it", "don"], "Don't, it\u2019s DON 's", ["do", "n't", "it", "'s", "don", "'s"]),
-    (["don't", "do", "n't"], "don't", ["don't"]),
-    (["well", "known", "-"], "well-known", ["well", "-", "known"]),
-    (["well", "known", "-", "well-known"], "well-known, known-well", ["well-known", "known", "-", "well"]),
-    (["3.14", "3", "14", "."], "3.14 14.3", ["3.14", "14", ".", "3"]),
-    (["new_york", "new", "york"], "New_York new york", ["new_york", "new", "york"]),
-    (["(", ")", "!", "a", "€"], "(a!!) €", ["(", "a", "!", "!", ")", "€"]),
-    (["naïve", "नमस्ते", "می\u200cخواهم", "cafe\u0301"], "naïve नमस्ते می\u200cخواهم cafe\u0301", ["naïve", "नमस्ते", "می\u200cخواهم", "cafe\u0301"]),
-    (["a b", "a", "b"], "a b", ["a", "b"]),
-])
+@pytest.mark.parametrize(
+    ("words", "text", "expected"),
+    [
+        (
+            ["the", "cat", "."],
+            "The cat. THE",
+            ["the", "cat", ".", "the"],
+        ),  # no upper case in the vocabulary: texts are lower-cased
+        (["The", "the", "cat"], "The CAT, the cat", ["The", "the", "cat"]),  # else case tells words apart
+        (["do", "n't", "'s", "it", "don"], "Don't, it\u2019s DON 's", ["do", "n't", "it", "'s", "don", "'s"]),
+        (["don't", "do", "n't"], "don't", ["don't"]),
+        (["well", "known", "-"], "well-known", ["well", "-", "known"]),
+        (
+            ["well", "known", "-", "well-known"],
+            "well-known, known-well",
+            ["well-known", "known", "-", "well"],
+        ),
+        (["3.14", "3", "14", "."], "3.14 14.3", ["3.14", "14", ".", "3"]),
+        (["new_york", "new", "york"], "New_York new york", ["new_york", "new", "york"]),
+        (["(", ")", "!", "a", "€"], "(a!!) €", ["(", "a", "!", "!", ")", "€"]),
+        (
+            ["naïve", "नमस्ते", "می\u200cخواهم", "cafe\u0301"],
+            "naïve नमस्ते می\u200cخواهم cafe\u0301",
+            ["naïve", "नमस्ते", "می\u200cخواهم", "cafe\u0301"],
+        ),
+        (["a b", "a", "b"], "a b", ["a", "b"]),
+    ],
+)
 def test_tokens_are_words_numbers_and_signs_as_the_vocabulary_has_them(tmp_path, words, text, expected):
     assert tokens_of(words, text, tmp_path) == expected
 
@@ -151,7 +178,7 @@ def test_the_file_is_read_once_on_a_machine_and_again_when_it_changed(tmp_path, 
     assert capsys.readouterr().err == ""
     write_words(file, ("a", "c"), np.eye(2, dtype=np.float32))
     assert open_folder(EncoderSettings(path=str(file))).space_id != first.space_id
-    (first.path / "vocab.txt").write_text("a\nbroken")              # a copy that somebody changed is made anew
+    (first.path / "vocab.txt").write_text("a\nbroken")  # a copy that somebody changed is made anew
     os.utime(file, (1, 1))
     write_words(file, ("a", "b"), np.eye(2, dtype=np.float32))
     assert open_folder(EncoderSettings(path=str(file))).space_id == first.space_id
@@ -161,7 +188,7 @@ def test_the_file_is_read_once_on_a_machine_and_again_when_it_changed(tmp_path, 
 def test_memory_holds_the_vocabulary_and_one_batch(tmp_path, monkeypatch, form):
     monkeypatch.setattr("pipeline.models.folder.vectorfile._BATCH_BYTES", 5_000)
     monkeypatch.setattr("pipeline.models.folder.vectorfile._PIECE", 5_000)
-    words, dim = tuple(f"word{number}" for number in range(1_000)), 300                     # 1.2 MB of vectors
+    words, dim = tuple(f"word{number}" for number in range(1_000)), 300  # 1.2 MB of vectors
     file = write_words(tmp_path / "words.bin", words, np.ones((len(words), dim), np.float32), form)
     tracemalloc.start()
     build_folder(file, "words", tmp_path / "folder")
@@ -196,7 +223,9 @@ def test_a_copy_of_the_files_is_the_same_encoder(glove, tmp_path):
 
 def test_a_worker_gets_full_paths(glove, monkeypatch):
     monkeypatch.chdir(glove.parent)
-    assert anywhere(EncoderSettings(path=glove.name, frequencies=glove.name)) == EncoderSettings(path=str(glove), frequencies=str(glove))
+    assert anywhere(EncoderSettings(path=glove.name, frequencies=glove.name)) == EncoderSettings(
+        path=str(glove), frequencies=str(glove)
+    )
     assert anywhere(EncoderSettings()) == EncoderSettings()
 
 
@@ -217,5 +246,10 @@ def test_a_file_that_is_no_word_vectors_leaves_nothing_in_the_cache(tmp_path, ca
 def test_the_folder_says_what_it_is(glove):
     folder = open_folder(EncoderSettings(path=str(glove)))
     config = json.loads(folder.beside_config("config.json").read_text())
-    assert config == {"model_type": "manta-words", "hidden_size": 384, "vocab_size": len(minilm_table()[0]), "words": 1}
+    assert config == {
+        "model_type": "manta-words",
+        "hidden_size": 384,
+        "vocab_size": len(minilm_table()[0]),
+        "words": 1,
+    }
     assert (folder.family, folder.dim, folder.normalize, folder.lower) == ("words", 384, False, True)

@@ -57,7 +57,9 @@ def test_every_pooling_equals_its_formula_on_the_states_of_each_text_alone(folde
     encoder = load_encoder(settings(folders[family], pooling=pooling), EncodeSettings(max_tokens=128))
     for text, vector in zip(TEXTS, encoder.encode(TEXTS), strict=True):
         states = dict(enumerate(state.numpy() for state in hidden_states(folders[family], text)))
-        expected = POOLINGS[pooling](states | {-1: states[3], -2: states[2], "table": table_rows(folders[family], text)})
+        expected = POOLINGS[pooling](
+            states | {-1: states[3], -2: states[2], "table": table_rows(folders[family], text)}
+        )
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
@@ -65,7 +67,10 @@ def test_cls_mlp_is_the_trained_layer_over_the_first_token(folders):
     encoder = load_encoder(settings(folders["bert"], pooling="cls_mlp"), EncodeSettings())
     from transformers import AutoModel, AutoTokenizer
 
-    model, tokenizer = AutoModel.from_pretrained(folders["bert"]).eval(), AutoTokenizer.from_pretrained(folders["bert"])
+    model, tokenizer = (
+        AutoModel.from_pretrained(folders["bert"]).eval(),
+        AutoTokenizer.from_pretrained(folders["bert"]),
+    )
     with torch.no_grad():
         expected = model(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output[0]
     np.testing.assert_allclose(encoder.encode([TEXTS[0]])[0], expected, atol=1e-5)
@@ -83,19 +88,31 @@ def test_the_packaged_minilm_gives_the_vectors_of_sentence_transformers(minilm):
 
 @pytest.mark.parametrize("family", [*FAMILIES, "minilm"])
 def test_a_text_has_the_same_bits_whatever_is_encoded_with_it(folders, minilm, family):
-    encoder = minilm if family == "minilm" else load_encoder(settings(folders[family], pooling="mean+max", normalize=True), EncodeSettings(max_tokens=256))
+    encoder = (
+        minilm
+        if family == "minilm"
+        else load_encoder(
+            settings(folders[family], pooling="mean+max", normalize=True), EncodeSettings(max_tokens=256)
+        )
+    )
     texts = words(80)
     together = encoder.encode(texts)
     order = np.random.default_rng(1).permutation(len(texts))
     np.testing.assert_array_equal(encoder.encode([texts[i] for i in order]), together[order])
-    np.testing.assert_array_equal(np.concatenate([encoder.encode(texts[:13]), encoder.encode(texts[13:])]), together)
-    np.testing.assert_array_equal(np.concatenate([encoder.encode([text]) for text in texts[:5]]), together[:5])
+    np.testing.assert_array_equal(
+        np.concatenate([encoder.encode(texts[:13]), encoder.encode(texts[13:])]), together
+    )
+    np.testing.assert_array_equal(
+        np.concatenate([encoder.encode([text]) for text in texts[:5]]), together[:5]
+    )
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_bits_do_not_depend_on_the_number_of_threads(minilm, threads):
     texts = words(60)
-    np.testing.assert_array_equal(load_encoder(EncoderSettings(), EncodeSettings(threads=threads)).encode(texts), minilm.encode(texts))
+    np.testing.assert_array_equal(
+        load_encoder(EncoderSettings(), EncodeSettings(threads=threads)).encode(texts), minilm.encode(texts)
+    )
 
 
 def test_a_stream_gives_each_batch_its_rows_in_order_and_equal_bits(minilm):
@@ -140,17 +157,19 @@ def test_counters_tell_tokens_filling_and_repeats(folders):
 
 def test_truncation_is_counted_and_equals_the_references(folders):
     encoder = load_encoder(settings(folders["roberta"], pooling="mean", max_length=20), EncodeSettings())
-    part, = encoder.encode_stream([["short", LONG]])
+    (part,) = encoder.encode_stream([["short", LONG]])
     assert part.truncated.tolist() == [False, True]
     assert part.lengths[1] == 20
-    np.testing.assert_allclose(part.vectors[1], hidden_states(folders["roberta"], LONG, max_length=20)[-1].mean(0), atol=1e-5)
+    np.testing.assert_allclose(
+        part.vectors[1], hidden_states(folders["roberta"], LONG, max_length=20)[-1].mean(0), atol=1e-5
+    )
 
 
 def test_a_vector_that_is_not_finite_is_marked(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings())
     words_table = encoder._model._tables[0]
     words_table[encoder._tokenizer(["x"]).ids[1]] = torch.nan
-    part, = encoder.encode_stream([["Two dogs run.", "x"]])
+    (part,) = encoder.encode_stream([["Two dogs run.", "x"]])
     assert part.bad.tolist() == [False, True]
 
 
@@ -160,7 +179,9 @@ def test_nothing_gives_an_empty_matrix(minilm):
 
 
 def test_queries_take_their_own_prompt_and_agree_to_rounding(folders):
-    encoder = load_encoder(settings(folders["bert"], prompt="a man ", query_prompt="two dogs "), EncodeSettings())
+    encoder = load_encoder(
+        settings(folders["bert"], prompt="a man ", query_prompt="two dogs "), EncodeSettings()
+    )
     plain = load_encoder(settings(folders["bert"]), EncodeSettings())
     np.testing.assert_allclose(encoder.encode(["run"]), plain.encode(["a man run"]), atol=1e-6)
     np.testing.assert_allclose(encoder.encode(["run"], query=True), plain.encode(["two dogs run"]), atol=1e-5)

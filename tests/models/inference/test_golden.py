@@ -13,7 +13,9 @@ DATA = os.environ.get("MANTA_EVAL_DATA")
 
 @pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="MANTA_EVAL_DATA names the folder of evaluation data")
-@pytest.mark.parametrize(("name", "expected"), [("STS12", 72.37), ("STS13", 80.60), ("STS15", 85.39), ("STSB-test", 82.03)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("STS12", 72.37), ("STS13", 80.60), ("STS15", 85.39), ("STSB-test", 82.03)]
+)
 def test_spearman_of_the_sts_sets(minilm, name, expected):
     pairs = pq.read_table(Path(str(DATA)) / "sts" / f"{name}.parquet")
     first, second = (minilm.encode(pairs[column].to_pylist()) for column in ("sentence1", "sentence2"))

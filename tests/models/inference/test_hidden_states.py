@@ -29,7 +29,9 @@ def test_states_of_every_layer_equal_those_of_transformers(family: str, folders:
 
 
 def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
-    encoder = load_encoder(EncoderSettings(path=str(folders["bert"]), normalize=False), EncodeSettings(), "cpu")
+    encoder = load_encoder(
+        EncoderSettings(path=str(folders["bert"]), normalize=False), EncodeSettings(), "cpu"
+    )
     inside, texts = encoder.inside(), [text for text in TEXTS if text]
     tokens = inside.tokens(texts)
     words = inside.words(tokens)
@@ -38,21 +40,33 @@ def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
 
 
 @pytest.mark.parametrize(("family", "marks"), [("bert", 3), ("roberta", 3)])
-def test_special_tokens_a_prompt_and_punctuation_are_no_words(family: str, marks: int, folders: dict[str, Path]):
+def test_special_tokens_a_prompt_and_punctuation_are_no_words(
+    family: str, marks: int, folders: dict[str, Path]
+):
     texts = ["Two dogs run.", "A girl, a book!"]
     plain = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(), "cpu").inside()
-    prompted = load_encoder(EncoderSettings(path=str(folders[family]), prompt="query: "), EncodeSettings(), "cpu").inside()
+    prompted = load_encoder(
+        EncoderSettings(path=str(folders[family]), prompt="query: "), EncodeSettings(), "cpu"
+    ).inside()
     bare, long = plain.words(plain.tokens(texts)), prompted.words(prompted.tokens(texts))
     ends = np.concatenate([bare.offsets[:-1], bare.offsets[1:] - 1])
     assert not bare.is_word[ends].any()
-    assert 0 < bare.is_word.sum() == len(bare.ids) - 4 - marks          # four special tokens; full stop, comma, exclamation mark
-    assert long.is_word.sum() <= bare.is_word.sum() + 2                 # a prompt's last piece may join the first of the text
+    assert (
+        0 < bare.is_word.sum() == len(bare.ids) - 4 - marks
+    )  # four special tokens; full stop, comma, exclamation mark
+    assert (
+        long.is_word.sum() <= bare.is_word.sum() + 2
+    )  # a prompt's last piece may join the first of the text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_the_word_table_are_those_of_the_model(family: str, folders: dict[str, Path]):
-    inside = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu").inside()
-    table = transformers.AutoModel.from_pretrained(folders[family]).get_input_embeddings().weight.detach().numpy()
-    ids = np.arange(5, 245, 2)                                          # more than one pass holds
+    inside = load_encoder(
+        EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu"
+    ).inside()
+    table = (
+        transformers.AutoModel.from_pretrained(folders[family]).get_input_embeddings().weight.detach().numpy()
+    )
+    ids = np.arange(5, 245, 2)  # more than one pass holds
     np.testing.assert_array_equal(inside.table(ids), table[ids])
     assert inside.table(ids[:0]).shape == (0, 48)

@@ -14,9 +14,13 @@ from tests.models.trainable.recurrents import gru_step, lstm_step
 STEPS = {"gru": gru_step, "lstm": lstm_step}
 
 
-def weights(cell: str, inner: int, width: int, dtype=torch.float64, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def weights(
+    cell: str, inner: int, width: int, dtype=torch.float64, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     draw, rows = torch.Generator().manual_seed(seed), CELLS[cell].gates * width
-    return torch.randn(rows, inner, dtype=dtype, generator=draw) / 2, torch.randn(rows, width, dtype=dtype, generator=draw) / 2
+    return torch.randn(rows, inner, dtype=dtype, generator=draw) / 2, torch.randn(
+        rows, width, dtype=dtype, generator=draw
+    ) / 2
 
 
 def one_by_one(cell, texts, inputs, recurrent):
@@ -33,23 +37,40 @@ def one_by_one(cell, texts, inputs, recurrent):
 def together(cell, texts, inputs, recurrent):
     steps = Steps.of(np.array([len(text) for text in texts]), torch.from_numpy)
     x = permuted(torch.cat(texts), steps.there[0], steps.back[0])
-    return permuted(recurrence(CELLS[cell], x @ inputs.T, recurrent, steps.sizes), steps.back[0], steps.there[0])
+    return permuted(
+        recurrence(CELLS[cell], x @ inputs.T, recurrent, steps.sizes), steps.back[0], steps.there[0]
+    )
 
 
 def test_a_gru_step_is_the_one_of_the_published_equations():
-    inputs, recurrent = torch.tensor([[0.1], [0.3], [0.5]]).double(), torch.tensor([[0.2], [-0.4], [0.6]]).double()
-    gates, (state,) = CELLS["gru"].step(inputs.T, (torch.tensor([[0.5]]).double(),), CELLS["gru"].products(recurrent, 1))
+    inputs, recurrent = (
+        torch.tensor([[0.1], [0.3], [0.5]]).double(),
+        torch.tensor([[0.2], [-0.4], [0.6]]).double(),
+    )
+    gates, (state,) = CELLS["gru"].step(
+        inputs.T, (torch.tensor([[0.5]]).double(),), CELLS["gru"].products(recurrent, 1)
+    )
     np.testing.assert_allclose([*gates[0], *state[0]], [0.549834, 0.524979, 0.581648, 0.542864], atol=1e-6)
 
 
 @pytest.mark.parametrize("cell", STEPS)
 def test_states_and_gradients_equal_those_of_one_text_and_one_step_at_a_time(cell):
     inputs, recurrent = (each.requires_grad_() for each in weights(cell, 5, 4))
-    texts = [torch.randn(length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(length)).requires_grad_() for length in (3, 7, 1, 7, 2)]
-    leaves, toward = [inputs, recurrent, *texts], torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    texts = [
+        torch.randn(
+            length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(length)
+        ).requires_grad_()
+        for length in (3, 7, 1, 7, 2)
+    ]
+    leaves, toward = (
+        [inputs, recurrent, *texts],
+        torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9)),
+    )
     expected, found = one_by_one(cell, texts, inputs, recurrent), together(cell, texts, inputs, recurrent)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-    for mine, other in zip(torch.autograd.grad(found, leaves, toward), torch.autograd.grad(expected, leaves, toward), strict=True):
+    for mine, other in zip(
+        torch.autograd.grad(found, leaves, toward), torch.autograd.grad(expected, leaves, toward), strict=True
+    ):
         torch.testing.assert_close(mine, other, atol=1e-12, rtol=0)
 
 
@@ -57,19 +78,27 @@ def test_states_and_gradients_equal_those_of_one_text_and_one_step_at_a_time(cel
 def test_gradients_are_those_of_small_differences(cell):
     _, recurrent = weights(cell, 1, 3)
     x = torch.randn(6, CELLS[cell].gates * 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    assert torch.autograd.gradcheck(lambda *leaves: recurrence(CELLS[cell], *leaves, (3, 2, 1)), (x.requires_grad_(), recurrent.requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda *leaves: recurrence(CELLS[cell], *leaves, (3, 2, 1)),
+        (x.requires_grad_(), recurrent.requires_grad_()),
+    )
 
 
 def test_an_lstm_is_that_of_torch():
     inputs, recurrent = weights("lstm", 5, 4)
     reference = nn.LSTM(5, 4, dtype=torch.float64)
-    order = [0, 1, 3, 2]                                # torch has the output gate last
+    order = [0, 1, 3, 2]  # torch has the output gate last
     with torch.no_grad():
         for own, value in ((reference.weight_ih_l0, inputs), (reference.weight_hh_l0, recurrent)):
             own.copy_(torch.cat([value.chunk(4)[place] for place in order]))
         reference.bias_ih_l0.zero_(), reference.bias_hh_l0.zero_()
-    texts = [torch.randn(length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(length)) for length in (2, 6, 4)]
-    states, _ = pad_packed_sequence(reference(pack_sequence(texts, enforce_sorted=False))[0], batch_first=True)
+    texts = [
+        torch.randn(length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
+        for length in (2, 6, 4)
+    ]
+    states, _ = pad_packed_sequence(
+        reference(pack_sequence(texts, enforce_sorted=False))[0], batch_first=True
+    )
     expected = torch.cat([rows[: len(text)] for rows, text in zip(states, texts, strict=True)])
     torch.testing.assert_close(together("lstm", texts, inputs, recurrent), expected, atol=1e-12, rtol=0)
 
@@ -77,15 +106,21 @@ def test_an_lstm_is_that_of_torch():
 @pytest.mark.parametrize("cell", STEPS)
 def test_one_product_for_all_steps_gives_the_gradient_in_single_precision_too(cell):
     inputs, recurrent = (each / 4 for each in weights(cell, 40, 64, torch.float32))
-    texts = [torch.randn(length, 40, generator=torch.Generator().manual_seed(length)) for length in (9, 30, 12, 1)]
+    texts = [
+        torch.randn(length, 40, generator=torch.Generator().manual_seed(length)) for length in (9, 30, 12, 1)
+    ]
     single, double = recurrent.clone().requires_grad_(), recurrent.double().requires_grad_()
     (found,) = torch.autograd.grad(together(cell, texts, inputs, single).square().sum(), single)
-    (exact,) = torch.autograd.grad(one_by_one(cell, [text.double() for text in texts], inputs.double(), double).square().sum(), double)
+    (exact,) = torch.autograd.grad(
+        one_by_one(cell, [text.double() for text in texts], inputs.double(), double).square().sum(), double
+    )
     assert (found - exact).norm() < 1e-5 * exact.norm()
 
 
 def test_ended_texts_and_their_neighbours_leave_a_maximum_alone():
-    states = torch.tensor([[-1.0, -2.0], [-3.0, -0.5], [0.0, 0.0], [0.0, 0.0]])           # a text of two words, two places behind its end
+    states = torch.tensor(
+        [[-1.0, -2.0], [-3.0, -0.5], [0.0, 0.0], [0.0, 0.0]]
+    )  # a text of two words, two places behind its end
     where = segments(np.array([0]), np.array([2]), 0, torch.from_numpy)
     assert pool("max", {1: states}, 1, where).tolist() == [[-1.0, -0.5]]
     assert states.max(0).values.tolist() == [0.0, 0.0]
@@ -104,9 +139,12 @@ def test_autocast_leaves_the_steps_in_single_precision():
 def test_equal_texts_have_equal_states_whichever_thread_computes_them(cell, width):
     _, recurrent = weights(cell, 1, width, torch.float32)
     draw = torch.Generator().manual_seed(0)
-    x, state = torch.randn(40, 1, len(recurrent), generator=draw), tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].memories))
+    x, state = (
+        torch.randn(40, 1, len(recurrent), generator=draw),
+        tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].memories)),
+    )
     products = CELLS[cell].products(recurrent, 64)
-    torch.set_num_threads(5)                            # a step has values for more than one, and shares that end anywhere
+    torch.set_num_threads(5)  # a step has values for more than one, and shares that end anywhere
     try:
         for row in x:
             _, state = CELLS[cell].step(row.expand(64, -1), state, products)

@@ -42,7 +42,11 @@ def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
         sides = []
         for direction, backward in zip(layer, (False, True), strict=False):
             weights = direction.input.weight.double(), direction.recurrent.double()
-            bias = torch.zeros(len(weights[0]), dtype=torch.float64) if direction.input.bias is None else direction.input.bias.double()
+            bias = (
+                torch.zeros(len(weights[0]), dtype=torch.float64)
+                if direction.input.bias is None
+                else direction.input.bias.double()
+            )
             h = c = torch.zeros(direction.recurrent.shape[1], dtype=torch.float64)
             states = []
             for row in x.flip(0) if backward else x:

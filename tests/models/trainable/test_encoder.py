@@ -29,7 +29,20 @@ from pipeline.text.tokens.tokens import Tokens
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json
 
 PACKED = [family for family in FAMILIES if family != "electra"]
-POOLINGS = ("cls", "mean", "max", "first_last", "static_last", "last2", "static", "sqrt_len", "weighted_mean", "last", "table", "mean+max")
+POOLINGS = (
+    "cls",
+    "mean",
+    "max",
+    "first_last",
+    "static_last",
+    "last2",
+    "static",
+    "sqrt_len",
+    "weighted_mean",
+    "last",
+    "table",
+    "mean+max",
+)
 
 
 def opened(path, **changes):
@@ -54,9 +67,13 @@ def many(count: int, seed: int = 0) -> list[str]:
 def padded(model, tokens: Tokens, **inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
     """(hidden states (n, L, d), mask (n, L)) through transformers."""
     rows = np.split(tokens.ids, tokens.offsets[1:-1])
-    ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row).long() for row in rows], True, model.config.pad_token_id)
+    ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(row).long() for row in rows], True, model.config.pad_token_id
+    )
     mask = torch.arange(ids.shape[1]) < torch.from_numpy(tokens.lengths)[:, None]
-    return model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, **inputs).hidden_states, mask
+    return model(
+        input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, **inputs
+    ).hidden_states, mask
 
 
 def mean(states, mask):
@@ -65,7 +82,10 @@ def mean(states, mask):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_and_every_gradient_equal_those_of_the_padded_model(folders, family):
-    encoder, model = load_trainable(opened(folders[family]), dropout=0.0), AutoModel.from_pretrained(folders[family]).eval()
+    encoder, model = (
+        load_trainable(opened(folders[family]), dropout=0.0),
+        AutoModel.from_pretrained(folders[family]).eval(),
+    )
     tokens = tokens_of(folders[family], [*TEXTS, *many(30)])
     vectors, expected = encoder(tokens), mean(*padded(model, tokens))
     torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
@@ -73,7 +93,9 @@ def test_vectors_and_every_gradient_equal_those_of_the_padded_model(folders, fam
     (vectors * weights).sum().backward()
     (expected * weights).sum().backward()
     trained = dict((encoder.backbone.model if family == "electra" else encoder.backbone).named_parameters())
-    reference = {name: parameter.grad for name, parameter in model.named_parameters() if not name.startswith("pooler")}
+    reference = {
+        name: parameter.grad for name, parameter in model.named_parameters() if not name.startswith("pooler")
+    }
     assert set(trained) - {"pooler.dense.weight", "pooler.dense.bias"} == set(reference)
     for name, gradient in reference.items():
         assert gradient.abs().max() > 0, name
@@ -86,7 +108,13 @@ def test_every_pooling_equals_the_encoder_and_lets_the_gradient_through(folders,
     folder = opened(folders[family], pooling=pooling)
     encoder = load_trainable(folder).eval()
     vectors = encoder(tokens_of(folders[family], TEXTS))
-    np.testing.assert_allclose(vectors.detach(), load_encoder(EncoderSettings(path=str(folders[family]), pooling=pooling), EncodeSettings()).encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(
+        vectors.detach(),
+        load_encoder(EncoderSettings(path=str(folders[family]), pooling=pooling), EncodeSettings()).encode(
+            TEXTS
+        ),
+        atol=1e-5,
+    )
     vectors.square().sum().backward()
     name = "embeddings.word_embeddings.weight"
     gradient = next(parameter.grad for full, parameter in encoder.named_parameters() if full.endswith(name))
@@ -98,12 +126,20 @@ def test_every_pooling_equals_the_encoder_and_lets_the_gradient_through(folders,
 @pytest.mark.parametrize("frozen", ["nothing", "input", "weight"])
 def test_the_linear_layer_equals_the_ordinary_one_forwards_and_backwards(bias, frozen):
     torch.manual_seed(0)
-    layer, x, gradient = TrainableLinear(48, 96, bias=bias), torch.randn(37, 48, requires_grad=frozen != "input"), torch.randn(37, 96)
+    layer, x, gradient = (
+        TrainableLinear(48, 96, bias=bias),
+        torch.randn(37, 48, requires_grad=frozen != "input"),
+        torch.randn(37, 96),
+    )
     layer.weight.requires_grad_(frozen != "weight")
     wanted = [tensor for tensor in (x, *layer.parameters()) if tensor.requires_grad]
     expected = F.linear(x, layer.weight, layer.bias)
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=0)
-    for got, reference in zip(torch.autograd.grad(layer(x), wanted, gradient), torch.autograd.grad(expected, wanted, gradient), strict=True):
+    for got, reference in zip(
+        torch.autograd.grad(layer(x), wanted, gradient),
+        torch.autograd.grad(expected, wanted, gradient),
+        strict=True,
+    ):
         torch.testing.assert_close(got, reference, atol=2e-5, rtol=0)
 
 
@@ -112,7 +148,9 @@ def test_gradients_of_poolings_equal_finite_differences(folders, pooling):
     encoder = load_trainable(opened(folders["bert"], pooling=pooling), dropout=0.0)
     tokens, bump = tokens_of(folders["bert"], TEXTS[:3]), 3e-3
     direction = torch.randn(encoder(tokens).shape, generator=torch.Generator().manual_seed(1))
-    bias = encoder.backbone.get_parameter("encoder.layer.2.output.LayerNorm.bias")      # shifts every token's last state: vectors are linear in it
+    bias = encoder.backbone.get_parameter(
+        "encoder.layer.2.output.LayerNorm.bias"
+    )  # shifts every token's last state: vectors are linear in it
     (encoder(tokens) * direction).sum().backward()
     with torch.no_grad():
         before = (encoder(tokens) * direction).sum()
@@ -123,7 +161,10 @@ def test_gradients_of_poolings_equal_finite_differences(folders, pooling):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dropout_follows_the_generator_and_rows_draw_masks_of_their_own(folders, family):
-    encoder, tokens = load_trainable(opened(folders[family])), tokens_of(folders[family], ["Two dogs run.", "x", "Two dogs run."])
+    encoder, tokens = (
+        load_trainable(opened(folders[family])),
+        tokens_of(folders[family], ["Two dogs run.", "x", "Two dogs run."]),
+    )
     torch.manual_seed(3)
     first = encoder(tokens)
     torch.manual_seed(3)
@@ -132,12 +173,17 @@ def test_dropout_follows_the_generator_and_rows_draw_masks_of_their_own(folders,
     assert (first[0] - first[2]).abs().max() > 1e-3
     sure = encoder.eval()(tokens)
     torch.testing.assert_close(sure[0], sure[2], atol=1e-6, rtol=0)
-    torch.testing.assert_close(load_trainable(opened(folders[family]), dropout=0.0)(tokens), sure, atol=0, rtol=0)
+    torch.testing.assert_close(
+        load_trainable(opened(folders[family]), dropout=0.0)(tokens), sure, atol=0, rtol=0
+    )
 
 
 @pytest.mark.parametrize("family", PACKED)
 def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, family):
-    encoder, tokens = load_trainable(opened(folders[family], pooling="static"), dropout=0.3), tokens_of(folders[family], many(40))
+    encoder, tokens = (
+        load_trainable(opened(folders[family], pooling="static"), dropout=0.3),
+        tokens_of(folders[family], many(40)),
+    )
     seen = []
     torch.manual_seed(0)
     for _ in range(2):
@@ -151,15 +197,28 @@ def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, f
 @pytest.mark.parametrize("family", PACKED)
 def test_rates_are_those_of_the_configuration_unless_one_is_given_for_all(folders, tmp_path, family):
     place, distil = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
-    edit_json(place / "config.json", **({"dropout": 0.3, "attention_dropout": 0.2} if distil else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}))
-    assert rates_of(opened(place), None) == Rates(0.3, 0.2, 0.0 if distil else 0.3, 0.3)        # DistilBERT's blocks have none behind the attention
+    edit_json(
+        place / "config.json",
+        **(
+            {"dropout": 0.3, "attention_dropout": 0.2}
+            if distil
+            else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+        ),
+    )
+    assert rates_of(opened(place), None) == Rates(
+        0.3, 0.2, 0.0 if distil else 0.3, 0.3
+    )  # DistilBERT's blocks have none behind the attention
     assert rates_of(opened(place), 0.05) == Rates(0.05, 0.05, 0.0 if distil else 0.05, 0.05)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_each_place_of_dropout_acts_and_none_beside_them(folders, tmp_path, family):
     """With dropout in one place alone, over many draws the variance is there; the reference's in the same place has the same size."""
-    names = ("dropout", "attention_dropout") if family == "distilbert" else ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    names = (
+        ("dropout", "attention_dropout")
+        if family == "distilbert"
+        else ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    )
     tokens = of_ids(400 * [np.random.default_rng(0).integers(5, 250, 12)])
     for chosen in names:
         place = shutil.copytree(folders[family], tmp_path / chosen)
@@ -173,23 +232,42 @@ def test_each_place_of_dropout_acts_and_none_beside_them(folders, tmp_path, fami
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 def test_permuted_positions_equal_tokens_fed_in_that_order(folders, family):
-    encoder = load_trainable(opened(folders[family]), dropout=0.0).double()     # pooled in float32
+    encoder = load_trainable(opened(folders[family]), dropout=0.0).double()  # pooled in float32
     ids, positions = np.array([2, 10, 11, 12, 13, 3]), np.array([0, 3, 1, 4, 2, 5])
-    other = np.array([2, 60, 61, 3])                    # of another length: the call reorders texts
+    other = np.array([2, 60, 61, 3])  # of another length: the call reorders texts
     together = encoder(of_ids([other, ids]), positions=np.array([0, 1, 2, 3, *positions]))
-    torch.testing.assert_close(together[1], encoder(of_ids([np.array([2, 11, 13, 10, 12, 3])]))[0], atol=1e-6, rtol=0)
-    torch.testing.assert_close(together, encoder(of_ids([ids, other]), positions=np.array([*positions, 0, 1, 2, 3])).flip(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        together[1], encoder(of_ids([np.array([2, 11, 13, 10, 12, 3])]))[0], atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        together,
+        encoder(of_ids([ids, other]), positions=np.array([*positions, 0, 1, 2, 3])).flip(0),
+        atol=1e-6,
+        rtol=0,
+    )
     plain = encoder(of_ids([other, ids]))
     torch.testing.assert_close(together[0], plain[0], atol=1e-6, rtol=0)
     assert (together[1] - plain[1]).abs().max() > 1e-3
-    torch.testing.assert_close(encoder(of_ids([other, ids]), positions=np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 5])), plain, atol=0, rtol=0)
+    torch.testing.assert_close(
+        encoder(of_ids([other, ids]), positions=np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 5])),
+        plain,
+        atol=0,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize("family", ["roberta", "mpnet", "electra"])
 def test_positions_equal_the_references_position_ids(folders, family):
-    encoder, model = load_trainable(opened(folders[family]), dropout=0.0), AutoModel.from_pretrained(folders[family]).eval()
+    encoder, model = (
+        load_trainable(opened(folders[family]), dropout=0.0),
+        AutoModel.from_pretrained(folders[family]).eval(),
+    )
     tokens, positions = of_ids([np.array([2, 10, 11, 12, 13, 3])]), np.array([0, 3, 1, 4, 9, 5])
-    expected = mean(*padded(model, tokens, position_ids=torch.from_numpy(positions)[None] + (0 if family == "electra" else 2)))
+    expected = mean(
+        *padded(
+            model, tokens, position_ids=torch.from_numpy(positions)[None] + (0 if family == "electra" else 2)
+        )
+    )
     torch.testing.assert_close(encoder(tokens, positions=positions), expected, atol=1e-5, rtol=0)
 
 
@@ -201,7 +279,10 @@ def test_positions_outside_the_table_are_refused(folders):
 
 @pytest.mark.parametrize("family", PACKED)
 def test_a_change_at_the_embeddings_sees_each_text_where_the_segments_say(folders, family):
-    encoder, rows = load_trainable(opened(folders[family]), dropout=0.0), [np.arange(5, 5 + length) for length in (3, 9, 5)]
+    encoder, rows = (
+        load_trainable(opened(folders[family]), dropout=0.0),
+        [np.arange(5, 5 + length) for length in (3, 9, 5)],
+    )
     plain = encoder(of_ids(rows))
 
     def cut(x, where):
@@ -222,7 +303,7 @@ def test_a_change_at_the_embeddings_sees_each_text_where_the_segments_say(folder
         return x
 
     encoder(of_ids(rows), at_embedding=watched)[0].sum().backward()
-    assert (seen[0].grad.abs().sum(1) > 0).sum() == 3   # a text's gradient stays with its own tokens
+    assert (seen[0].grad.abs().sum(1) > 0).sum() == 3  # a text's gradient stays with its own tokens
 
 
 def test_what_only_the_packed_pass_can_do_is_refused_elsewhere(folders):
@@ -239,10 +320,14 @@ def test_gradients_are_equal_when_layers_are_computed_anew_under_dropout(folders
         encoder.zero_grad()
         torch.manual_seed(5)
         encoder(tokens).square().sum().backward()
-        return torch.rand(1), {name: parameter.grad.clone() for name, parameter in encoder.named_parameters() if parameter.grad is not None}
+        return torch.rand(1), {
+            name: parameter.grad.clone()
+            for name, parameter in encoder.named_parameters()
+            if parameter.grad is not None
+        }
 
     (after, kept), (again, anew) = gradients(False), gradients(True)
-    assert after == again                               # the generator has gone equally far
+    assert after == again  # the generator has gone equally far
     assert set(kept) == set(anew)
     for name, gradient in kept.items():
         torch.testing.assert_close(anew[name], gradient, atol=0, rtol=0, msg=name)
@@ -252,24 +337,44 @@ def test_tokens_that_averages_leave_out_are_left_out(folders):
     changes = {"pooling": "mean", "exclude": ("punctuation", "case")}
     folder, tokenizer = opened(folders["bert"], **changes), load_tokenizer(folders["bert"], 64)
     tokens = tokenizer(TEXTS)
-    vectors = load_trainable(folder).eval()(replace(tokens, kept=load_filter(folder, tokenizer)[tokens.ids])).detach()
-    np.testing.assert_allclose(vectors, load_encoder(EncoderSettings(path=str(folders["bert"]), **changes), EncodeSettings()).encode(TEXTS), atol=1e-5)
+    vectors = (
+        load_trainable(folder)
+        .eval()(replace(tokens, kept=load_filter(folder, tokenizer)[tokens.ids]))
+        .detach()
+    )
+    np.testing.assert_allclose(
+        vectors,
+        load_encoder(EncoderSettings(path=str(folders["bert"]), **changes), EncodeSettings()).encode(TEXTS),
+        atol=1e-5,
+    )
 
 
 def test_a_prompt_is_pooled_or_left_out_as_the_folder_says(folders, tmp_path):
-    source = save_folder(load_trainable(opened(folders["bert"], prompt="a man ")), opened(folders["bert"], prompt="a man "), tmp_path / "saved").path
+    source = save_folder(
+        load_trainable(opened(folders["bert"], prompt="a man ")),
+        opened(folders["bert"], prompt="a man "),
+        tmp_path / "saved",
+    ).path
     edit_json(source / "1_Pooling" / "config.json", include_prompt=False)
-    encoder, reference = load_trainable(opened(source)).eval(), load_encoder(EncoderSettings(path=str(source)), EncodeSettings())
+    encoder, reference = (
+        load_trainable(opened(source)).eval(),
+        load_encoder(EncoderSettings(path=str(source)), EncodeSettings()),
+    )
     tokens = load_tokenizer(source, 64, prompt="a man ")(TEXTS)
     np.testing.assert_allclose(encoder(tokens).detach(), reference.encode(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(reference.encode(TEXTS), SentenceTransformer(str(source), device="cpu").encode(list(TEXTS)), atol=1e-5)
+    np.testing.assert_allclose(
+        reference.encode(TEXTS), SentenceTransformer(str(source), device="cpu").encode(list(TEXTS)), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "electra"])
 def test_a_copy_is_an_encoder_of_its_own(folders, family):
     encoder, tokens = load_trainable(opened(folders[family])).eval(), tokens_of(folders[family], TEXTS)
     before = encoder(tokens).detach()
-    for copied in (copy.deepcopy(encoder), *(() if family == "electra" else (pickle.loads(pickle.dumps(encoder)),))):     # transformers' hooks do not pickle
+    for copied in (
+        copy.deepcopy(encoder),
+        *(() if family == "electra" else (pickle.loads(pickle.dumps(encoder)),)),
+    ):  # transformers' hooks do not pickle
         torch.testing.assert_close(copied(tokens), before, atol=0, rtol=0)
         with torch.no_grad():
             for parameter in copied.parameters():
@@ -280,7 +385,10 @@ def test_a_copy_is_an_encoder_of_its_own(folders, family):
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_half_precision_stays_close_and_its_gradients_are_whole(folders, family):
-    encoder, tokens = load_trainable(opened(folders[family]), dropout=0.0), tokens_of(folders[family], many(20))
+    encoder, tokens = (
+        load_trainable(opened(folders[family]), dropout=0.0),
+        tokens_of(folders[family], many(20)),
+    )
     exact = encoder(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         half = encoder(tokens)
@@ -296,30 +404,56 @@ def trained(folder, seed=0):
     torch.manual_seed(seed)
     encoder = load_trainable(folder)
     optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
-    (encoder(tokens_of(folder.path / folder.transformer, TEXTS)) * torch.randn(len(TEXTS), encoder.dim)).sum().backward()
+    (
+        encoder(tokens_of(folder.path / folder.transformer, TEXTS)) * torch.randn(len(TEXTS), encoder.dim)
+    ).sum().backward()
     optimizer.step()
     return encoder.eval()
 
 
-@pytest.mark.parametrize(("family", "pooling", "normalize"), [
-    *((family, "mean", True) for family in FAMILIES), ("bert", "cls", None), ("bert", "mean+max", None), ("bert", "max+mean", True), ("bert", "cls_mlp", True),
-    ("distilbert", "cls_mlp", None), ("roberta", "weighted_mean", None), ("mpnet", "sqrt_len", None), ("bert", "last", None),
-])
-def test_the_saved_folder_gives_the_vectors_of_the_trained_module(folders, tmp_path, family, pooling, normalize):
+@pytest.mark.parametrize(
+    ("family", "pooling", "normalize"),
+    [
+        *((family, "mean", True) for family in FAMILIES),
+        ("bert", "cls", None),
+        ("bert", "mean+max", None),
+        ("bert", "max+mean", True),
+        ("bert", "cls_mlp", True),
+        ("distilbert", "cls_mlp", None),
+        ("roberta", "weighted_mean", None),
+        ("mpnet", "sqrt_len", None),
+        ("bert", "last", None),
+    ],
+)
+def test_the_saved_folder_gives_the_vectors_of_the_trained_module(
+    folders, tmp_path, family, pooling, normalize
+):
     folder = opened(folders[family], pooling=pooling, normalize=normalize, max_length=40)
     encoder = trained(folder)
     saved = save_folder(encoder, folder, tmp_path / "new" / "saved")
     expected = encoder(tokens_of(folders[family], [*TEXTS, LONG])).detach()
     reloaded = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings())
     np.testing.assert_allclose(reloaded.encode([*TEXTS, LONG]), expected, atol=1e-5)
-    np.testing.assert_allclose(SentenceTransformer(str(saved.path), device="cpu").encode([*TEXTS, LONG]), expected, atol=1e-5)
-    assert (load_trainable(folder).eval()(tokens_of(folders[family], TEXTS[:1]))[0] - expected[0]).abs().max() > 1e-3
-    assert (saved.max_length, saved.normalize, saved.dim) == (64, bool(normalize), folder.dim), "a training that cut texts at 40 tokens limits no later text"
+    np.testing.assert_allclose(
+        SentenceTransformer(str(saved.path), device="cpu").encode([*TEXTS, LONG]), expected, atol=1e-5
+    )
+    assert (
+        load_trainable(folder).eval()(tokens_of(folders[family], TEXTS[:1]))[0] - expected[0]
+    ).abs().max() > 1e-3
+    assert (saved.max_length, saved.normalize, saved.dim) == (64, bool(normalize), folder.dim), (
+        "a training that cut texts at 40 tokens limits no later text"
+    )
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["saved"]
-    assert len({file.stat().st_mode for file in saved.path.rglob("*.*") if file.is_file()}) == 1       # whoever reads one file reads all
+    assert (
+        len({file.stat().st_mode for file in saved.path.rglob("*.*") if file.is_file()}) == 1
+    )  # whoever reads one file reads all
     again = save_folder(load_trainable(saved), saved, tmp_path / "again")
     assert again.space_id == saved.space_id != folder.space_id
-    np.testing.assert_allclose(Encoder(again, EncodeSettings(), reloaded.arithmetic.device).encode(TEXTS), reloaded.encode(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(
+        Encoder(again, EncodeSettings(), reloaded.arithmetic.device).encode(TEXTS),
+        reloaded.encode(TEXTS),
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("pooling", ["last2", "table", "mean+static"])
@@ -329,19 +463,36 @@ def test_a_pooling_of_ours_is_saved_under_its_name_and_refused_by_who_has_none(f
     saved = save_folder(encoder, folder, tmp_path / "saved")
     assert saved.pooling == tuple(pooling.split("+"))
     expected = encoder(tokens_of(folders["bert"], TEXTS)).detach()
-    np.testing.assert_allclose(load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
+        expected,
+        atol=1e-5,
+    )
     with pytest.raises(ValueError, match="pooling mode"):
         SentenceTransformer(str(saved.path), device="cpu")
 
 
-def test_a_head_kept_at_inference_is_a_module_of_the_folder_and_one_that_is_not_leaves_no_trace(folders, tmp_path):
+def test_a_head_kept_at_inference_is_a_module_of_the_folder_and_one_that_is_not_leaves_no_trace(
+    folders, tmp_path
+):
     folder = opened(folders["distilbert"], pooling="cls")
     encoder, head = trained(folder), TanhHead(48)
-    with_head, without = save_folder(encoder, folder, tmp_path / "with", head=head), save_folder(encoder, folder, tmp_path / "without")
+    with_head, without = (
+        save_folder(encoder, folder, tmp_path / "with", head=head),
+        save_folder(encoder, folder, tmp_path / "without"),
+    )
     vectors = encoder(tokens_of(folders["distilbert"], TEXTS))
     for saved, expected in ((with_head, head(vectors)), (without, vectors)):
-        np.testing.assert_allclose(SentenceTransformer(str(saved.path), device="cpu").encode(list(TEXTS)), expected.detach(), atol=1e-5)
-        np.testing.assert_allclose(load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS), expected.detach(), atol=1e-5)
+        np.testing.assert_allclose(
+            SentenceTransformer(str(saved.path), device="cpu").encode(list(TEXTS)),
+            expected.detach(),
+            atol=1e-5,
+        )
+        np.testing.assert_allclose(
+            load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
+            expected.detach(),
+            atol=1e-5,
+        )
     assert [len(saved.tail) for saved in (with_head, without)] == [1, 0]
     assert with_head.space_id != without.space_id
 
@@ -362,7 +513,9 @@ def test_a_checkpoint_with_a_prefix_half_precision_and_another_head_keeps_its_na
         (source / name).write_bytes((folders["bert"] / name).read_bytes())
     own = load_file(source / "model.safetensors")
     named = {f"bert.{name}": tensor.half() for name, tensor in own.items()}
-    save_file(named | {"cls.predictions.bias": torch.zeros(300)}, source / "model.safetensors", {"format": "pt"})
+    save_file(
+        named | {"cls.predictions.bias": torch.zeros(300)}, source / "model.safetensors", {"format": "pt"}
+    )
     edit_json(source / "config.json", dtype="float16", architectures=["BertForMaskedLM"])
     folder = opened(source)
     encoder = trained(folder)
@@ -370,7 +523,11 @@ def test_a_checkpoint_with_a_prefix_half_precision_and_another_head_keeps_its_na
     written = load_file(saved.path / "model.safetensors")
     assert set(written) == {f"bert.{name}" for name in own}
     assert {tensor.dtype for tensor in written.values()} == {torch.float32}
-    np.testing.assert_allclose(SentenceTransformer(str(saved.path), device="cpu").encode(list(TEXTS)), encoder(tokens_of(source, TEXTS)).detach(), atol=1e-5)
+    np.testing.assert_allclose(
+        SentenceTransformer(str(saved.path), device="cpu").encode(list(TEXTS)),
+        encoder(tokens_of(source, TEXTS)).detach(),
+        atol=1e-5,
+    )
 
 
 def test_the_folder_is_whole_or_not_there_and_nothing_is_overwritten(folders, tmp_path):
@@ -391,7 +548,9 @@ def test_the_packaged_minilm_trains_and_saves(minilm, tmp_path):
     np.testing.assert_allclose(vectors.detach(), minilm.encode(texts), atol=1e-5)
     saved = save_folder(encoder, minilm.folder, tmp_path / "saved")
     assert json.loads((saved.path / "modules.json").read_text())[-1]["path"] == "2_Normalize"
-    np.testing.assert_array_equal(Encoder(saved, EncodeSettings(), minilm.arithmetic.device).encode(texts), minilm.encode(texts))
+    np.testing.assert_array_equal(
+        Encoder(saved, EncodeSettings(), minilm.arithmetic.device).encode(texts), minilm.encode(texts)
+    )
 
 
 def test_word_vectors_are_not_trained_here(tmp_path):

@@ -52,7 +52,9 @@ def test_another_architecture_begins_as_in_transformers(folders):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_seed_means_one_encoder_which_is_not_that_of_the_folder(folders, family):
-    first, again, other = (dict(fresh(folders[family], seed, pooling="cls_mlp").named_parameters()) for seed in (1, 1, 2))
+    first, again, other = (
+        dict(fresh(folders[family], seed, pooling="cls_mlp").named_parameters()) for seed in (1, 1, 2)
+    )
     own = dict(load_trainable(open_folder(EncoderSettings(path=str(folders[family])))).named_parameters())
     for name, parameter in first.items():
         assert torch.equal(parameter, again[name]), name

@@ -67,14 +67,21 @@ def test_adapters_and_heads_alone_are_trained_and_vectors_begin_as_they_were(pla
     heads = {name for name in trained if name.startswith("mlp.")}
     assert heads
     adapters = trained - heads
-    assert len(adapters) == 3 * 2 * 2                              # layers, query and value, two matrices
+    assert len(adapters) == 3 * 2 * 2  # layers, query and value, two matrices
     assert all(".lora_" in name for name in adapters)
     torch.testing.assert_close(vectors(encoder), vectors(plain), rtol=0, atol=0)
 
 
 def test_the_merged_and_the_saved_encoder_give_the_adapted_ones_vectors(place: Path, tmp_path: Path):
-    encoder = moved(loaded(place, LoraSettings(rank=4, targets=("query", "dense") if "mpnet" not in str(place) else ("q", "dense"))))
-    exact = copy.deepcopy(encoder).double()                        # merging rounds a weight: far above this bound in float32, far below it here
+    encoder = moved(
+        loaded(
+            place,
+            LoraSettings(rank=4, targets=("query", "dense") if "mpnet" not in str(place) else ("q", "dense")),
+        )
+    )
+    exact = copy.deepcopy(
+        encoder
+    ).double()  # merging rounds a weight: far above this bound in float32, far below it here
     expected = vectors(exact)
     assert (expected - vectors(loaded(place))).abs().max() > 0.01
     plain = merged(exact)
@@ -84,14 +91,18 @@ def test_the_merged_and_the_saved_encoder_give_the_adapted_ones_vectors(place: P
     folder = save_encoder(encoder, encoder.folder, tmp_path / "saved")
     assert {*load_file(tmp_path / "saved/model.safetensors")} == {*load_file(place / "model.safetensors")}
     assert folder.space_id != encoder.folder.space_id
-    found = load_encoder(EncoderSettings(path=str(folder.path)), EncodeSettings(compile=False)).encode(SENTENCES)
+    found = load_encoder(EncoderSettings(path=str(folder.path)), EncodeSettings(compile=False)).encode(
+        SENTENCES
+    )
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=2e-6 * float(expected.abs().max()))
 
 
 def test_training_moves_adapters_alone_and_goes_on_from_its_state_to_the_last_digit(place: Path):
     def training() -> Training:
         settings = TrainSettings(lora=LORA)
-        return Training(SimCSE(loaded(place, LoraSettings(rank=2, dropout=0.2))), settings, steps=4, steps_per_epoch=4)
+        return Training(
+            SimCSE(loaded(place, LoraSettings(rank=2, dropout=0.2))), settings, steps=4, steps_per_epoch=4
+        )
 
     first = training()
     before = copy.deepcopy(first.objective.state_dict())
@@ -104,13 +115,18 @@ def test_training_moves_adapters_alone_and_goes_on_from_its_state_to_the_last_di
     assert all(".lora_" in name or name.startswith("head.") for name in changed)
     again = training()
     again.restore(state)
-    assert [float(again.step(batch_of(again.objective.encoder, number)).loss.total) for number in (2, 3)] == losses[2:]
+    assert [
+        float(again.step(batch_of(again.objective.encoder, number)).loss.total) for number in (2, 3)
+    ] == losses[2:]
     for name, value in again.objective.state_dict().items():
         assert torch.equal(value, after[name]), name
 
 
 def test_what_cannot_be_adapted_is_refused_in_words(place: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match=r"train\.lora\.targets: expected linear layers that end with qery, found none; did you mean query|name some of"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.lora\.targets: expected linear layers that end with qery, found none; did you mean query|name some of",
+    ):
         loaded(place, LoraSettings(rank=2, targets=("qery",)))
     with pytest.raises(ConfigError, match=r"new ones \(train\.fresh\)"):
         check_adapters(TrainSettings(lora=LORA, fresh=True))

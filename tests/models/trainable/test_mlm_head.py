@@ -28,7 +28,11 @@ def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
     assert has_language_head(encoder)
     head, tokens = load_language_head(encoder), load_tokenizer(path, 64)(TEXTS)
     logits = head(encoder.states(tokens), encoder.backbone.words)
-    rows = torch.nn.utils.rnn.pad_sequence(list(torch.from_numpy(tokens.ids).long().split(tokens.lengths.tolist())), True, model.config.pad_token_id)
+    rows = torch.nn.utils.rnn.pad_sequence(
+        list(torch.from_numpy(tokens.ids).long().split(tokens.lengths.tolist())),
+        True,
+        model.config.pad_token_id,
+    )
     mask = torch.arange(rows.shape[1]) < torch.from_numpy(tokens.lengths)[:, None]
     expected = model(input_ids=rows, attention_mask=mask.long()).logits[mask]
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)

@@ -92,7 +92,7 @@ def test_known_numbers_of_zeros(rate: float, columns: int, rows: int):
     whole = cutoff(tokens, "tokens", rate)(x, where_of(tokens))
     assert [(part == 0).all(1).sum().item() for part in whole.split(7)] == [rows, rows]
     for cut in (features, whole):
-        assert torch.equal(cut[cut != 0], x[cut != 0])                  # nothing is scaled
+        assert torch.equal(cut[cut != 0], x[cut != 0])  # nothing is scaled
 
 
 def test_all_tokens_of_a_text_lose_the_same_columns_and_texts_others():
@@ -113,8 +113,10 @@ def test_a_cut_off_is_the_same_in_any_chunk_and_layout(of: str):
     whole = change(x, where_of(tokens))
     rows = np.array([3, 1])
     part = torch.cat([x[16:], x[5:13]])
-    assert torch.equal(change.of_rows(rows)(part, where_of(tokens.of_rows(rows))), torch.cat([whole[16:], whole[5:13]]))
-    starts = np.array([20, 12, 9, 0])                                   # the texts the other way round
+    assert torch.equal(
+        change.of_rows(rows)(part, where_of(tokens.of_rows(rows))), torch.cat([whole[16:], whole[5:13]])
+    )
+    starts = np.array([20, 12, 9, 0])  # the texts the other way round
     turned = change(torch.cat(list(reversed(x.split([5, 8, 3, 9])))), where_of(tokens, starts))
     assert torch.equal(torch.cat(list(reversed(turned.split([9, 3, 8, 5])))), whole)
 
@@ -135,14 +137,20 @@ def test_a_step_uphill_has_its_length_at_every_token_and_raises_the_loss(folder:
     probe, seen = Probe(), []
     before = cost(encoder(tokens, at_embedding=probe))
     step = probe.uphill(before, 1e-4)
-    torch.testing.assert_close(step.by.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0)
-    after = cost(encoder(tokens, at_embedding=lambda x, where: seen.append((x, step(x, where))) or seen[-1][1]))
+    torch.testing.assert_close(
+        step.by.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    after = cost(
+        encoder(tokens, at_embedding=lambda x, where: seen.append((x, step(x, where))) or seen[-1][1])
+    )
     gradient = torch.autograd.grad(cost(encoder(tokens, at_embedding=probe)), probe.leaf)[0]
-    assert (after - before).item() == pytest.approx(1e-4 * gradient.norm(dim=1).sum().item(), rel=1e-2)       # the most that such steps can add
+    assert (after - before).item() == pytest.approx(
+        1e-4 * gradient.norm(dim=1).sum().item(), rel=1e-2
+    )  # the most that such steps can add
     assert all(parameter.grad is None for parameter in encoder.parameters())
-    torch.testing.assert_close((seen[0][1] - seen[0][0]).norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0)
-
-
+    torch.testing.assert_close(
+        (seen[0][1] - seen[0][0]).norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def test_views_of_one_pass_have_each_its_own_change_and_positions(folder: Path):
@@ -150,7 +158,9 @@ def test_views_of_one_pass_have_each_its_own_change_and_positions(folder: Path):
     torch.manual_seed(0)
     tokens, other = of_lengths(7, 3, 12), of_lengths(5, 9, 4)
     views = [
-        View(encoder, tokens, at_embedding=cutoff(tokens, "features", 0.3)), View(encoder, tokens), View(encoder, other, at_embedding=cutoff(other, "tokens", 0.4)),
+        View(encoder, tokens, at_embedding=cutoff(tokens, "features", 0.3)),
+        View(encoder, tokens),
+        View(encoder, other, at_embedding=cutoff(other, "tokens", 0.4)),
         View(encoder, other, positions=shuffled_positions(other, keep_special=False)),
     ]
     expected, passes = [view.encode() for view in views], []
@@ -165,7 +175,9 @@ def test_views_of_one_pass_have_each_its_own_change_and_positions(folder: Path):
 
     for chunk_rows, sizes in ((None, [12]), (2, [8, 4, 8, 4])):
         passes.clear()
-        reps = loss_and_backward(Four(encoder), Batch({}, np.arange(3), lambda texts: tokens), chunk_rows=chunk_rows).reps
+        reps = loss_and_backward(
+            Four(encoder), Batch({}, np.arange(3), lambda texts: tokens), chunk_rows=chunk_rows
+        ).reps
         assert passes == sizes
         for rep, alone in zip(reps, expected, strict=True):
             torch.testing.assert_close(rep, alone.detach(), rtol=0, atol=1e-12)

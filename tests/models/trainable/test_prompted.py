@@ -24,7 +24,7 @@ from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_of_lan
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 ALL = [*TEXTS, LONG, "a [MASK] b [MASK] c"]
-ROOM = 12       # tokens of a text
+ROOM = 12  # tokens of a text
 
 
 def opened(path, **changes):
@@ -38,27 +38,43 @@ def encoded(path, texts=ALL, **changes) -> np.ndarray:
 def parts(path, template: str) -> tuple[list[int], list[int]]:
     """Ids before and behind a text, special tokens included, by transformers' tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(path)
-    before, behind = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in template.replace("[MASK]", tokenizer.mask_token).split("[X]"))
+    before, behind = (
+        tokenizer(part, add_special_tokens=False)["input_ids"]
+        for part in template.replace("[MASK]", tokenizer.mask_token).split("[X]")
+    )
     return [tokenizer.cls_token_id, *before], [*behind, tokenizer.sep_token_id]
 
 
 def at_mask(path, texts, template: str, limit: int = ROOM) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, h_hat), each (n, d): one text at a time through transformers, h_hat with position ids written by hand."""
-    (prefix, suffix), tokenizer, model = parts(path, template), AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path).eval()
+    (prefix, suffix), tokenizer, model = (
+        parts(path, template),
+        AutoTokenizer.from_pretrained(path),
+        AutoModel.from_pretrained(path).eval(),
+    )
     offset = 2 if model.config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
-    place = suffix[::-1].index(tokenizer.mask_token_id) + 1         # from the end
+    place = suffix[::-1].index(tokenizer.mask_token_id) + 1  # from the end
     full, alone = [], []
     for text in texts:
         inner = tokenizer(text, add_special_tokens=False)["input_ids"][:limit]
-        positions = [*range(len(prefix)), *range(len(prefix) + len(inner), len(prefix) + len(inner) + len(suffix))]
+        positions = [
+            *range(len(prefix)),
+            *range(len(prefix) + len(inner), len(prefix) + len(inner) + len(suffix)),
+        ]
         with torch.no_grad():
             full.append(model(torch.tensor([prefix + inner + suffix])).last_hidden_state[0, -place])
-            alone.append(model(torch.tensor([prefix + suffix]), position_ids=torch.tensor([positions]) + offset).last_hidden_state[0, -place])
+            alone.append(
+                model(
+                    torch.tensor([prefix + suffix]), position_ids=torch.tensor([positions]) + offset
+                ).last_hidden_state[0, -place]
+            )
     return torch.stack(full), torch.stack(alone)
 
 
 def prompted(folder, template=TEMPLATE, **options) -> PromptedEncoder:
-    return PromptedEncoder(load_trainable(folder, dropout=0.0), template, limit=ROOM, **{"denoise": True} | options)
+    return PromptedEncoder(
+        load_trainable(folder, dropout=0.0), template, limit=ROOM, **{"denoise": True} | options
+    )
 
 
 def moved(encoder: PromptedEncoder) -> PromptedEncoder:
@@ -78,7 +94,7 @@ def test_the_template_alone_keeps_the_positions_that_a_text_leaves_it():
     assert (tokens.lengths[0], np.flatnonzero(tokens.kept).tolist()[0]) == (13, 10)
     assert np.split(positions, alone.offsets[1:-1])[0].tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12]
     assert (np.flatnonzero(alone.kept)[0], positions[alone.kept].tolist()) == (7, [10, 7])
-    assert (len(alone), which.tolist()) == (2, [0, 1, 0])           # once for each length
+    assert (len(alone), which.tolist()) == (2, [0, 1, 0])  # once for each length
     np.testing.assert_array_equal(np.split(positions, alone.offsets[1:-1])[1], np.arange(10))
     np.testing.assert_array_equal(alone.of_rows(np.array([1])).ids, tokens.of_rows(np.array([1])).ids)
 
@@ -88,7 +104,9 @@ def test_the_mask_of_a_template_equals_transformers_for_every_text(folders, fami
     around = sum(map(len, parts(folders[family], TEMPLATE)))
     vectors = encoded(folders[family], template=TEMPLATE, max_length=ROOM + around)
     np.testing.assert_allclose(vectors, at_mask(folders[family], ALL, TEMPLATE)[0], atol=1e-5)
-    np.testing.assert_array_equal(encoded(folders[family], ALL[:3], template=TEMPLATE, max_length=ROOM + around), vectors[:3])
+    np.testing.assert_array_equal(
+        encoded(folders[family], ALL[:3], template=TEMPLATE, max_length=ROOM + around), vectors[:3]
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
@@ -98,7 +116,7 @@ def test_denoised_vectors_equal_the_difference_of_two_passes(folders, family, te
     full, alone = at_mask(folders[family], ALL, template)
     vectors = encoder(encoder.folder.tokenizer()(ALL))
     torch.testing.assert_close(vectors, full - alone, atol=1e-5, rtol=0)
-    assert vectors[TEXTS.index("")].abs().max() < 1e-5              # the template is all there is
+    assert vectors[TEXTS.index("")].abs().max() < 1e-5  # the template is all there is
     assert (vectors.norm(dim=1) > 0.1).sum() == len(ALL) - 1
 
 
@@ -132,29 +150,41 @@ def test_the_gradient_goes_through_the_template_alone_too(folders):
 
 
 def test_dropout_is_active_in_both_passes(folders):
-    encoder = PromptedEncoder(load_trainable(opened(folders["bert"]), dropout=0.1), TEMPLATE, limit=ROOM, denoise=True).train()
+    encoder = PromptedEncoder(
+        load_trainable(opened(folders["bert"]), dropout=0.1), TEMPLATE, limit=ROOM, denoise=True
+    ).train()
     tokens = encoder.folder.tokenizer()([""])
-    assert encoder(tokens).abs().max() > 1e-2                       # equal rows, other masks
+    assert encoder(tokens).abs().max() > 1e-2  # equal rows, other masks
     assert encoder.eval()(tokens).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
 @pytest.mark.parametrize("kind", ["plain", "denoised", "transform", "head"])
 def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, family, kind):
-    path = folder_of_language_model(tmp_path / "lm", family=family) if kind == "transform" else folders[family]
+    path = (
+        folder_of_language_model(tmp_path / "lm", family=family) if kind == "transform" else folders[family]
+    )
     folder = opened(path, normalize=kind == "head")
     source = load_trainable(folder)
-    options = {"denoise": kind != "plain"} | ({"transform": transform_of(source)} if kind == "transform" else {}) | ({"head": TanhHead(48)} if kind == "head" else {})
+    options = (
+        {"denoise": kind != "plain"}
+        | ({"transform": transform_of(source)} if kind == "transform" else {})
+        | ({"head": TanhHead(48)} if kind == "head" else {})
+    )
     encoder = moved(PromptedEncoder(source, TEMPLATE, limit=ROOM, **options))
     expected = encoder(encoder.folder.tokenizer()(ALL)).detach()
     saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
-    assert (saved.pooling, saved.max_length, saved.normalize) == (("mask",), ROOM + sum(map(len, parts(path, TEMPLATE))), kind == "head")
+    assert (saved.pooling, saved.max_length, saved.normalize) == (
+        ("mask",),
+        ROOM + sum(map(len, parts(path, TEMPLATE))),
+        kind == "head",
+    )
     np.testing.assert_allclose(encoded(saved.path), expected, atol=2e-5)
     again = load_trainable(saved).eval()
     np.testing.assert_allclose(again(saved.tokenizer()(ALL)).detach(), expected, atol=2e-5)
     twice = save_folder(again, saved, tmp_path / "twice")
     assert twice.space_id == saved.space_id != folder.space_id
-    with pytest.raises(ValueError, match="trust_remote_code"):      # it has no word for it, and says so
+    with pytest.raises(ValueError, match="trust_remote_code"):  # it has no word for it, and says so
         SentenceTransformer(str(saved.path), device="cpu")
     trusting = SentenceTransformer(str(saved.path), device="cpu", trust_remote_code=True)
     np.testing.assert_allclose(trusting.encode(ALL), expected, atol=2e-5)
@@ -165,7 +195,11 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
 def test_a_table_is_no_longer_than_the_texts_that_it_was_made_for(folders, tmp_path):
     encoder = prompted(opened(folders["bert"]))
     saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
-    np.testing.assert_allclose(encoded(saved.path, TEXTS[1:3], max_length=saved.max_length - 1), encoded(saved.path, TEXTS[1:3]), atol=1e-5)
+    np.testing.assert_allclose(
+        encoded(saved.path, TEXTS[1:3], max_length=saved.max_length - 1),
+        encoded(saved.path, TEXTS[1:3]),
+        atol=1e-5,
+    )
     with pytest.raises(ModelError, match=f"at most the {saved.max_length} tokens"):
         encoded(saved.path, max_length=saved.max_length + 1)
     with pytest.raises(ModelError, match="mask, whose vectors the folder's Denoise module is made for"):
@@ -177,12 +211,16 @@ def test_a_table_is_no_longer_than_the_texts_that_it_was_made_for(folders, tmp_p
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_an_average_over_a_template_is_what_sentence_transformers_makes_of_the_saved_folder(folders, tmp_path, family):
+def test_an_average_over_a_template_is_what_sentence_transformers_makes_of_the_saved_folder(
+    folders, tmp_path, family
+):
     folder = opened(folders[family], template=TEMPLATE, pooling="mean", max_length=50)
     saved = save_folder(load_trainable(folder).eval(), folder, tmp_path / "saved")
     vectors = encoded(folders[family], template=TEMPLATE, pooling="mean", max_length=50)
     np.testing.assert_allclose(encoded(saved.path), vectors, atol=1e-5)
-    np.testing.assert_allclose(SentenceTransformer(str(saved.path), device="cpu").encode(ALL), vectors, atol=1e-5)
+    np.testing.assert_allclose(
+        SentenceTransformer(str(saved.path), device="cpu").encode(ALL), vectors, atol=1e-5
+    )
     assert np.abs(encoded(folders[family], pooling="mean", max_length=50) - vectors).max() > 1e-2
 
 
@@ -191,19 +229,35 @@ def test_a_template_is_read_from_a_folder_whose_tokenizer_had_a_class_with_ideas
     folder = opened("all-MiniLM-L6-v2", template=TEMPLATE, pooling="mean", max_length=64)
     saved = save_folder(load_trainable(folder).eval(), folder, tmp_path / "saved")
     expected = encoded("all-MiniLM-L6-v2", template=TEMPLATE, pooling="mean", max_length=64)
-    np.testing.assert_allclose(SentenceTransformer(str(saved.path), device="cpu").encode(ALL), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        SentenceTransformer(str(saved.path), device="cpu").encode(ALL), expected, atol=1e-5
+    )
 
 
 def test_template_and_full_stop_make_a_space_of_their_own_and_change_nothing_else(folders, tmp_path):
-    ids = [opened(folders["bert"], **changes).space_id for changes in ({}, {"template": TEMPLATE}, {"template": "[X] [MASK]"}, {"ensure_final_punctuation": True})]
+    ids = [
+        opened(folders["bert"], **changes).space_id
+        for changes in (
+            {},
+            {"template": TEMPLATE},
+            {"template": "[X] [MASK]"},
+            {"ensure_final_punctuation": True},
+        )
+    ]
     assert len(set(ids)) == 4
-    np.testing.assert_allclose(encoded(folders["bert"], ["Two dogs run"], ensure_final_punctuation=True), encoded(folders["bert"], ["Two dogs run."]), atol=1e-6)
+    np.testing.assert_allclose(
+        encoded(folders["bert"], ["Two dogs run"], ensure_final_punctuation=True),
+        encoded(folders["bert"], ["Two dogs run."]),
+        atol=1e-6,
+    )
     folder = opened(folders["bert"], ensure_final_punctuation=True)
     saved = save_folder(load_trainable(folder), folder, tmp_path / "saved")
     assert saved.ends_sentences
     with pytest.raises(TypeError, match="ensure_final_punctuation"):
         SentenceTransformer(str(saved.path), device="cpu")
-    np.testing.assert_allclose(encoded(saved.path, ["Two dogs run"]), encoded(saved.path, ["Two dogs run."]), atol=1e-6)
+    np.testing.assert_allclose(
+        encoded(saved.path, ["Two dogs run"]), encoded(saved.path, ["Two dogs run."]), atol=1e-6
+    )
 
 
 def test_what_lies_inside_a_prompted_encoder_is_told_of_all_its_tokens(folders):
@@ -213,11 +267,15 @@ def test_what_lies_inside_a_prompted_encoder_is_told_of_all_its_tokens(folders):
     assert sum(states.layers[0].shape[0] for states in inside.states(tokens)) == len(tokens.ids)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"pooling": "mask"}, r"one \[MASK\] around a text, found 0; give encoder.template"), ({"pooling": "mask+mean", "template": TEMPLATE}, "mask by itself"),
-    ({"template": TEMPLATE, "pooling": "mean", "exclude": ("case",)}, "nothing beside encoder.template"),
-    ({"template": TEMPLATE, "exclude": ("case",)}, "nothing beside encoder.template"),
-])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pooling": "mask"}, r"one \[MASK\] around a text, found 0; give encoder.template"),
+        ({"pooling": "mask+mean", "template": TEMPLATE}, "mask by itself"),
+        ({"template": TEMPLATE, "pooling": "mean", "exclude": ("case",)}, "nothing beside encoder.template"),
+        ({"template": TEMPLATE, "exclude": ("case",)}, "nothing beside encoder.template"),
+    ],
+)
 def test_what_does_not_go_together_is_refused(folders, changes, said):
     with pytest.raises(ModelError, match=said):
         encoded(folders["bert"], **changes)
@@ -226,5 +284,7 @@ def test_what_does_not_go_together_is_refused(folders, changes, said):
 def test_limits_beyond_the_encoders_are_refused(folders):
     with pytest.raises(ConfigError, match=r"found 12, where encoder.max_length leaves room for 8"):
         prompted(opened(folders["bert"], max_length=10))
-    with pytest.raises(ModelError, match=r"at most the 66 positions of the model, found 8. with the template"):
+    with pytest.raises(
+        ModelError, match=r"at most the 66 positions of the model, found 8. with the template"
+    ):
         PromptedEncoder(load_trainable(opened(folders["bert"])), TEMPLATE, limit=62, denoise=True)

@@ -47,10 +47,15 @@ def test_vectors_are_the_readout_of_the_equations(folders, shape):
     folder, texts = folders[shape], [*TEXTS, LONG]
     encoder, tokens = load_trainable(folder).eval(), folder.tokenizer()(texts)
     read = {
-        "last": lambda states: states[-1], "ends": lambda states: torch.cat([states[-1, :17], states[0, 17:]]), "max": lambda states: states.max(0).values,
-        "mean": lambda states: states.mean(0), "attentive": lambda states: attention(encoder.backbone.attentive, states),
+        "last": lambda states: states[-1],
+        "ends": lambda states: torch.cat([states[-1, :17], states[0, 17:]]),
+        "max": lambda states: states.max(0).values,
+        "mean": lambda states: states.mean(0),
+        "attentive": lambda states: attention(encoder.backbone.attentive, states),
     }[shape if shape == "attentive" else folder.pooling[0]]
-    expected = torch.stack([read(by_equations(encoder.backbone, ids)) for ids in np.split(tokens.ids, tokens.offsets[1:-1])]).detach()
+    expected = torch.stack(
+        [read(by_equations(encoder.backbone, ids)) for ids in np.split(tokens.ids, tokens.offsets[1:-1])]
+    ).detach()
     np.testing.assert_allclose(encoder(tokens).detach(), expected, atol=1e-6)
     reference = encoder_of(folder)
     np.testing.assert_allclose(reference.encode(texts), expected, atol=1e-6)
@@ -60,7 +65,9 @@ def test_vectors_are_the_readout_of_the_equations(folders, shape):
 
 def attention(readout, states):
     """(4 * size,) of one text by the equation."""
-    scores = torch.tanh(states @ readout.inner.weight.T.to(states) + readout.inner.bias.to(states)) @ readout.contexts.weight.T.to(states)
+    scores = torch.tanh(
+        states @ readout.inner.weight.T.to(states) + readout.inner.bias.to(states)
+    ) @ readout.contexts.weight.T.to(states)
     return (torch.softmax(scores, dim=0).T @ states).flatten()
 
 
@@ -69,7 +76,10 @@ def test_a_text_has_the_same_bits_whatever_its_neighbours(folders, shape):
     encoder, texts = encoder_of(folders[shape]), [*TEXTS, *MANY, LONG]
     vectors, shuffled = encoder.encode(texts), np.random.default_rng(0).permutation(len(texts))
     np.testing.assert_array_equal(encoder.encode([texts[place] for place in shuffled]), vectors[shuffled])
-    np.testing.assert_array_equal(np.concatenate([encoder.encode(texts[place : place + 1]) for place in range(0, len(texts), 9)]), vectors[::9])
+    np.testing.assert_array_equal(
+        np.concatenate([encoder.encode(texts[place : place + 1]) for place in range(0, len(texts), 9)]),
+        vectors[::9],
+    )
 
 
 @pytest.mark.parametrize("shape", ["bigru", "deep", "attentive"])
@@ -84,7 +94,8 @@ def test_every_gradient_is_that_of_the_equations(folders, shape):
     states = [by_equations(encoder.backbone, row) for row in rows]
     half = encoder.backbone.shape.width
     read = {
-        "bigru": lambda each: torch.cat([each[-1, :half], each[0, half:]]), "deep": lambda each: each.mean(0),
+        "bigru": lambda each: torch.cat([each[-1, :half], each[0, half:]]),
+        "deep": lambda each: each.mean(0),
         "attentive": lambda each: attention(encoder.backbone.attentive, each),
     }[shape]
     (torch.stack([read(each) for each in states]) * toward).sum().backward()
@@ -93,7 +104,9 @@ def test_every_gradient_is_that_of_the_equations(folders, shape):
 
 
 def of_ids(rows) -> Tokens:
-    return Tokens(np.concatenate(rows).astype(np.int32), np.cumsum([0, *map(len, rows)]), np.zeros(len(rows), bool))
+    return Tokens(
+        np.concatenate(rows).astype(np.int32), np.cumsum([0, *map(len, rows)]), np.zeros(len(rows), bool)
+    )
 
 
 def test_layers_computed_anew_in_the_backward_pass_have_equal_gradients_under_dropout(folders):
@@ -135,13 +148,16 @@ def test_chunks_have_the_gradient_of_the_whole_batch(folders):
 
 
 def test_dropout_draws_anew_for_each_row_and_from_the_generator_alone(folders):
-    encoder, tokens = load_trainable(folders["gru"], dropout=0.2), folders["gru"].tokenizer()([TEXTS[0], TEXTS[0]])
+    encoder, tokens = (
+        load_trainable(folders["gru"], dropout=0.2),
+        folders["gru"].tokenizer()([TEXTS[0], TEXTS[0]]),
+    )
     torch.manual_seed(3)
     first = encoder(tokens)
     torch.manual_seed(3)
     assert torch.equal(first, encoder(tokens))
     assert not torch.equal(first[0], first[1])
-    assert torch.equal(*load_trainable(folders["gru"])(tokens))          # as the folder says, there is none
+    assert torch.equal(*load_trainable(folders["gru"])(tokens))  # as the folder says, there is none
 
 
 def test_what_it_has_not_is_refused(folders):
@@ -150,7 +166,11 @@ def test_what_it_has_not_is_refused(folders):
         encoder(tokens, positions=np.arange(4))
     with pytest.raises(ModelError, match="layers that can be compiled"):
         encoder.backbone.compile_layers()
-    for pooling, found in (("cls", "for a recurrent encoder"), ("ends", "two directions"), ("mask", "for a recurrent encoder")):
+    for pooling, found in (
+        ("cls", "for a recurrent encoder"),
+        ("ends", "two directions"),
+        ("mask", "for a recurrent encoder"),
+    ):
         with pytest.raises(ModelError, match=found):
             open_folder(EncoderSettings(path=str(folders["gru"].path), pooling=pooling))
     with pytest.raises(ModelError, match="weights of words are made for"):
@@ -158,7 +178,10 @@ def test_what_it_has_not_is_refused(folders):
 
 
 def test_a_change_at_the_words_reaches_its_own_text_alone(folders):
-    encoder, tokens = load_trainable(folders["bilstm-max"]), folders["bilstm-max"].tokenizer()(["two dogs run", "a man reads a book", "x"])
+    encoder, tokens = (
+        load_trainable(folders["bilstm-max"]),
+        folders["bilstm-max"].tokenizer()(["two dogs run", "a man reads a book", "x"]),
+    )
 
     def cut(x, where):
         own = where.places[where.counts[0] : where.counts[:2].sum()]
@@ -170,14 +193,18 @@ def test_a_change_at_the_words_reaches_its_own_text_alone(folders):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_was_trained_is_what_is_saved_and_sentence_transformers_says_that_it_cannot_load_it(folders, tmp_path, shape):
+def test_what_was_trained_is_what_is_saved_and_sentence_transformers_says_that_it_cannot_load_it(
+    folders, tmp_path, shape
+):
     folder = open_folder(EncoderSettings(path=str(folders[shape].path), normalize=True, max_length=20))
     encoder, tokens = load_trainable(folder), folder.tokenizer()([*TEXTS, LONG])
     encoder(tokens).square()[:, 0].sum().backward()
     torch.optim.SGD(encoder.parameters(), lr=1.0).step()
     head = TanhHead(folder.dim)
     saved = save_folder(encoder, folder, tmp_path / "saved", head=head)
-    tokens = folders[shape].tokenizer()([*TEXTS, LONG])         # a training that cut texts at 20 tokens limits no later text
+    tokens = folders[shape].tokenizer()(
+        [*TEXTS, LONG]
+    )  # a training that cut texts at 20 tokens limits no later text
     expected = head(encoder.eval()(tokens)).detach()
     np.testing.assert_allclose(encoder_of(saved).encode([*TEXTS, LONG]), expected, atol=1e-6)
     np.testing.assert_allclose(head(load_trainable(folder).eval()(tokens)).detach().numpy()[:0], expected[:0])
@@ -196,9 +223,15 @@ def test_its_inside_is_its_words_and_its_layers(folders):
     np.testing.assert_array_equal(inside.table(numbers), encoder.backbone.words.detach()[numbers])
     [found] = inside.states(tokens)
     assert [layer.shape[1] for layer in found.layers] == [12, 20, 20]
-    expected = [by_equations(encoder.backbone, ids).detach() for ids in np.split(tokens.ids, tokens.offsets[1:-1])]
+    expected = [
+        by_equations(encoder.backbone, ids).detach() for ids in np.split(tokens.ids, tokens.offsets[1:-1])
+    ]
     np.testing.assert_allclose(found.layers[2], torch.cat([expected[row] for row in found.rows]), atol=1e-6)
-    assert np.add.reduceat(inside.words(tokens).is_word, tokens.offsets[:-1]).tolist() == [14, 3, 0]      # no marks, no full stops
+    assert np.add.reduceat(inside.words(tokens).is_word, tokens.offsets[:-1]).tolist() == [
+        14,
+        3,
+        0,
+    ]  # no marks, no full stops
 
 
 def test_a_copy_is_an_encoder_of_its_own(folders):
@@ -212,11 +245,45 @@ def test_a_copy_is_an_encoder_of_its_own(folders):
 
 def test_the_vocabulary_has_the_commonest_words_and_one_for_all_others(tmp_path):
     counts = count_words(["the dog, the cat", "The DOG's bone isn't the cat\u2019s", "a well-known tree"])
-    assert (counts["the"], counts["dog"], counts["'s"], counts["n't"], counts["well"], counts["-"]) == (4, 2, 2, 1, 1, 1)
-    write_scratch(RecurrentSettings(cell="gru", width=3, word_dim=4, vocabulary=5), counts, tmp_path / "new", seed=0)
-    assert (tmp_path / "new" / "vocab.txt").read_text().split("\n") == [UNKNOWN, FIRST, LAST, "the", "'s", "cat", "dog"]
+    assert (counts["the"], counts["dog"], counts["'s"], counts["n't"], counts["well"], counts["-"]) == (
+        4,
+        2,
+        2,
+        1,
+        1,
+        1,
+    )
+    write_scratch(
+        RecurrentSettings(cell="gru", width=3, word_dim=4, vocabulary=5), counts, tmp_path / "new", seed=0
+    )
+    assert (tmp_path / "new" / "vocab.txt").read_text().split("\n") == [
+        UNKNOWN,
+        FIRST,
+        LAST,
+        "the",
+        "'s",
+        "cat",
+        "dog",
+    ]
     tokenizer = open_folder(EncoderSettings(path=str(tmp_path / "new"))).tokenizer()
-    assert tokenizer(["The tree's DOG", "", "<s> <unk>"]).ids.tolist() == [1, 3, 0, 4, 6, 2, 1, 2, 1, 0, 0, 0, 0, 0, 0, 2]
+    assert tokenizer(["The tree's DOG", "", "<s> <unk>"]).ids.tolist() == [
+        1,
+        3,
+        0,
+        4,
+        6,
+        2,
+        1,
+        2,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+    ]
 
 
 def test_counting_forgets_rare_words_before_common_ones():
@@ -238,14 +305,18 @@ def test_fixed_words_are_the_first_of_the_file_and_do_not_move(tmp_path, monkeyp
     for word in known[:200]:
         np.testing.assert_array_equal(encoder.backbone.words[places[word]], table[known.index(word)])
     unknown = next(word for word in known[200:] if word.isalpha())
-    assert folder.tokenizer()([f"{known[30]} {unknown}"]).lengths.tolist() == [3]       # two marks and one word
+    assert folder.tokenizer()([f"{known[30]} {unknown}"]).lengths.tolist() == [3]  # two marks and one word
     encoder(folder.tokenizer()(TEXTS)).sum().backward()
-    assert [name for name, parameter in encoder.named_parameters() if parameter.grad is None] == [f"backbone.{TABLE}"]
+    assert [name for name, parameter in encoder.named_parameters() if parameter.grad is None] == [
+        f"backbone.{TABLE}"
+    ]
     moved = save_folder(encoder.draw(), folder, tmp_path / "saved")
     for name in (TABLE, "directions.0.0.recurrent"):
         before, after = (open_checkpoint(each).raw(name) for each in (folder, moved))
         assert torch.equal(before, after) == (name == TABLE)
-    np.testing.assert_allclose(encoder_of(moved).encode(TEXTS), encoder.eval()(folder.tokenizer()(TEXTS)).detach(), atol=1e-6)
+    np.testing.assert_allclose(
+        encoder_of(moved).encode(TEXTS), encoder.eval()(folder.tokenizer()(TEXTS)).detach(), atol=1e-6
+    )
 
 
 def test_a_new_encoder_is_that_of_its_seed(tmp_path):
@@ -268,16 +339,24 @@ def test_new_weights_are_drawn_as_the_cell_begins(tmp_path, shape):
             torch.testing.assert_close(gate @ gate.T, torch.eye(width), atol=1e-5, rtol=0)
         assert direction.input.bias is None
     else:
-        assert all(0.9 * width**-0.5 < parameter.abs().max() <= width**-0.5 for parameter in direction.parameters())
+        assert all(
+            0.9 * width**-0.5 < parameter.abs().max() <= width**-0.5 for parameter in direction.parameters()
+        )
 
 
 def test_a_folder_that_lacks_something_says_so(tmp_path):
     folder = recurrent_folder(tmp_path / "new", "gru")
     config = json.loads((folder.path / "config.json").read_text())
-    for broken, expected in (({"cell": "rnn"}, "a cell among gru, lstm"), ({"hidden_size": 30}, "belong together"), ({"vocab_size": 5}, "belong together")):
+    for broken, expected in (
+        ({"cell": "rnn"}, "a cell among gru, lstm"),
+        ({"hidden_size": 30}, "belong together"),
+        ({"vocab_size": 5}, "belong together"),
+    ):
         edit_json(folder.path / "config.json", **config | broken)
         with pytest.raises(ModelError, match=expected):
             load_trainable(open_folder(EncoderSettings(path=str(folder.path))))
-    (folder.path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key != "cell"}))
+    (folder.path / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if key != "cell"})
+    )
     with pytest.raises(ModelError, match="no cell"):
         Encoder(open_folder(EncoderSettings(path=str(folder.path))), EncodeSettings(), resolve("cpu"))

@@ -37,13 +37,19 @@ def vectors(encoder, texts=ALL) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_it_begins_as_the_manual_template(folders, family):
-    expected = vectors(PromptedEncoder(load_trainable(opened(folders[family]), dropout=0.0), TEMPLATE, limit=12, denoise=False))
+    expected = vectors(
+        PromptedEncoder(
+            load_trainable(opened(folders[family]), dropout=0.0), TEMPLATE, limit=12, denoise=False
+        )
+    )
     torch.testing.assert_close(vectors(learned(folders[family])), expected, atol=1e-5, rtol=0)
 
 
 def test_its_vectors_alone_are_trained_and_words_of_a_text_are_others(folders):
     encoder = learned(folders["bert"])
-    assert [name for name, parameter in encoder.named_parameters() if parameter.requires_grad] == ["backbone.embeddings.word_embeddings.added"]
+    assert [name for name, parameter in encoder.named_parameters() if parameter.requires_grad] == [
+        "backbone.embeddings.word_embeddings.added"
+    ]
     vectors(encoder).square().sum().backward()
     added = encoder.words.added
     assert added.shape == (encoder.free, 48)
@@ -58,7 +64,10 @@ def test_its_vectors_alone_are_trained_and_words_of_a_text_are_others(folders):
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_saved_folder_has_new_words_and_equals_the_encoder_and_transformers(folders, tmp_path, family):
-    encoder, own = learned(folders[family]), tokenizers.Tokenizer.from_file(str(folders[family] / "tokenizer.json"))
+    encoder, own = (
+        learned(folders[family]),
+        tokenizers.Tokenizer.from_file(str(folders[family] / "tokenizer.json")),
+    )
     torch.manual_seed(0)
     with torch.no_grad():
         encoder.words.added.add_(torch.randn_like(encoder.words.added))
@@ -68,12 +77,16 @@ def test_the_saved_folder_has_new_words_and_equals_the_encoder_and_transformers(
     np.testing.assert_allclose(found[: len(TEXTS)], expected, atol=1e-5)
     library = tokenizers.Tokenizer.from_file(str(saved.path / "tokenizer.json"))
     assert library.get_vocab_size() == own.get_vocab_size() + encoder.free
-    assert set(library.get_vocab()) - set(own.get_vocab()) == {f"[template {number}]" for number in range(encoder.free)}
+    assert set(library.get_vocab()) - set(own.get_vocab()) == {
+        f"[template {number}]" for number in range(encoder.free)
+    }
     trusting = SentenceTransformer(str(saved.path), device="cpu", trust_remote_code=True)
     np.testing.assert_allclose(trusting.encode(ALL), found, atol=1e-5)
     tokenizer, model = AutoTokenizer.from_pretrained(saved.path), AutoModel.from_pretrained(saved.path).eval()
     with torch.no_grad():
-        ids = tokenizer(TEXTS[0], truncation=True, max_length=saved.max_length, return_tensors="pt")["input_ids"]
+        ids = tokenizer(TEXTS[0], truncation=True, max_length=saved.max_length, return_tensors="pt")[
+            "input_ids"
+        ]
         at = ids[0].tolist().index(tokenizer.mask_token_id)
         np.testing.assert_allclose(model(ids).last_hidden_state[0, at], expected[0], atol=1e-5)
 
@@ -86,5 +99,7 @@ def test_a_second_reading_shares_the_vectors_of_the_first(folders):
 
 
 def test_an_architecture_that_is_padded_is_refused(folders):
-    with pytest.raises(ModelError, match="one of the packed families for a template of free vectors, found electra"):
+    with pytest.raises(
+        ModelError, match="one of the packed families for a template of free vectors, found electra"
+    ):
         learned(folders["electra"])

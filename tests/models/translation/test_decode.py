@@ -22,7 +22,10 @@ CPU = Device("cpu")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    return {family: save_translator(tmp_path_factory.mktemp(family), family, seed=family == "nllb") for family in FAMILIES}
+    return {
+        family: save_translator(tmp_path_factory.mktemp(family), family, seed=family == "nllb")
+        for family in FAMILIES
+    }
 
 
 def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSettings(), **options) -> Translator:
@@ -31,8 +34,14 @@ def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSetting
 
 
 def written(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
-    requests = [translator.request(ids, place, uniforms) for place, ids in enumerate(translator.tokens(texts))]
-    found = {int(place): rows for batch, made in translator(requests) for place, rows in zip(batch, made, strict=True)}
+    requests = [
+        translator.request(ids, place, uniforms) for place, ids in enumerate(translator.tokens(texts))
+    ]
+    found = {
+        int(place): rows
+        for batch, made in translator(requests)
+        for place, rows in zip(batch, made, strict=True)
+    }
     return [found[place] for place in range(len(texts))]
 
 
@@ -46,11 +55,19 @@ class Alone:
     def __init__(self, path: Path, family: str) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-        self.model, self.tokenizer, own = AutoModelForSeq2SeqLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path), LANGUAGES[family]
+        self.model, self.tokenizer, own = (
+            AutoModelForSeq2SeqLM.from_pretrained(path).eval(),
+            AutoTokenizer.from_pretrained(path),
+            LANGUAGES[family],
+        )
         self.given, self.prefix = {}, own.get("prefix", "")
         if "source" in own:
             self.tokenizer.src_lang = own["source"]
-            target = self.tokenizer.get_lang_id(own["target"]) if family == "m2m100" else self.tokenizer.convert_tokens_to_ids(own["target"])
+            target = (
+                self.tokenizer.get_lang_id(own["target"])
+                if family == "m2m100"
+                else self.tokenizer.convert_tokens_to_ids(own["target"])
+            )
             self.given["decoder_start_token_id" if family == "mbart25" else "forced_bos_token_id"] = target
 
     def __call__(self, text: str, decoding: DecodingSettings, **options) -> list[list[int]]:
@@ -58,7 +75,9 @@ class Alone:
         size = inputs["input_ids"].shape[1]
         most = min(int(size * decoding.max_ratio + decoding.max_extra), POSITIONS)
         bounds = {"max_new_tokens": most, "min_new_tokens": min(most, int(decoding.min_ratio * size))}
-        return self.model.generate(**inputs, **({"num_beams": 1, "do_sample": False} | options), **bounds, **self.given)[:, 1:].tolist()
+        return self.model.generate(
+            **inputs, **({"num_beams": 1, "do_sample": False} | options), **bounds, **self.given
+        )[:, 1:].tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,10 +85,12 @@ def test_greedy_rows_are_those_of_generate_alone(folders, family: str):
     alone, lengths = Alone(folders[family], family), set()
     for bounds in ({}, {"max_ratio": 0.8, "max_extra": 1, "min_ratio": 0.5}):
         decoding = DecodingSettings(**bounds)
-        translator = opened(folders[family], family, decoding, batch_tokens=80)    # several batches, of rows that end at different steps
+        translator = opened(
+            folders[family], family, decoding, batch_tokens=80
+        )  # several batches, of rows that end at different steps
         expected = [alone(text, decoding)[0] for text in SENTENCES]
         assert first(written(translator)) == expected, bounds
-        translator._stepper = GeneralStepper(translator._model)                     # what serves every architecture
+        translator._stepper = GeneralStepper(translator._model)  # what serves every architecture
         assert first(written(translator)) == expected, bounds
         lengths |= {len(row) for row in expected}
     assert len(lengths) > 2
@@ -78,11 +99,17 @@ def test_greedy_rows_are_those_of_generate_alone(folders, family: str):
 @pytest.mark.parametrize("family", ["marian", "nllb", "mbart50", "t5"])
 def test_half_precision_writes_what_the_model_in_half_precision_writes(folders, family: str):
     settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
-    translator, alone = Translator(open_translator(settings), settings, CPU, "bfloat16"), Alone(folders[family], family)
+    translator, alone = (
+        Translator(open_translator(settings), settings, CPU, "bfloat16"),
+        Alone(folders[family], family),
+    )
     alone.model.to(torch.bfloat16)
     expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
-    agree = [sum(a == b for a, b in zip(*rows, strict=False)) / max(map(len, rows)) for rows in zip(first(written(translator)), expected, strict=True)]
-    assert np.mean(agree) > 0.6             # rounding of other shapes turns a close choice over, and what follows it
+    agree = [
+        sum(a == b for a, b in zip(*rows, strict=False)) / max(map(len, rows))
+        for rows in zip(first(written(translator)), expected, strict=True)
+    ]
+    assert np.mean(agree) > 0.6  # rounding of other shapes turns a close choice over, and what follows it
 
 
 def test_layers_that_something_was_put_into_take_the_general_way(folders):
@@ -97,7 +124,12 @@ def test_what_a_model_forbids_is_not_written(folders, tmp_path):
     """Words of several tokens, repeated n-grams and a penalty for repeating: all as generate has them."""
     alone = Alone(folders["mbart50"], "mbart50")
     plain = alone(SENTENCES[1], DecodingSettings())[0]
-    alone.model.generation_config.update(bad_words_ids=[plain[2:4], [plain[6]]], no_repeat_ngram_size=2, repetition_penalty=1.3, suppress_tokens=[plain[5]])
+    alone.model.generation_config.update(
+        bad_words_ids=[plain[2:4], [plain[6]]],
+        no_repeat_ngram_size=2,
+        repetition_penalty=1.3,
+        suppress_tokens=[plain[5]],
+    )
     alone.model.save_pretrained(tmp_path)
     alone.tokenizer.save_pretrained(tmp_path)
     expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
@@ -125,7 +157,9 @@ def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family
 
 def test_beams_do_not_depend_on_their_neighbours(folders):
     decoding = DecodingSettings(method="beam", beams=3, max_ratio=0.6, max_extra=0, min_ratio=0.3)
-    assert written(opened(folders["t5"], "t5", decoding)) == written(opened(folders["t5"], "t5", decoding, batch_tokens=16))
+    assert written(opened(folders["t5"], "t5", decoding)) == written(
+        opened(folders["t5"], "t5", decoding, batch_tokens=16)
+    )
 
 
 def by_place(place: int, most: int) -> np.ndarray:
@@ -137,11 +171,20 @@ def test_samples_follow_from_their_numbers_whatever_stands_beside_them(folders):
     whole = written(opened(folders["t5"], "t5", decoding), uniforms=by_place)
     assert whole == written(opened(folders["t5"], "t5", decoding, batch_tokens=60), uniforms=by_place)
     for place, text in enumerate(SENTENCES):
-        assert written(opened(folders["t5"], "t5", decoding), [text], lambda _, most, place=place: by_place(place, most)) == [whole[place]]
+        assert written(
+            opened(folders["t5"], "t5", decoding), [text], lambda _, most, place=place: by_place(place, most)
+        ) == [whole[place]]
     assert any(len(set(map(tuple, hypotheses))) == 3 for hypotheses in whole)
 
 
-SAMPLING = [{}, {"temperature": 0.7}, {"top_k": 10}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.6, "temperature": 1.4}, {"top_p": 0.999}]
+SAMPLING = [
+    {},
+    {"temperature": 0.7},
+    {"top_k": 10},
+    {"top_p": 0.8},
+    {"top_k": 30, "top_p": 0.6, "temperature": 1.4},
+    {"top_p": 0.999},
+]
 
 
 @pytest.mark.parametrize("options", SAMPLING)
@@ -155,7 +198,11 @@ def test_samples_have_the_chances_that_transformers_gives(options: dict):
     expected = TemperatureLogitsWarper(options.get("temperature", 1.0))(None, scores)
     expected = TopKLogitsWarper(options["top_k"])(None, expected) if "top_k" in options else expected
     expected = TopPLogitsWarper(options["top_p"])(None, expected) if "top_p" in options else expected
-    drawn = sample(scores.expand(grid, -1), (torch.arange(grid) + 0.5) / grid, DecodingSettings(method="sample", **options))
+    drawn = sample(
+        scores.expand(grid, -1),
+        (torch.arange(grid) + 0.5) / grid,
+        DecodingSettings(method="sample", **options),
+    )
     shares = torch.bincount(drawn, minlength=700) / grid
     torch.testing.assert_close(shares, torch.softmax(expected[0], -1), atol=2 / grid, rtol=0)
 

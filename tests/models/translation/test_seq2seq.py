@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.translation.seq2seq import anywhere, check_languages, check_weights, load_model, load_wording, open_translator
+from pipeline.models.translation.seq2seq import (
+    anywhere,
+    check_languages,
+    check_weights,
+    load_model,
+    load_wording,
+    open_translator,
+)
 from pipeline.settings.augment import TranslatorSettings
 from tests.models.translation.translators import LANGUAGES, SENTENCES, save_translator
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    return {family: save_translator(tmp_path_factory.mktemp(family), family) for family in ("marian", "m2m100", "nllb", "mbart25", "t5")}
+    return {
+        family: save_translator(tmp_path_factory.mktemp(family), family)
+        for family in ("marian", "m2m100", "nllb", "mbart25", "t5")
+    }
 
 
 def checked(path: Path, **options) -> None:
@@ -35,32 +45,51 @@ def test_texts_come_back_from_their_tokens_in_each_familys_languages(folders, fa
     settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
     wording = load_wording(open_translator(settings), settings)
     tokens = wording.tokens(SENTENCES)
-    bare = {"marian": lambda ids: ids[1:], "m2m100": lambda ids: ids[1:], "t5": lambda ids: ids[len(LANGUAGES["t5"]["prefix"].split()) :]}.get(family, lambda ids: ids)
-    assert [" ".join(text.split()) for text in wording.texts([bare(ids) for ids in tokens])] == list(SENTENCES)
+    bare = {
+        "marian": lambda ids: ids[1:],
+        "m2m100": lambda ids: ids[1:],
+        "t5": lambda ids: ids[len(LANGUAGES["t5"]["prefix"].split()) :],
+    }.get(family, lambda ids: ids)
+    assert [" ".join(text.split()) for text in wording.texts([bare(ids) for ids in tokens])] == list(
+        SENTENCES
+    )
     assert wording.texts([[]]) == [""]
 
 
-@pytest.mark.parametrize(("family", "options", "expected"), [
-    ("m2m100", {"source": "en", "target": "dee"}, "did you mean 'de'"),
-    ("nllb", {"source": "eng_Lat", "target": "deu_Latn"}, "did you mean 'eng_Latn'"),
-    ("nllb", {"target": "deu_Latn"}, "source"),
-    ("mbart25", {"source": "en_XX"}, "target"),
-    ("marian", {"source": "en", "prefix": ">>deu<< "}, "no languages"),
-    ("marian", {"prefix": ">>ger<< "}, "deu"),
-    ("t5", {"target": "de"}, "no languages"),
-])
-def test_a_language_that_a_model_has_not_or_needs_is_named(folders, family: str, options: dict, expected: str):
+@pytest.mark.parametrize(
+    ("family", "options", "expected"),
+    [
+        ("m2m100", {"source": "en", "target": "dee"}, "did you mean 'de'"),
+        ("nllb", {"source": "eng_Lat", "target": "deu_Latn"}, "did you mean 'eng_Latn'"),
+        ("nllb", {"target": "deu_Latn"}, "source"),
+        ("mbart25", {"source": "en_XX"}, "target"),
+        ("marian", {"source": "en", "prefix": ">>deu<< "}, "no languages"),
+        ("marian", {"prefix": ">>ger<< "}, "deu"),
+        ("t5", {"target": "de"}, "no languages"),
+    ],
+)
+def test_a_language_that_a_model_has_not_or_needs_is_named(
+    folders, family: str, options: dict, expected: str
+):
     with pytest.raises(ConfigError, match=expected):
         checked(folders[family], **options)
 
 
 def test_a_model_that_does_not_write_is_refused_by_its_configuration_alone(folders, tmp_path):
-    program = "import sys; from pipeline.models.translation.seq2seq import open_translator; from pipeline.settings.augment import TranslatorSettings\n" \
-              "try: open_translator(TranslatorSettings(path=sys.argv[1]))\nexcept Exception as error: print(type(error).__name__, error, 'torch' in sys.modules)"
-    encoder = copied(folders["t5"], tmp_path / "encoder", is_encoder_decoder=False, architectures=["BertModel"])
-    classifier = copied(folders["t5"], tmp_path / "classifier", architectures=["BartForSequenceClassification"])
+    program = (
+        "import sys; from pipeline.models.translation.seq2seq import open_translator; from pipeline.settings.augment import TranslatorSettings\n"
+        "try: open_translator(TranslatorSettings(path=sys.argv[1]))\nexcept Exception as error: print(type(error).__name__, error, 'torch' in sys.modules)"
+    )
+    encoder = copied(
+        folders["t5"], tmp_path / "encoder", is_encoder_decoder=False, architectures=["BertModel"]
+    )
+    classifier = copied(
+        folders["t5"], tmp_path / "classifier", architectures=["BartForSequenceClassification"]
+    )
     for folder, name in ((encoder, "BertModel"), (classifier, "BartForSequenceClassification")):
-        found = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True).stdout
+        found = subprocess.run(
+            [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
+        ).stdout
         assert found.startswith("ModelError")
         assert name in found
         assert found.strip().endswith("False")
@@ -90,7 +119,7 @@ def test_damaged_and_missing_weights_are_refused(folders, tmp_path):
             load_model(open_translator(TranslatorSettings(path=str(folder))), "float32")
     with pytest.raises(ModelError, match="whole safetensors"):
         check_weights(open_translator(TranslatorSettings(path=str(cut))))
-    check_weights(open_translator(TranslatorSettings(path=str(lacking))))          # which only loading finds out
+    check_weights(open_translator(TranslatorSettings(path=str(lacking))))  # which only loading finds out
     (cut / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="weights"):
         open_translator(TranslatorSettings(path=str(cut)))
@@ -99,9 +128,19 @@ def test_damaged_and_missing_weights_are_refused(folders, tmp_path):
 def test_digests_follow_content_not_place(folders, tmp_path):
     same, other = copied(folders["marian"], tmp_path / "same"), copied(folders["marian"], tmp_path / "other")
     (other / "source.spm").write_bytes(b"another")
-    digests = [open_translator(TranslatorSettings(path=str(path))).digests() for path in (folders["marian"], same, other)]
+    digests = [
+        open_translator(TranslatorSettings(path=str(path))).digests()
+        for path in (folders["marian"], same, other)
+    ]
     (same / "README.md").write_text("not a part of the model")
-    assert {*digests[0]} >= {"config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json"}
+    assert {*digests[0]} >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "source.spm",
+        "target.spm",
+        "vocab.json",
+    }
     assert digests[1]["source.spm"] == digests[0]["source.spm"] != digests[2]["source.spm"]
     assert open_translator(TranslatorSettings(path=str(same))).digests() == digests[1]
 
@@ -110,7 +149,9 @@ def test_a_relative_path_is_made_one_that_a_worker_finds(folders, monkeypatch):
     monkeypatch.chdir(folders["t5"].parent)
     assert anywhere(TranslatorSettings(path="model")).path == str(folders["t5"].resolve())
     assert anywhere(TranslatorSettings(path="s3://bucket/model")).path == "s3://bucket/model"
-    assert anywhere(TranslatorSettings(path="Helsinki-NLP/opus-mt-en-de")).path == "Helsinki-NLP/opus-mt-en-de"
+    assert (
+        anywhere(TranslatorSettings(path="Helsinki-NLP/opus-mt-en-de")).path == "Helsinki-NLP/opus-mt-en-de"
+    )
 
 
 def test_a_model_in_a_store_comes_through_this_machines_cache(folders, s3, tmp_path, monkeypatch):

@@ -37,7 +37,11 @@ def raw(corpus, name, content):
 def outcome(corpus, store, **changes):
     """(live (id, text) pairs, (file, row, reason) of the quarantine, counts)"""
     made = ingest(corpus.model_copy(update=changes), 100, store)
-    live = [(row["id"], row["text"]) for unit in made.units for row in pq.read_table(store.open(unit.path)).to_pylist()]
+    live = [
+        (row["id"], row["text"])
+        for unit in made.units
+        for row in pq.read_table(store.open(unit.path)).to_pylist()
+    ]
     bad = pq.read_table(store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
     return live, [(row["file"], row["row"], row["reason"]) for row in bad], made.counts
 
@@ -49,27 +53,69 @@ def mislabelled(values):
 
 
 def test_bad_texts_and_ids_of_a_parquet_file(corpus, store):
-    texts = [b"good", None, b"", b" \t\xe2\x80\xa8", b"\xff\xfe", b"nul\x00", b"no id", b"long " * 200_000, "ü".encode(), b"again"]
+    texts = [
+        b"good",
+        None,
+        b"",
+        b" \t\xe2\x80\xa8",
+        b"\xff\xfe",
+        b"nul\x00",
+        b"no id",
+        b"long " * 200_000,
+        "ü".encode(),
+        b"again",
+    ]
     for kind in ("binary", "string"):
-        parquet(corpus, f"{kind}.parquet", id=[f"{kind} {number}" if number != 6 else None for number in range(9)] + [f"{kind} 0"],
-                text=pa.array(texts) if kind == "binary" else mislabelled(texts))
-        live, bad, counts = outcome(corpus.model_copy(update={"uri": f"{corpus.uri}/{kind}.parquet"}), store, max_quarantined=0.6)
-        assert [(name, text[:6]) for name, text in live] == [(f"{kind} {n}", text) for n, text in ((0, "good"), (5, "nul\x00"), (7, "long l"), (8, "ü"))]
-        assert len(live[2][1]) == 999_999               # a million characters are kept
+        parquet(
+            corpus,
+            f"{kind}.parquet",
+            id=[f"{kind} {number}" if number != 6 else None for number in range(9)] + [f"{kind} 0"],
+            text=pa.array(texts) if kind == "binary" else mislabelled(texts),
+        )
+        live, bad, counts = outcome(
+            corpus.model_copy(update={"uri": f"{corpus.uri}/{kind}.parquet"}), store, max_quarantined=0.6
+        )
+        assert [(name, text[:6]) for name, text in live] == [
+            (f"{kind} {n}", text) for n, text in ((0, "good"), (5, "nul\x00"), (7, "long l"), (8, "ü"))
+        ]
+        assert len(live[2][1]) == 999_999  # a million characters are kept
         reasons = ["empty", "empty", "empty", "invalid_utf8", "null_id", "duplicate_id"]
-        assert bad == [(f"{kind}.parquet", row, reason) for row, reason in zip([1, 2, 3, 4, 6, 9], reasons, strict=True)]
+        assert bad == [
+            (f"{kind}.parquet", row, reason) for row, reason in zip([1, 2, 3, 4, 6, 9], reasons, strict=True)
+        ]
         assert counts["control_characters"] == 1
-        assert counts | {"rows": 10, "good": 4, "quarantined": 6, "quarantined_empty": 3, "quarantined_duplicate_id": 1} == counts
+        assert (
+            counts
+            | {"rows": 10, "good": 4, "quarantined": 6, "quarantined_empty": 3, "quarantined_duplicate_id": 1}
+            == counts
+        )
 
 
 def test_bad_json_lines(corpus, store):
-    lines = [b'{"id":"a","text":"lone \\ud800 half"}', b'{"id":"b","text":"pair \\ud83d\\ude00"}', b"{", b"", b'{"id":"c","text":"\xff"}', b'{"id":null,"text":"x"}',
-             b'{"id":"d","text":"\\u0000\\u0007"}', b'{"id":"e","text":["x"]}', b'{"id":"a","text":"again"}']
+    lines = [
+        b'{"id":"a","text":"lone \\ud800 half"}',
+        b'{"id":"b","text":"pair \\ud83d\\ude00"}',
+        b"{",
+        b"",
+        b'{"id":"c","text":"\xff"}',
+        b'{"id":null,"text":"x"}',
+        b'{"id":"d","text":"\\u0000\\u0007"}',
+        b'{"id":"e","text":["x"]}',
+        b'{"id":"a","text":"again"}',
+    ]
     raw(corpus, "a.ndjson.gz", gzip.compress(b"\n".join(lines)))
     live, bad, counts = outcome(corpus, store, max_quarantined=0.7)
     assert live == [("a", "lone \ufffd half"), ("b", "pair 😀"), ("d", "\x00\x07")]
-    assert bad == [("a.ndjson.gz", row, reason) for row, reason in
-                   ((2, "invalid_json"), (4, "invalid_utf8"), (5, "null_id"), (7, "wrong_type"), (8, "duplicate_id"))]
+    assert bad == [
+        ("a.ndjson.gz", row, reason)
+        for row, reason in (
+            (2, "invalid_json"),
+            (4, "invalid_utf8"),
+            (5, "null_id"),
+            (7, "wrong_type"),
+            (8, "duplicate_id"),
+        )
+    ]
     assert (counts["surrogates_replaced"], counts["control_characters"], counts["rows"]) == (1, 1, 8)
 
 
@@ -77,20 +123,43 @@ def test_the_quarantine_shows_what_was_wrong(corpus, store):
     parquet(corpus, id=["a", "b"], text=pa.array([b"fine", b"\xff" * 300]))
     made = ingest(corpus, 100, store)
     assert pq.read_table(store.open(made.quarantine.path)).to_pylist() == [
-        {"file": "a.parquet", "row": 1, "id": "b", "reason": "invalid_utf8", "detail": "column text", "excerpt": "\ufffd" * 200},
+        {
+            "file": "a.parquet",
+            "row": 1,
+            "id": "b",
+            "reason": "invalid_utf8",
+            "detail": "column text",
+            "excerpt": "\ufffd" * 200,
+        },
     ]
 
 
 def test_kept_bytes_are_no_text_and_kept_strings_are(corpus, store):
-    parquet(corpus, id=["a", "b"], text=["x", "y"], raw=[b"\xff", b"\x00"], label=mislabelled([b"fine", b"\xff"]))
+    parquet(
+        corpus, id=["a", "b"], text=["x", "y"], raw=[b"\xff", b"\x00"], label=mislabelled([b"fine", b"\xff"])
+    )
     assert outcome(corpus, store, keep=("raw",))[0] == [("a", "x"), ("b", "y")]
     live, bad, _ = outcome(corpus, store, keep=("raw", "label"))
     assert (live, bad) == ([("a", "x")], [("a.parquet", 1, "invalid_utf8")])
 
 
-@pytest.mark.parametrize("kind", [pa.binary(4), pa.binary_view(), pa.string_view(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary()), pa.null()])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(4),
+        pa.binary_view(),
+        pa.string_view(),
+        pa.large_binary(),
+        pa.dictionary(pa.int32(), pa.binary()),
+        pa.null(),
+    ],
+)
 def test_text_of_any_type_that_holds_text(corpus, store, kind):
-    parquet(corpus, id=["a", "b"], text=pa.array([b"text", None] if not pa.types.is_null(kind) else [None, None]).cast(kind))
+    parquet(
+        corpus,
+        id=["a", "b"],
+        text=pa.array([b"text", None] if not pa.types.is_null(kind) else [None, None]).cast(kind),
+    )
     if pa.types.is_null(kind):
         with pytest.raises(DataError, match="empty 2"):
             ingest(corpus, 100, store)
@@ -108,19 +177,56 @@ def damaged(path, change):
 
 
 UNUSABLE = {
-    "missing text": (lambda corpus: parquet(corpus, "z.parquet", id=["x"], txt=["y"]), ["'text' (corpus.text)", "the columns id, txt", "set corpus.text: txt?"]),
-    "missing id": (lambda corpus: parquet(corpus, "z.parquet", text=["y"]), ["'id' (corpus.id)", "the columns text"]),
-    "float id": (lambda corpus: parquet(corpus, "z.parquet", id=[1.0], text=["y"]), ["'id' (corpus.id) of type string or integer", "found double"]),
-    "text of numbers": (lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[5]), ["'text' (corpus.text) of type string", "found int64"]),
+    "missing text": (
+        lambda corpus: parquet(corpus, "z.parquet", id=["x"], txt=["y"]),
+        ["'text' (corpus.text)", "the columns id, txt", "set corpus.text: txt?"],
+    ),
+    "missing id": (
+        lambda corpus: parquet(corpus, "z.parquet", text=["y"]),
+        ["'id' (corpus.id)", "the columns text"],
+    ),
+    "float id": (
+        lambda corpus: parquet(corpus, "z.parquet", id=[1.0], text=["y"]),
+        ["'id' (corpus.id) of type string or integer", "found double"],
+    ),
+    "text of numbers": (
+        lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[5]),
+        ["'text' (corpus.text) of type string", "found int64"],
+    ),
     "list of texts": (lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[["y"]]), ["found list<"]),
-    "integer id beside strings": (lambda corpus: parquet(corpus, "z.parquet", id=[1], text=["y"]), ["'id' (corpus.id) of type string, as in a.parquet", "found integer"]),
-    "integer id in JSON": (lambda corpus: raw(corpus, "z.jsonl", b'{"id":1,"text":"y"}'), ["string, as in a.parquet", "found integer"]),
-    "zero bytes": (lambda corpus: raw(corpus, "z.parquet", b""), ["a readable file", "Parquet file size is 0 bytes"]),
-    "not Parquet": (lambda corpus: raw(corpus, "z.parquet", b"id,text\n1,one\n"), ["a readable file", "Parquet magic bytes not found"]),
-    "cut off": (lambda corpus: damaged(parquet(corpus, "z.parquet", id=["x"], text=["y"]), lambda content: content[:-9]), ["a readable file"]),
-    "hole in the middle": (lambda corpus: damaged(parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
-                                                  lambda content: content[:60] + b"\xff" * 400 + content[460:]), ["a readable file"]),
-    "damaged gzip": (lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]), ["a whole gzip file"]),
+    "integer id beside strings": (
+        lambda corpus: parquet(corpus, "z.parquet", id=[1], text=["y"]),
+        ["'id' (corpus.id) of type string, as in a.parquet", "found integer"],
+    ),
+    "integer id in JSON": (
+        lambda corpus: raw(corpus, "z.jsonl", b'{"id":1,"text":"y"}'),
+        ["string, as in a.parquet", "found integer"],
+    ),
+    "zero bytes": (
+        lambda corpus: raw(corpus, "z.parquet", b""),
+        ["a readable file", "Parquet file size is 0 bytes"],
+    ),
+    "not Parquet": (
+        lambda corpus: raw(corpus, "z.parquet", b"id,text\n1,one\n"),
+        ["a readable file", "Parquet magic bytes not found"],
+    ),
+    "cut off": (
+        lambda corpus: damaged(
+            parquet(corpus, "z.parquet", id=["x"], text=["y"]), lambda content: content[:-9]
+        ),
+        ["a readable file"],
+    ),
+    "hole in the middle": (
+        lambda corpus: damaged(
+            parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
+            lambda content: content[:60] + b"\xff" * 400 + content[460:],
+        ),
+        ["a readable file"],
+    ),
+    "damaged gzip": (
+        lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]),
+        ["a whole gzip file"],
+    ),
 }
 
 
@@ -133,7 +239,12 @@ def test_an_unusable_file_stops_the_night_or_is_left_out_whole(corpus, store, ki
         ingest(corpus, 100, store)
     assert caught.value.exit_code == 3
     assert all(part in str(caught.value) for part in [f"{corpus.uri}/z.", *said])
-    assert "text" in caught.value.remedy or "file" in caught.value.remedy or "corpus.id" in caught.value.remedy or "write it again" in caught.value.remedy
+    assert (
+        "text" in caught.value.remedy
+        or "file" in caught.value.remedy
+        or "corpus.id" in caught.value.remedy
+        or "write it again" in caught.value.remedy
+    )
 
     live, bad, counts = outcome(corpus, store, bad_files="skip")
     assert live == [("a", "one"), ("b", "two")]
@@ -150,7 +261,9 @@ def test_an_int_file_among_strings_is_left_out_whichever_comes_first(corpus, sto
 def test_no_rows_at_all(corpus, store):
     parquet(corpus, id=pa.array([], pa.string()), text=pa.array([], pa.string()))
     raw(corpus, "b.jsonl", b"")
-    with pytest.raises(DataError, match=r"at least one row with an id and a text, found 0 rows; check corpus\.uri") as caught:
+    with pytest.raises(
+        DataError, match=r"at least one row with an id and a text, found 0 rows; check corpus\.uri"
+    ) as caught:
         ingest(corpus, 100, store)
     assert caught.value.exit_code == 3
 
@@ -173,8 +286,11 @@ def test_only_bad_files_say_so(corpus, store):
 def test_the_share_of_bad_rows_is_capped_on_every_run(corpus, store):
     parquet(corpus, id=["a", "b", "a"], text=["x", "", "y"])
     assert ingest(corpus.model_copy(update={"max_quarantined": 0.7}), 100, store).counts["good"] == 1
-    for _ in range(2):                                  # the second time the corpus is known already
-        with pytest.raises(DataError, match=r"at most 50% bad rows \(corpus.max_quarantined\), found 2 of 3 rows \(duplicate_id 1, empty 1\); see .*parquet"):
+    for _ in range(2):  # the second time the corpus is known already
+        with pytest.raises(
+            DataError,
+            match=r"at most 50% bad rows \(corpus.max_quarantined\), found 2 of 3 rows \(duplicate_id 1, empty 1\); see .*parquet",
+        ):
             ingest(corpus, 100, store)
 
 

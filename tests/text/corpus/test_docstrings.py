@@ -74,34 +74,61 @@ def test_public_names_give_their_first_paragraph(tmp_path):
 
 def test_tests_vendored_private_and_broken_files_are_left_out(tmp_path):
     good = '"""Module docstring of five words."""\ndef {0}():\n    """The function called {0} is here."""\n'
-    names = ("pack__one", "pack___two", "pack__tests__three", "pack___vendor__four", "test_five", "pack__vendor__six", "pack-7__seven", "pack__eight_test")
+    names = (
+        "pack__one",
+        "pack___two",
+        "pack__tests__three",
+        "pack___vendor__four",
+        "test_five",
+        "pack__vendor__six",
+        "pack-7__seven",
+        "pack__eight_test",
+    )
     library(tmp_path, **{name: good.format(name[-3:]) for name in names})
     (tmp_path / "pack" / "broken.py").write_bytes(good.format("broken").encode() + b"def (:\n")
-    (tmp_path / "pack" / "latin.py").write_bytes(b"# coding: latin-1\n" + good.format("caf\xe9").encode("latin-1"))
+    (tmp_path / "pack" / "latin.py").write_bytes(
+        b"# coding: latin-1\n" + good.format("caf\xe9").encode("latin-1")
+    )
     (tmp_path / "pack" / "nul.py").write_bytes(good.format("nul").encode() + b"\0")
     (tmp_path / "pack" / "half.py").write_text(good.format("half").replace("is here", "is \\ud800 here"))
     assert {one.id: one.text for one in collect([tmp_path], []) if one.kind == "function"} == {
-        "pack.one.one": "The function called one is here.", "pack.latin.caf\xe9": "The function called caf\xe9 is here.",
+        "pack.one.one": "The function called one is here.",
+        "pack.latin.caf\xe9": "The function called caf\xe9 is here.",
         "pack.half.half": "The function called half is ? here.",
     }
 
 
 def test_a_package_gives_what_it_takes_from_private_files_under_its_own_name(tmp_path):
-    private = "\n".join(f'def {name}():\n    """The function called {name} is private."""' for name in ("taken", "left", "renamed"))
-    library(tmp_path, pack____init__="from ._hidden import taken, renamed as other\nfrom pack._deep.inner import *\nfrom other._hidden import x\n",
-            pack___hidden=private, pack___deep__inner=private.replace("private", "deep"))
+    private = "\n".join(
+        f'def {name}():\n    """The function called {name} is private."""'
+        for name in ("taken", "left", "renamed")
+    )
+    library(
+        tmp_path,
+        pack____init__="from ._hidden import taken, renamed as other\nfrom pack._deep.inner import *\nfrom other._hidden import x\n",
+        pack___hidden=private,
+        pack___deep__inner=private.replace("private", "deep"),
+    )
     assert {one.id: one.text for one in collect([tmp_path], [])} == {
-        "pack.taken": "The function called taken is private.", "pack.left": "The function called left is deep.",
+        "pack.taken": "The function called taken is private.",
+        "pack.left": "The function called left is deep.",
         "pack.renamed": "The function called renamed is deep.",
     }
 
 
 def test_packages_share_what_the_standard_library_leaves(tmp_path):
     def module(name, count):
-        return "\n".join(f'def f{number}():\n    """Docstring number {number} of {name}."""' for number in range(count))
+        return "\n".join(
+            f'def f{number}():\n    """Docstring number {number} of {name}."""' for number in range(count)
+        )
 
     standard = library(tmp_path / "standard", std=module("std", 5))
-    installed = library(tmp_path / "installed", large=module("large", 100), small=module("small", 3), middle=module("middle", 50))
+    installed = library(
+        tmp_path / "installed",
+        large=module("large", 100),
+        small=module("small", 3),
+        middle=module("middle", 50),
+    )
     sizes = dict.fromkeys(("std", "large", "small", "middle"), 0)
     found = collect([standard], [installed, installed], 48)
     for one in found:
@@ -114,7 +141,11 @@ def test_packages_share_what_the_standard_library_leaves(tmp_path):
 
 
 def test_repeated_texts_and_names_come_once(tmp_path):
-    library(tmp_path, a='def f():\n    """The very same words again."""\n' * 2, b='def g():\n    """The very same words again."""\n')
+    library(
+        tmp_path,
+        a='def f():\n    """The very same words again."""\n' * 2,
+        b='def g():\n    """The very same words again."""\n',
+    )
     assert [one.id for one in collect([tmp_path], [])] == ["a.f"]
 
 
@@ -132,7 +163,11 @@ def test_the_running_python_gives_a_corpus_with_the_functions_one_looks_for(harv
     assert rows["posixpath.join"].startswith("Join two or more pathname components")
     assert {"json.dumps", "shutil.copytree", "textwrap.TextWrapper"} <= set(rows)
     source = Path(sysconfig.get_path("stdlib"), "textwrap.py").read_text()
-    expected = next(ast.get_docstring(node) for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "dedent")
+    expected = next(
+        ast.get_docstring(node)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == "dedent"
+    )
     assert rows["textwrap.dedent"] == " ".join(expected.split("\n\n")[0].split())
 
 

@@ -31,7 +31,10 @@ def write(directory, *files, schema=None):
     """Parquet files 00.parquet, 01.parquet ... of (id, text) rows."""
     directory.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(files):
-        table = pa.table({"id": [row[0] for row in rows], "text": [row[1] for row in rows]}, schema=schema or pa.schema([("id", pa.string()), ("text", pa.string())]))
+        table = pa.table(
+            {"id": [row[0] for row in rows], "text": [row[1] for row in rows]},
+            schema=schema or pa.schema([("id", pa.string()), ("text", pa.string())]),
+        )
         pq.write_table(table, directory / f"{number:02d}.parquet", row_group_size=7)
     return CorpusSettings(uri=str(directory), max_quarantined=1)
 
@@ -50,15 +53,27 @@ def quarantined(store, made):
 
 
 def files_below(root):
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in Path(root).rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in Path(root).rglob("*")
+        if path.is_file()
+    }
 
 
 ids = st.none() | st.sampled_from(["a", "b", "c", "d", "é", ""]) | st.text(max_size=3)
-corpora = st.lists(st.tuples(ids, st.none() | st.sampled_from(["", "  ", "\n", "one", " one ", "two\x00"]) | st.text(max_size=6)), min_size=1, max_size=40)
+corpora = st.lists(
+    st.tuples(
+        ids, st.none() | st.sampled_from(["", "  ", "\n", "one", " one ", "two\x00"]) | st.text(max_size=6)
+    ),
+    min_size=1,
+    max_size=40,
+)
 
 
 @given(corpora, st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
-def test_every_row_is_kept_once_or_quarantined_once_however_the_corpus_is_cut(tmp_path, rows, cuts, unit_rows):
+def test_every_row_is_kept_once_or_quarantined_once_however_the_corpus_is_cut(
+    tmp_path, rows, cuts, unit_rows
+):
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     parts = [rows[start:stop] for start, stop in pairwise(edges)]
     directory, store = tmp_path / uuid.uuid4().hex, open_store(tmp_path / uuid.uuid4().hex)
@@ -66,32 +81,63 @@ def test_every_row_is_kept_once_or_quarantined_once_however_the_corpus_is_cut(tm
     made = ingest(corpus, unit_rows, store)
 
     numbered = [("00.parquet", 0, "always", "there")]
-    numbered += [(f"{number:02d}.parquet", row, *pair) for number, part in enumerate(parts, start=1) for row, pair in enumerate(part)]
+    numbered += [
+        (f"{number:02d}.parquet", row, *pair)
+        for number, part in enumerate(parts, start=1)
+        for row, pair in enumerate(part)
+    ]
     good = [one for one in numbered if one[2] is not None and one[3] is not None and one[3].strip()]
     live = list({one[2]: one for one in reversed(good)}.values())
     live.sort()
     found = rows_of(store, made)
-    assert [(row["file"], row["row"], row["id"], row["text"]) for row in found] == [(*one[:3], one[3].strip()) for one in live]
-    assert [row["text_key"] for row in found] == text_keys(pa.array([row["text"] for row in found])).to_pylist()
+    assert [(row["file"], row["row"], row["id"], row["text"]) for row in found] == [
+        (*one[:3], one[3].strip()) for one in live
+    ]
+    assert [row["text_key"] for row in found] == text_keys(
+        pa.array([row["text"] for row in found])
+    ).to_pylist()
     assert all(unit.rows <= unit_rows for unit in made.units)
 
     reasons = {(row["file"], row["row"]): row["reason"] for row in quarantined(store, made)}
-    assert len(reasons) == len(quarantined(store, made)) == len(numbered) - len(live) == made.counts["quarantined"]
-    assert {place for place, reason in reasons.items() if reason == "duplicate_id"} == {one[:2] for one in good} - {one[:2] for one in live}
-    assert {place for place, reason in reasons.items() if reason == "null_id"} == {one[:2] for one in numbered if one[2] is None}
+    assert (
+        len(reasons)
+        == len(quarantined(store, made))
+        == len(numbered) - len(live)
+        == made.counts["quarantined"]
+    )
+    assert {place for place, reason in reasons.items() if reason == "duplicate_id"} == {
+        one[:2] for one in good
+    } - {one[:2] for one in live}
+    assert {place for place, reason in reasons.items() if reason == "null_id"} == {
+        one[:2] for one in numbered if one[2] is None
+    }
     assert made.counts["rows"] == made.counts["good"] + made.counts["quarantined"] == len(numbered)
-    assert [(file.rows, file.good + file.quarantined) for file in made.files] == [(len(part), len(part)) for part in [[0], *parts]]
+    assert [(file.rows, file.good + file.quarantined) for file in made.files] == [
+        (len(part), len(part)) for part in [[0], *parts]
+    ]
     check_keys(store, made, good)
 
 
 def check_keys(store, made, good):
     """One line per good row, sorted, with the address of the row that it names, or none for a loser."""
     lines = key_lines(store, made)
-    assert sorted((line["file"], line["row"], line["id"]) for bucket in lines for line in bucket) == sorted(one[:3] for one in good)
-    places = {(row["file"], row["row"]): (unit, number) for unit, record in enumerate(made.units)
-              for number, row in enumerate(pq.read_table(store.open(record.path)).to_pylist())}
+    assert sorted((line["file"], line["row"], line["id"]) for bucket in lines for line in bucket) == sorted(
+        one[:3] for one in good
+    )
+    places = {
+        (row["file"], row["row"]): (unit, number)
+        for unit, record in enumerate(made.units)
+        for number, row in enumerate(pq.read_table(store.open(record.path)).to_pylist())
+    }
     for number, bucket in enumerate(lines):
-        assert bucket == sorted(bucket, key=lambda line: (line["id"].encode() if isinstance(line["id"], str) else line["id"], line["file"], line["row"]))
+        assert bucket == sorted(
+            bucket,
+            key=lambda line: (
+                line["id"].encode() if isinstance(line["id"], str) else line["id"],
+                line["file"],
+                line["row"],
+            ),
+        )
         for line in bucket:
             place = places.get((line["file"], line["row"]))
             assert line["address"] == (place[0] << 32 | place[1] if place else None)
@@ -115,14 +161,25 @@ def test_duplicates_far_apart_are_found_over_runs_and_buckets(tmp_path, small_bu
     corpus, store = write(tmp_path / "in", rows[:2500], rows[2500:]), open_store(tmp_path / "out")
     made = ingest(corpus, 512, store)
     assert len(made.keys) == bucket_count(6000) == 16
-    good = [("00.parquet" if number < 2500 else "01.parquet", number % 2500 if number < 2500 else number - 2500, *row) for number, row in enumerate(rows)]
+    good = [
+        (
+            "00.parquet" if number < 2500 else "01.parquet",
+            number % 2500 if number < 2500 else number - 2500,
+            *row,
+        )
+        for number, row in enumerate(rows)
+    ]
     first = {}
     for one in good:
         first.setdefault(one[2], one)
-    assert [(row["file"], row["row"], row["id"]) for row in rows_of(store, made)] == [one[:3] for one in good if first[one[2]] is one]
+    assert [(row["file"], row["row"], row["id"]) for row in rows_of(store, made)] == [
+        one[:3] for one in good if first[one[2]] is one
+    ]
     check_keys(store, made, good)
     losers = quarantined(store, made)
-    assert [(row["file"], row["row"]) for row in losers] == sorted((row["file"], row["row"]) for row in losers)
+    assert [(row["file"], row["row"]) for row in losers] == sorted(
+        (row["file"], row["row"]) for row in losers
+    )
     for row in losers:
         assert row["detail"] == f"{first[row['id']][0]} row {first[row['id']][1]} has it first"
 
@@ -133,16 +190,31 @@ def test_a_unit_of_losers_alone_leaves_no_gap(tmp_path):
     made = ingest(corpus, 4, store)
     assert [unit.rows for unit in made.units] == [4, 1]
     assert [unit.name for unit in made.units] == ["00000000", "00000001"]
-    check_keys(store, made, [("00.parquet", n, *row) for n, row in enumerate(rows)] + [("01.parquet", n, *row) for n, row in enumerate(rows)]
-               + [("02.parquet", n, "new", "text") for n in range(2)])
+    check_keys(
+        store,
+        made,
+        [("00.parquet", n, *row) for n, row in enumerate(rows)]
+        + [("01.parquet", n, *row) for n, row in enumerate(rows)]
+        + [("02.parquet", n, "new", "text") for n in range(2)],
+    )
 
 
-@pytest.mark.parametrize(("kind", "values", "stored"), [
-    (pa.int16(), [-1, 7], "int64"), (pa.uint64(), [2**63 + 1, 7], "uint64"), (pa.large_string(), ["a", "b"], "string"),
-    (pa.dictionary(pa.int8(), pa.string()), ["a", "b"], "string"), (pa.uint32(), [1, 2], "int64"),
-])
+@pytest.mark.parametrize(
+    ("kind", "values", "stored"),
+    [
+        (pa.int16(), [-1, 7], "int64"),
+        (pa.uint64(), [2**63 + 1, 7], "uint64"),
+        (pa.large_string(), ["a", "b"], "string"),
+        (pa.dictionary(pa.int8(), pa.string()), ["a", "b"], "string"),
+        (pa.uint32(), [1, 2], "int64"),
+    ],
+)
 def test_ids_are_kept_as_they_are(tmp_path, kind, values, stored):
-    corpus = write(tmp_path / "in", [(value, f"text {value}") for value in values], schema=pa.schema([("id", kind), ("text", pa.large_string())]))
+    corpus = write(
+        tmp_path / "in",
+        [(value, f"text {value}") for value in values],
+        schema=pa.schema([("id", kind), ("text", pa.large_string())]),
+    )
     store = open_store(tmp_path / "out")
     made = ingest(corpus, 10, store)
     assert [row["id"] for row in rows_of(store, made)] == values
@@ -153,14 +225,37 @@ def test_ids_are_kept_as_they_are(tmp_path, kind, values, stored):
 def test_kept_columns_and_partitions_are_carried_under_any_name(tmp_path):
     for lang, numbers in (("en", pa.int32()), ("de", pa.int64())):
         (tmp_path / f"lang={lang}").mkdir()
-        table = pa.table({"key": [f"{lang}1"], "body": pa.array([f" {lang} text "]).dictionary_encode(), "n": pa.array([2**31 - 1], numbers),
-                          "id": [b"x"], "tags": [["t"]], "file": [None]})
+        table = pa.table(
+            {
+                "key": [f"{lang}1"],
+                "body": pa.array([f" {lang} text "]).dictionary_encode(),
+                "n": pa.array([2**31 - 1], numbers),
+                "id": [b"x"],
+                "tags": [["t"]],
+                "file": [None],
+            }
+        )
         pq.write_table(table, tmp_path / f"lang={lang}" / "a.parquet")
-    corpus = CorpusSettings(uri=str(tmp_path), id="key", text="body", keep=("lang", "n", "id", "tags", "file", "body"))
+    corpus = CorpusSettings(
+        uri=str(tmp_path), id="key", text="body", keep=("lang", "n", "id", "tags", "file", "body")
+    )
     store = open_store(tmp_path / "_out")
     rows = rows_of(store, ingest(corpus, 10, store))
-    assert [(row["id"], row["text"], row["lang"], row["n"], row["kept.id"], row["tags"], row["kept.file"], row["body"]) for row in rows] == [
-        (f"{lang}1", f"{lang} text", lang, 2**31 - 1, b"x", ["t"], None, f" {lang} text ") for lang in ("de", "en")
+    assert [
+        (
+            row["id"],
+            row["text"],
+            row["lang"],
+            row["n"],
+            row["kept.id"],
+            row["tags"],
+            row["kept.file"],
+            row["body"],
+        )
+        for row in rows
+    ] == [
+        (f"{lang}1", f"{lang} text", lang, 2**31 - 1, b"x", ["t"], None, f" {lang} text ")
+        for lang in ("de", "en")
     ]
 
 
@@ -168,15 +263,21 @@ def test_max_rows_reads_the_first_rows_and_counts_the_rest(tmp_path):
     rows = [(f"id-{number}", "text" if number % 3 else None) for number in range(30)]
     corpus, store = write(tmp_path / "in", rows[:10], rows[10:20], rows[20:]), open_store(tmp_path / "out")
     made = ingest(corpus.model_copy(update={"max_rows": 14}), 10, store)
-    assert [row["id"] for row in rows_of(store, made)] == [f"id-{number}" for number in range(14) if number % 3]
+    assert [row["id"] for row in rows_of(store, made)] == [
+        f"id-{number}" for number in range(14) if number % 3
+    ]
     assert (made.counts["rows"], made.counts["quarantined"], made.counts["skipped"]) == (14, 5, 16)
     assert [(file.rows, file.skipped) for file in made.files] == [(10, 0), (4, 6), (0, 10)]
 
 
-@pytest.mark.parametrize(("limit", "read", "unread_files"), [(3, 3, 2), (5, 5, 1), (7, 7, 1), (10, 10, 0), (None, 10, 0)])
+@pytest.mark.parametrize(
+    ("limit", "read", "unread_files"), [(3, 3, 2), (5, 5, 1), (7, 7, 1), (10, 10, 0), (None, 10, 0)]
+)
 def test_max_rows_counts_json_files_that_were_not_read_to_their_end(tmp_path, limit, read, unread_files):
     for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"id":"{name}{number}","text":"t"}}\n\n' for number in range(5)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(f'{{"id":"{name}{number}","text":"t"}}\n\n' for number in range(5))
+        )
     made = ingest(CorpusSettings(uri=str(tmp_path), max_rows=limit), 10, open_store(tmp_path / "_out"))
     assert (made.rows, made.counts["rows"], made.counts.get("skipped_files", 0)) == (read, read, unread_files)
 
@@ -194,7 +295,7 @@ def test_a_second_run_reads_nothing_and_a_changed_input_is_another_corpus(tmp_pa
     os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1))
     assert corpus_digest(corpus, list_files(corpus)) != digest
     again = ingest(corpus, 10, store)
-    assert again.units == made.units                      # equal content is the same unit
+    assert again.units == made.units  # equal content is the same unit
 
 
 def test_the_same_file_under_another_partition_is_another_corpus(tmp_path):
@@ -218,13 +319,21 @@ def test_a_lost_unit_is_made_again(tmp_path):
 def test_input_that_changes_while_it_is_read_is_no_corpus(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     with pytest.raises(TransientError, match="changed while they were read"):
-        ingest(corpus, 10, store, on_progress=lambda rows, size: os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1)))
+        ingest(
+            corpus,
+            10,
+            store,
+            on_progress=lambda rows, size: os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1)),
+        )
     assert not files_below(tmp_path / "out")
 
 
 def test_a_unit_ends_early_where_texts_are_long(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.text.corpus.read_pass.UNIT_BYTES", 1000)
-    corpus = write(tmp_path / "in", [(f"id-{number}", "x" * length) for number, length in enumerate([400, 400, 400, 5000, 1, 999, 1])])
+    corpus = write(
+        tmp_path / "in",
+        [(f"id-{number}", "x" * length) for number, length in enumerate([400, 400, 400, 5000, 1, 999, 1])],
+    )
     made = ingest(corpus, 100, open_store(tmp_path / "out"))
     assert [unit.rows for unit in made.units] == [2, 1, 1, 2, 1]
 
@@ -244,7 +353,7 @@ ingest(CorpusSettings(uri=sys.argv[1]), 256, open_store(sys.argv[2]))
 @pytest.mark.parametrize(("attempts", "count"), [(2, 8_000), pytest.param(8, 20_000, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_run_again_gives_the_same_bytes(tmp_path, attempts, count):
     rows = random_rows(count, seed=1, distinct=count - 2_000)
-    write(tmp_path / "in", *(rows[start:start + 1000] for start in range(0, count, 1000)))
+    write(tmp_path / "in", *(rows[start : start + 1000] for start in range(0, count, 1000)))
 
     def run(out, delay=None):
         process = subprocess.Popen([sys.executable, "-c", _RUN, tmp_path / "in", out], stdout=subprocess.PIPE)
@@ -262,9 +371,13 @@ def test_killed_at_any_moment_and_run_again_gives_the_same_bytes(tmp_path, attem
     for attempt in range(1, attempts + 1):
         run(tmp_path / "out", delay=whole * attempt / (attempts + 1))
         seen = files_below(tmp_path / "out")
-        assert all(expected[path] == content for path, content in seen.items() if "/.tmp-" not in f"/{path}")       # what is visible is whole and right
+        assert all(
+            expected[path] == content for path, content in seen.items() if "/.tmp-" not in f"/{path}"
+        )  # what is visible is whole and right
     run(tmp_path / "out")
-    assert {path: content for path, content in files_below(tmp_path / "out").items() if "/.tmp-" not in f"/{path}"} == expected
+    assert {
+        path: content for path, content in files_below(tmp_path / "out").items() if "/.tmp-" not in f"/{path}"
+    } == expected
 
 
 def test_a_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
@@ -275,7 +388,10 @@ def test_a_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
     system.pipe({f"{base}/in/{path.name}": path.read_bytes() for path in (tmp_path / "in").iterdir()})
     system.pipe(f"{base}/in/99.jsonl", b'{"id":"json","text":"lines"}\n{broken\n')
     (tmp_path / "in" / "99.jsonl").write_bytes(b'{"id":"json","text":"lines"}\n{broken\n')
-    made, remote = ingest(corpus, 64, store), ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out"))
+    made, remote = (
+        ingest(corpus, 64, store),
+        ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")),
+    )
     assert remote.units == made.units
     assert remote.counts == made.counts
     assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in made.keys]

@@ -25,32 +25,77 @@ def rows_of(file, corpus=None, columns=None):
     corpus = (corpus or CorpusSettings()).model_copy(update={"uri": str(file)})
     files = list_files(corpus)
     batches = list(read_batches(files[0], corpus, columns or survey(files, corpus).columns))
-    good, bad = [[row for batch in batches for row in getattr(batch, side).to_pylist()] for side in ("good", "bad")]
+    good, bad = [
+        [row for batch in batches for row in getattr(batch, side).to_pylist()] for side in ("good", "bad")
+    ]
     return good, bad, sorted(row for batch in batches for row in batch.surrogates)
 
 
 def written(tmp_path, *lines, name="a.jsonl", end=b"\n"):
-    content = b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + end for line in lines)
+    content = b"".join(
+        (line if isinstance(line, bytes) else json.dumps(line).encode()) + end for line in lines
+    )
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     return tmp_path / name
 
 
 characters = st.characters(exclude_categories=())
-values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(characters, max_size=4) | st.lists(st.integers(0, 9), max_size=2)
-rows = st.fixed_dictionaries({}, optional={
-    "id": st.none() | st.text(characters, max_size=4), "text": values | st.text(characters, max_size=12), "number": values, "other": values,
-})
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(characters, max_size=4)
+    | st.lists(st.integers(0, 9), max_size=2)
+)
+rows = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.none() | st.text(characters, max_size=4),
+        "text": values | st.text(characters, max_size=12),
+        "number": values,
+        "other": values,
+    },
+)
 
 
-@given(st.lists(rows | st.sampled_from([b"", b"{", b'{"id":"a"', b"[1]", b"nul", b'{"id":"a","text":"\xff"}', b'{"id":"x","id":"y","text":"t"}']), max_size=12),
-       st.sampled_from([b"\n", b"\r\n"]), st.booleans())
+@given(
+    st.lists(
+        rows
+        | st.sampled_from(
+            [
+                b"",
+                b"{",
+                b'{"id":"a"',
+                b"[1]",
+                b"nul",
+                b'{"id":"a","text":"\xff"}',
+                b'{"id":"x","id":"y","text":"t"}',
+            ]
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
+)
 def test_every_line_is_a_row_or_has_a_reason_as_python_reads_it(tmp_path, lines, end, ascii_only):
-    encoded = [line if isinstance(line, bytes) else json.dumps(line, ensure_ascii=ascii_only).encode(errors="surrogatepass") for line in lines]
+    encoded = [
+        line
+        if isinstance(line, bytes)
+        else json.dumps(line, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+        for line in lines
+    ]
     columns = Columns(pa.string(), (pa.field("number", pa.int64()),))
-    good, bad, surrogates = rows_of(written(tmp_path, *encoded, end=end), CorpusSettings(keep=("number",)), columns)
+    good, bad, surrogates = rows_of(
+        written(tmp_path, *encoded, end=end), CorpusSettings(keep=("number",)), columns
+    )
     expected = {number: oracle(line) for number, line in enumerate(encoded) if line.strip()}
-    assert {row["row"]: (row["id"], row["text"], row["number"]) for row in good} == {row: found for row, found in expected.items() if not isinstance(found, str)}
-    assert {row["row"]: row["reason"] for row in bad} == {row: found for row, found in expected.items() if isinstance(found, str)}
+    assert {row["row"]: (row["id"], row["text"], row["number"]) for row in good} == {
+        row: found for row, found in expected.items() if not isinstance(found, str)
+    }
+    assert {row["row"]: row["reason"] for row in bad} == {
+        row: found for row, found in expected.items() if isinstance(found, str)
+    }
     texts = {row["row"]: json.loads(encoded[row["row"]])["text"] for row in good}
     assert surrogates == [row for row, text in texts.items() if replaced(text) != text]
 
@@ -71,7 +116,11 @@ def oracle(line):
         return "wrong_type"
     if value.get("id") is None:
         return "null_id"
-    return (replaced(value["id"]), replaced(text).strip(), number) if text is not None and replaced(text).strip() else "empty"
+    return (
+        (replaced(value["id"]), replaced(text).strip(), number)
+        if text is not None and replaced(text).strip()
+        else "empty"
+    )
 
 
 def replaced(text):
@@ -79,10 +128,14 @@ def replaced(text):
 
 
 def test_blocks_do_not_show(tmp_path):
-    lines = [{"id": number, "text": f"row {number} " + "x" * (number % 977)} for number in range(9000)]           # 4.6 MB: several blocks
+    lines = [
+        {"id": number, "text": f"row {number} " + "x" * (number % 977)} for number in range(9000)
+    ]  # 4.6 MB: several blocks
     lines[4000] = b"{broken"
     lines[5000] = b""
-    expected = [(row["id"], number, row["text"].strip()) for number, row in enumerate(lines) if isinstance(row, dict)]
+    expected = [
+        (row["id"], number, row["text"].strip()) for number, row in enumerate(lines) if isinstance(row, dict)
+    ]
     for name in ("a.jsonl", "a.jsonl.gz"):
         good, bad, _ = rows_of(written(tmp_path, *lines, name=name))
         assert [(row["id"], row["row"], row["text"]) for row in good] == expected
@@ -90,7 +143,9 @@ def test_blocks_do_not_show(tmp_path):
 
 
 def test_two_gzip_members_and_a_byte_order_mark_are_read_through(tmp_path):
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'\xef\xbb\xbf{"id":1,"text":"a"}\n') + gzip.compress(b'{"id":2,"text":"b"}'))
+    (tmp_path / "a.json.gz").write_bytes(
+        gzip.compress(b'\xef\xbb\xbf{"id":1,"text":"a"}\n') + gzip.compress(b'{"id":2,"text":"b"}')
+    )
     good, bad, _ = rows_of(tmp_path / "a.json.gz")
     assert ([row["id"] for row in good], bad) == ([1, 2], [])
 
@@ -98,7 +153,7 @@ def test_two_gzip_members_and_a_byte_order_mark_are_read_through(tmp_path):
 def test_a_gzip_file_that_unfolds_without_end_is_refused_in_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.text.corpus.jsonl._LONGEST_LINE", 4 << 20)
     bomb = tmp_path / "a.jsonl.gz"
-    bomb.write_bytes(gzip.compress(b" " * (64 << 20)))          # 64 KB
+    bomb.write_bytes(gzip.compress(b" " * (64 << 20)))  # 64 KB
     tracemalloc.start()
     with pytest.raises(DataError, match="lines of at most 4 MiB"):
         rows_of(bomb)
@@ -108,26 +163,47 @@ def test_a_gzip_file_that_unfolds_without_end_is_refused_in_bounded_memory(tmp_p
 
 
 def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
-    good, bad, _ = rows_of(written(tmp_path, b'{"id":"a","text":"a"}{"id":"b","text":"b"}', b'{"id":"c",', b'"text":"c"}', b'{"id":"d","text":"d"}'))
+    good, bad, _ = rows_of(
+        written(
+            tmp_path,
+            b'{"id":"a","text":"a"}{"id":"b","text":"b"}',
+            b'{"id":"c",',
+            b'"text":"c"}',
+            b'{"id":"d","text":"d"}',
+        )
+    )
     assert [(row["id"], row["row"]) for row in good] == [("d", 3)]
     assert [row["row"] for row in bad] == [0, 1, 2]
 
 
 def test_a_long_text_stays_whole(tmp_path):
-    text = "wörd " * 600_000                             # 3.6 MB: longer than a block
+    text = "wörd " * 600_000  # 3.6 MB: longer than a block
     good, _, _ = rows_of(written(tmp_path, {"id": "long", "text": text}, {"id": "short", "text": "s"}))
     assert [row["text"] for row in good] == [text.strip(), "s"]
 
 
 def test_kept_values_keep_their_type_or_become_null(tmp_path):
-    lines = [{"id": 1, "text": "a", "tags": ["x"], "price": 1}, {"id": 2, "text": "b", "tags": None, "price": 2.5},
-             {"id": 3, "text": "c", "tags": "y", "price": 3}, {"id": 4, "text": "d"}, {"id": 5, "text": "e", "tags": ["\ud800"], "price": "6"}]
+    lines = [
+        {"id": 1, "text": "a", "tags": ["x"], "price": 1},
+        {"id": 2, "text": "b", "tags": None, "price": 2.5},
+        {"id": 3, "text": "c", "tags": "y", "price": 3},
+        {"id": 4, "text": "d"},
+        {"id": 5, "text": "e", "tags": ["\ud800"], "price": "6"},
+    ]
     corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("tags", "price", "text"))
-    assert survey(list_files(corpus), corpus).columns.kept == (pa.field("tags", pa.list_(pa.string())), pa.field("price", pa.float64()), pa.field("text", pa.string()))
+    assert survey(list_files(corpus), corpus).columns.kept == (
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("price", pa.float64()),
+        pa.field("text", pa.string()),
+    )
     batches = list(read_batches(list_files(corpus)[0], corpus))
     good, bad, _ = rows_of(tmp_path / "a.jsonl", corpus)
     assert [(row["id"], row["tags"], row["price"], row["kept.text"]) for row in good] == [
-        (1, ["x"], 1.0, "a"), (2, None, 2.5, "b"), (3, None, 3.0, "c"), (4, None, None, "d"), (5, None, None, "e"),
+        (1, ["x"], 1.0, "a"),
+        (2, None, 2.5, "b"),
+        (3, None, 3.0, "c"),
+        (4, None, None, "d"),
+        (5, None, None, "e"),
     ]
     assert (bad, [batch.dropped for batch in batches]) == ([], [(2, 4, 4)])
     assert batches[0].head(3).dropped == (2,)
@@ -136,10 +212,28 @@ def test_kept_values_keep_their_type_or_become_null(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_kept_column_widens_to_what_comes_blocks_later(tmp_path, name):
     late = {"price": 1100.5, "note": 3, "tags": ["x"], "late": "here"}
-    lines = [{"id": number, "text": "some text " * 20, **({"price": 1, "note": None, "tags": []} if number < 12_000 else late)} for number in range(12_001)]
-    good, bad, _ = rows_of(written(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late")))
+    lines = [
+        {
+            "id": number,
+            "text": "some text " * 20,
+            **({"price": 1, "note": None, "tags": []} if number < 12_000 else late),
+        }
+        for number in range(12_001)
+    ]
+    good, bad, _ = rows_of(
+        written(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late"))
+    )
     assert (len(good), bad) == (12_001, [])
-    assert [good[place][column] for place in (0, -1) for column in ("price", "note", "tags", "late")] == [1.0, None, [], None, 1100.5, 3, ["x"], "here"]
+    assert [good[place][column] for place in (0, -1) for column in ("price", "note", "tags", "late")] == [
+        1.0,
+        None,
+        [],
+        None,
+        1100.5,
+        3,
+        ["x"],
+        "here",
+    ]
 
 
 def test_files_whose_kept_columns_differ_cost_no_row(tmp_path):
@@ -151,15 +245,20 @@ def test_files_whose_kept_columns_differ_cost_no_row(tmp_path):
     assert (made.counts["good"], made.counts["kept_values_dropped"]) == (3, 1)
 
 
-@pytest.mark.parametrize(("ids", "kind", "bad"), [
-    ([2**63, 1, 2**64 - 1], pa.uint64(), []),
-    ([1, 2**63, -1], pa.int64(), [1]),
-    ([1, 2**63, 2**64], pa.uint64(), [2]),
-    ([1, 2], pa.int64(), []),
-])
+@pytest.mark.parametrize(
+    ("ids", "kind", "bad"),
+    [
+        ([2**63, 1, 2**64 - 1], pa.uint64(), []),
+        ([1, 2**63, -1], pa.int64(), [1]),
+        ([1, 2**63, 2**64], pa.uint64(), [2]),
+        ([1, 2], pa.int64(), []),
+    ],
+)
 def test_ids_of_64_bits_are_kept_as_they_are(tmp_path, ids, kind, bad):
     for keep in ((), ("id",)):
-        corpus = CorpusSettings(uri=str(written(tmp_path, *({"id": one, "text": "t"} for one in ids))), keep=keep)
+        corpus = CorpusSettings(
+            uri=str(written(tmp_path, *({"id": one, "text": "t"} for one in ids))), keep=keep
+        )
         assert survey(list_files(corpus), corpus).columns.id == kind
         good, wrong, _ = rows_of(tmp_path / "a.jsonl", corpus)
         assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
@@ -180,25 +279,34 @@ def test_files_agree_on_uint64_where_no_id_is_negative(tmp_path, small, kind):
 
 
 def test_a_partition_fills_the_same_rows_whether_or_not_another_line_is_broken(tmp_path):
-    lines = [{"id": 1, "text": "a", "lang": "de"}, {"id": 2, "text": "b", "lang": None}, {"id": 3, "text": "c"}]
+    lines = [
+        {"id": 1, "text": "a", "lang": "de"},
+        {"id": 2, "text": "b", "lang": None},
+        {"id": 3, "text": "c"},
+    ]
     lines = [{**line, "year": year} for line, year in zip(lines, (1999, None, None), strict=True)]
     folder = tmp_path / "lang=en" / "year=2024"
     folder.mkdir(parents=True)
     for more in ([], [b"{broken"]):
         written(folder, *lines, *more)
         corpus = CorpusSettings(uri=str(tmp_path), keep=("lang", "year"))
-        good = [row for batch in read_batches(list_files(corpus)[0], corpus) for row in batch.good.to_pylist()]
+        good = [
+            row for batch in read_batches(list_files(corpus)[0], corpus) for row in batch.good.to_pylist()
+        ]
         assert [(row["lang"], row["year"]) for row in good] == [("de", 1999), ("en", 2024), ("en", 2024)]
 
 
-@pytest.mark.parametrize(("lines", "said"), [
-    ([b'[{"id": 1, "text": "a"}]'], "a JSON array"),
-    ([{"id": 1, "txt": "a"}], "set corpus.text: txt"),
-    ([{"key": 1, "text": "a"}], "'id' (corpus.id), found the columns key, text"),
-    ([{"id": 1.5, "text": "a"}], "string or integer, found 1.5 (float)"),
-    ([{"id": True, "text": "a"}], "string or integer, found true (bool)"),
-    ([{"id": 1, "text": 5}, {"id": 2, "text": None}], "string, found int"),
-])
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([b'[{"id": 1, "text": "a"}]'], "a JSON array"),
+        ([{"id": 1, "txt": "a"}], "set corpus.text: txt"),
+        ([{"key": 1, "text": "a"}], "'id' (corpus.id), found the columns key, text"),
+        ([{"id": 1.5, "text": "a"}], "string or integer, found 1.5 (float)"),
+        ([{"id": True, "text": "a"}], "string or integer, found true (bool)"),
+        ([{"id": 1, "text": 5}, {"id": 2, "text": None}], "string, found int"),
+    ],
+)
 def test_a_file_that_cannot_be_used_says_file_column_expected_and_found(tmp_path, lines, said):
     with pytest.raises(DataError) as caught:
         rows_of(written(tmp_path, *lines))
@@ -209,12 +317,26 @@ def test_a_file_that_cannot_be_used_says_file_column_expected_and_found(tmp_path
 def test_an_id_of_another_type_far_down_costs_its_row_alone(tmp_path):
     lines = [{"id": number, "text": "some text " * 20} for number in range(20_000)]
     good, bad, _ = rows_of(written(tmp_path, *lines, {"id": "x", "text": "t"}))
-    assert (len(good), [(row["row"], row["detail"]) for row in bad]) == (20_000, [(20_000, 'id is "x", not an id of type int64')])
+    assert (len(good), [(row["row"], row["detail"]) for row in bad]) == (
+        20_000,
+        [(20_000, 'id is "x", not an id of type int64')],
+    )
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: content[:500] + b"\0" * 100 + content[600:], lambda content: b"\x1f\x8b" + content])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-20],
+        lambda content: content[:500] + b"\0" * 100 + content[600:],
+        lambda content: b"\x1f\x8b" + content,
+    ],
+)
 def test_damaged_gzip_is_a_data_error(tmp_path, damage):
-    file = written(tmp_path, *({"id": number, "text": f"text {number * 7919}"} for number in range(5000)), name="a.jsonl.gz")
+    file = written(
+        tmp_path,
+        *({"id": number, "text": f"text {number * 7919}"} for number in range(5000)),
+        name="a.jsonl.gz",
+    )
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(DataError, match=r"a\.jsonl\.gz"):
         rows_of(file)
@@ -228,10 +350,18 @@ def nest(depth, value=1):
 
 def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
     values = [nest(300), nest(DEEPEST + 1), nest(3), None, [nest(300)]]
-    file = written(tmp_path, *({"id": place, "text": "t", "meta": value} for place, value in enumerate(values)))
+    file = written(
+        tmp_path, *({"id": place, "text": "t", "meta": value} for place, value in enumerate(values))
+    )
     made = ingest(CorpusSettings(uri=str(file), keep=("meta",)), 10, open_store(tmp_path / "out"))
     assert made.counts["kept_values_dropped"] == 3
-    assert pq.read_table(tmp_path / "out" / made.units[0].path)["meta"].to_pylist() == [None, None, nest(3), None, None]
+    assert pq.read_table(tmp_path / "out" / made.units[0].path)["meta"].to_pylist() == [
+        None,
+        None,
+        nest(3),
+        None,
+        None,
+    ]
 
 
 def test_keys_without_end_take_bounded_memory_and_are_null_beyond_the_bound(tmp_path):
@@ -244,7 +374,10 @@ def test_keys_without_end_take_bounded_memory_and_are_null_beyond_the_bound(tmp_
     good = [row for batch in batches for row in batch.good.to_pylist()]
     kept = [row["id"] for row in good if row["meta"] is not None]
     assert kept == [*range(MOST_LEAVES), 2_000]
-    assert {name: value for name, value in good[-1]["meta"].items() if value is not None} == {"key7": 7, "key8": 8}
+    assert {name: value for name, value in good[-1]["meta"].items() if value is not None} == {
+        "key7": 7,
+        "key8": 8,
+    }
     assert [row for batch in batches for row in batch.dropped] == list(range(MOST_LEAVES, 2_000))
 
 
@@ -272,7 +405,9 @@ def test_a_nested_key_that_comes_blocks_later_is_kept(tmp_path):
     ([1, 2, {"a": 1}, None], pa.int64(), {2: '{"a": 1}', 3: None}),
 ])  # fmt: skip
 def test_a_row_whose_id_is_of_another_type_is_quarantined_with_file_and_row(tmp_path, keep, ids, kind, bad):
-    file = written(tmp_path, *({"id": one, "text": f"text {place}", "note": "n"} for place, one in enumerate(ids)))
+    file = written(
+        tmp_path, *({"id": one, "text": f"text {place}", "note": "n"} for place, one in enumerate(ids))
+    )
     corpus = CorpusSettings(uri=str(file), keep=keep, max_quarantined=0.9)
     assert survey(list_files(corpus), corpus).columns.id == kind
     good, wrong, _ = rows_of(file, corpus)
@@ -288,7 +423,9 @@ def test_a_file_without_a_kept_key_gives_nulls_and_a_key_that_no_file_has_is_an_
     written(tmp_path, {"id": 2, "text": "b", "note": "here"}, name="b.jsonl")
     made = ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
     assert pq.read_table(tmp_path / "_out" / made.units[0].path)["note"].to_pylist() == [None, "here"]
-    with pytest.raises(DataError, match=r"'nite' \(corpus.keep\), found the columns id, text.*set corpus.keep"):
+    with pytest.raises(
+        DataError, match=r"'nite' \(corpus.keep\), found the columns id, text.*set corpus.keep"
+    ):
         ingest(CorpusSettings(uri=str(tmp_path), keep=("note", "nite")), 10, open_store(tmp_path / "_out"))
     pq.write_table(pa.table({"id": [3], "text": ["c"]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"c\.parquet.*'note' \(corpus.keep\)"):

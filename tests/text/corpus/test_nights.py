@@ -41,7 +41,10 @@ class Nights:
             return
         self.files[name] = rows
         self.clock += 1
-        pq.write_table(pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA), self.input / name)
+        pq.write_table(
+            pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA),
+            self.input / name,
+        )
         os.utime(self.input / name, ns=(self.clock, self.clock))
 
     def rename(self, name: str, other: str) -> None:
@@ -75,41 +78,78 @@ def addresses(store: Store, made: Corpus) -> dict[int, tuple[str, str, str | Non
         rows = pq.read_table(store.open(unit.path, unit.sha256)).to_pylist()
         gone = set(dead.rows_of(unit.ordinal).tolist())
         assert len(gone) == unit.dead < unit.rows == len(rows)
-        found |= {unit.ordinal << 32 | number: (row["id"], row["text"], row.get("lang")) for number, row in enumerate(rows) if number not in gone}
+        found |= {
+            unit.ordinal << 32 | number: (row["id"], row["text"], row.get("lang"))
+            for number, row in enumerate(rows)
+            if number not in gone
+        }
     return found
 
 
-def check(nights: Nights, made: Corpus, before: dict[int, tuple[str, str, str | None]]) -> dict[int, tuple[str, str, str | None]]:
+def check(
+    nights: Nights, made: Corpus, before: dict[int, tuple[str, str, str | None]]
+) -> dict[int, tuple[str, str, str | None]]:
     """Live rows are the oracle's, unchanged ones kept their address, and every table says the same; the live addresses."""
     live, expected = addresses(nights.store, made), nights.expected()
-    assert sorted(live.values(), key=str) == sorted(((row_id, text, lang) for row_id, (text, lang, _, _) in expected.items()), key=str)
+    assert sorted(live.values(), key=str) == sorted(
+        ((row_id, text, lang) for row_id, (text, lang, _, _) in expected.items()), key=str
+    )
     assert made.rows == len(live) == made.counts["good"]
-    assert made.counts["rows"] == sum(map(len, nights.files.values())) == made.counts["good"] + made.counts["quarantined"]
+    assert (
+        made.counts["rows"]
+        == sum(map(len, nights.files.values()))
+        == made.counts["good"] + made.counts["quarantined"]
+    )
 
-    lines = [line for bucket in made.keys for line in pq.read_table(nights.store.open(bucket.path, bucket.sha256)).to_pylist()]
-    where = {line["id"]: (line["file"], line["row"], line["address"]) for line in lines if line["address"] is not None}
-    assert {row_id: place[:2] for row_id, place in where.items()} == {row_id: (name, number) for row_id, (_, _, name, number) in expected.items()}
+    lines = [
+        line
+        for bucket in made.keys
+        for line in pq.read_table(nights.store.open(bucket.path, bucket.sha256)).to_pylist()
+    ]
+    where = {
+        line["id"]: (line["file"], line["row"], line["address"])
+        for line in lines
+        if line["address"] is not None
+    }
+    assert {row_id: place[:2] for row_id, place in where.items()} == {
+        row_id: (name, number) for row_id, (_, _, name, number) in expected.items()
+    }
     assert all(live[address][0] == row_id for row_id, (_, _, address) in where.items())
 
-    texts = {line["address"]: line["text_key"] for table in made.texts for line in pq.read_table(nights.store.open(table.path)).to_pylist()}
+    texts = {
+        line["address"]: line["text_key"]
+        for table in made.texts
+        for line in pq.read_table(nights.store.open(table.path)).to_pylist()
+    }
     assert len(texts) == sum(unit.rows for unit in made.units)
-    assert {address: texts[address] for address in live} == {address: text_keys(pa.array([row[1]]))[0].as_py() for address, row in live.items()}
+    assert {address: texts[address] for address in live} == {
+        address: text_keys(pa.array([row[1]]))[0].as_py() for address, row in live.items()
+    }
 
     bad = pq.read_table(nights.store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
     all_rows = {(name, number) for name, rows in nights.files.items() for number in range(len(rows))}
-    assert sorted((row["file"], row["row"]) for row in bad) == sorted(all_rows - {(name, number) for _, _, name, number in expected.values()})
+    assert sorted((row["file"], row["row"]) for row in bad) == sorted(
+        all_rows - {(name, number) for _, _, name, number in expected.values()}
+    )
     if not made.anew:
         then, now = ({row: address for address, row in rows.items()} for rows in (before, live))
         assert all(now[row] == address for row, address in then.items() if row in now)
         ids_then, ids_now = {row[0] for row in before.values()}, {row[0] for row in live.values()}
         same = len(set(before.values()) & set(live.values()))
         both = len(ids_then & ids_now)
-        assert made.changes == Changes(new=len(ids_now - ids_then), changed=both - same, deleted=len(ids_then - ids_now), unchanged=same)
+        assert made.changes == Changes(
+            new=len(ids_now - ids_then), changed=both - same, deleted=len(ids_then - ids_now), unchanged=same
+        )
         check_examples(nights.store, made, before, live)
     return live
 
 
-def check_examples(store: Store, made: Corpus, before: dict[int, tuple[str, str, str | None]], live: dict[int, tuple[str, str, str | None]]) -> None:
+def check_examples(
+    store: Store,
+    made: Corpus,
+    before: dict[int, tuple[str, str, str | None]],
+    live: dict[int, tuple[str, str, str | None]],
+) -> None:
     """At most five rows stand for each kind of change, and each of them is of that kind."""
     ids_then, ids_now = ({row[0] for row in rows.values()} for rows in (before, live))
     drawn = ChangedRows.load(store, ChangedRows.path(made.id))
@@ -135,8 +175,11 @@ texts = st.sampled_from(["one", " one", "two", "three", "four", "", None])
 rows = st.lists(st.tuples(ids, texts, st.sampled_from(["en", "de", None])), max_size=8)
 names = st.sampled_from(["1.parquet", "2.parquet", "3.parquet"])
 edits = st.one_of(
-    st.tuples(st.just("put"), names, rows), st.tuples(st.just("rename"), names, names), st.tuples(st.just("drop"), names, st.just(None)),
-    st.tuples(st.just("append"), names, rows), st.tuples(st.just("anew"), st.just(""), st.just(None)),
+    st.tuples(st.just("put"), names, rows),
+    st.tuples(st.just("rename"), names, names),
+    st.tuples(st.just("drop"), names, st.just(None)),
+    st.tuples(st.just("append"), names, rows),
+    st.tuples(st.just("anew"), st.just(""), st.just(None)),
 )
 
 
@@ -167,7 +210,9 @@ def test_files_that_did_not_change_are_not_read(tmp_path):
     nights.put("b.parquet", [("3", "three", "en")])
     nights.night()
     stamp = (nights.input / "a.parquet").stat()
-    (nights.input / "a.parquet").write_bytes(b"x" * stamp.st_size)          # of the same size and time: whoever opens it fails
+    (nights.input / "a.parquet").write_bytes(
+        b"x" * stamp.st_size
+    )  # of the same size and time: whoever opens it fails
     os.utime(nights.input / "a.parquet", ns=(stamp.st_mtime_ns, stamp.st_mtime_ns))
     nights.put("b.parquet", [("3", "three", "en"), ("4", "four", "en")])
     made = nights.night()
@@ -201,14 +246,22 @@ def test_a_text_that_was_there_under_another_id_names_where_it_can_be_copied_fro
 
 def test_a_text_that_changes_and_changes_back_is_copied_from_its_dead_row(tmp_path):
     nights = Nights(tmp_path)
-    nights.put("a.parquet", [("1", "one", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")])
+    nights.put(
+        "a.parquet", [("1", "one", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")]
+    )
     nights.night()
-    nights.put("a.parquet", [("1", "changed", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")])
+    nights.put(
+        "a.parquet", [("1", "changed", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")]
+    )
     nights.night()
-    nights.put("a.parquet", [("1", "one", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")])
+    nights.put(
+        "a.parquet", [("1", "one", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")]
+    )
     made = nights.night()
     assert made.units[-1].copies is not None
-    assert pq.read_table(nights.store.open(made.units[-1].copies.path)).to_pylist() == [{"row": 0, "source": 0}]
+    assert pq.read_table(nights.store.open(made.units[-1].copies.path)).to_pylist() == [
+        {"row": 0, "source": 0}
+    ]
     assert made.changes == Changes(changed=1, unchanged=3)
 
 
@@ -257,13 +310,19 @@ def test_equal_nights_write_equal_bytes_whatever_was_left_by_a_run_that_died(tmp
         nights.night()
         nights.put("b.parquet", [(str(number), f"text {number % 7}", "en") for number in range(20, 40)])
         made = nights.night()
-        if name == "two":                                       # the record and a table are gone, as if the run had been stopped before its end
+        if name == "two":  # the record and a table are gone, as if the run had been stopped before its end
             nights.store.delete(f"keys/{made.id}/corpus.json")
             nights.store.delete(made.texts[0].path)
             nights.last = Corpus.load(nights.store, f"keys/{made.parent}/corpus.json")
             nights.next_ordinal = nights.last.next_ordinal
             assert nights.night() == made
-        outcomes.append({path.relative_to(tmp_path / name / "out").as_posix(): path.read_bytes() for path in (tmp_path / name / "out").rglob("*") if path.is_file()})
+        outcomes.append(
+            {
+                path.relative_to(tmp_path / name / "out").as_posix(): path.read_bytes()
+                for path in (tmp_path / name / "out").rglob("*")
+                if path.is_file()
+            }
+        )
     assert outcomes[0] == outcomes[1]
 
 
@@ -288,7 +347,9 @@ def test_buckets_of_any_number_settle_alike(tmp_path, monkeypatch):
         nights = Nights(tmp_path / str(number), unit_rows=16)
         nights.put("a.parquet", [(f"id-{row}", f"text {row % 50}", "en") for row in range(100)])
         before = check(nights, nights.night(), {})
-        monkeypatch.setattr(keys, "BUCKET_ROWS", bucket_rows)           # the second night's buckets are finer than the first's
+        monkeypatch.setattr(
+            keys, "BUCKET_ROWS", bucket_rows
+        )  # the second night's buckets are finer than the first's
         nights.put("b.parquet", [(f"id-{row}", f"text {row % 70}", "en") for row in range(90, 200)])
         nights.put("a.parquet", [(f"id-{row}", f"text {row % 50}", "en") for row in range(5, 100)])
         made = nights.night()

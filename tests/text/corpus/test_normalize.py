@@ -13,20 +13,38 @@ from pipeline.text.corpus.normalize import control_characters, digests, normaliz
 
 
 def test_every_white_space_character_of_unicode_is_stripped_as_python_strips_it():
-    texts = [f"{chr(point)}a{chr(point)}b{chr(point)}" for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
+    texts = [
+        f"{chr(point)}a{chr(point)}b{chr(point)}"
+        for point in range(sys.maxunicode + 1)
+        if not 0xD800 <= point < 0xE000
+    ]
     assert normalize(pa.array(texts)).to_pylist() == [text.strip() for text in texts]
 
 
 @given(st.lists(st.none() | st.text(alphabet=st.characters(exclude_categories=()), max_size=8), max_size=20))
 def test_a_normalized_text_is_the_stripped_text_with_lone_surrogates_replaced(texts):
-    expected = [None if text is None else "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text).strip() for text in texts]
+    expected = [
+        None
+        if text is None
+        else "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text).strip()
+        for text in texts
+    ]
     assert normalize(texts).to_pylist() == expected
     assert normalize(normalize(texts)).to_pylist() == expected
 
 
 def test_control_characters_stay_and_are_counted_by_text():
-    texts = normalize(["nul\x00inside", "bell\x07\x07", "next line\x85inside", "tab\tand\nline\r\nend", "", None])
-    assert texts.to_pylist() == ["nul\x00inside", "bell\x07\x07", "next line\x85inside", "tab\tand\nline\r\nend", "", None]
+    texts = normalize(
+        ["nul\x00inside", "bell\x07\x07", "next line\x85inside", "tab\tand\nline\r\nend", "", None]
+    )
+    assert texts.to_pylist() == [
+        "nul\x00inside",
+        "bell\x07\x07",
+        "next line\x85inside",
+        "tab\tand\nline\r\nend",
+        "",
+        None,
+    ]
     assert control_characters(texts) == 3
     assert control_characters(texts[:0]) == 0
 
@@ -43,7 +61,7 @@ def test_a_key_is_blake2b_of_the_bytes_wherever_the_text_lies(kind):
 
 
 def test_invalid_utf8_is_found_by_row_even_where_a_file_calls_it_a_string():
-    values = [b"fine", b"\xff", None, "é".encode(), b"\xed\xa0\x80", b""]            # \xed\xa0\x80 would be a surrogate
+    values = [b"fine", b"\xff", None, "é".encode(), b"\xed\xa0\x80", b""]  # \xed\xa0\x80 would be a surrogate
     binary = pa.array(values, pa.binary())
     mislabelled = pa.StringArray.from_buffers(len(binary), *[binary.buffers()[place] for place in (1, 2, 0)])
     for array in (binary, mislabelled):

@@ -127,4 +127,6 @@ def test_a_file_of_very_many_columns_is_read(tmp_path: Path):
     corpus = CorpusSettings(uri=str(tmp_path), keep=("c19999",))
     files = list_files(corpus)
     assert survey(files, corpus).rows == {"a.parquet": 1}
-    assert [row for batch in read_batches(files[0], corpus) for row in batch.good["c19999"].to_pylist()] == [19_999]
+    assert [row for batch in read_batches(files[0], corpus) for row in batch.good["c19999"].to_pylist()] == [
+        19_999
+    ]

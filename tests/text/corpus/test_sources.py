@@ -28,7 +28,18 @@ def names(uri, **settings):
 
 
 def test_a_directory_is_read_whole_in_name_order_without_hidden_and_foreign_files(tmp_path):
-    place(tmp_path, "b.parquet", "a/z.jsonl", "a/b/c.json.gz", "_SUCCESS", "_tmp/x.parquet", ".x.parquet", "a/.y/z.parquet", "notes.md", "B.PARQUET")
+    place(
+        tmp_path,
+        "b.parquet",
+        "a/z.jsonl",
+        "a/b/c.json.gz",
+        "_SUCCESS",
+        "_tmp/x.parquet",
+        ".x.parquet",
+        "a/.y/z.parquet",
+        "notes.md",
+        "B.PARQUET",
+    )
     assert names(tmp_path) == ["B.PARQUET", "a/b/c.json.gz", "a/z.jsonl", "b.parquet"]
     assert names(tmp_path, format="jsonl") == ["a/b/c.json.gz", "a/z.jsonl"]
     assert names(f"file://{tmp_path}") == names(f"{tmp_path}/") == names(tmp_path)
@@ -37,7 +48,12 @@ def test_a_directory_is_read_whole_in_name_order_without_hidden_and_foreign_file
 def test_a_glob_names_files_from_its_fixed_part(tmp_path):
     place(tmp_path, "x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet")
     assert names(tmp_path / "*" / "1.parquet") == ["x/1.parquet", "y/1.parquet"]
-    assert names(tmp_path / "**" / "*.parquet") == ["x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet"]
+    assert names(tmp_path / "**" / "*.parquet") == [
+        "x/1.parquet",
+        "x/2.parquet",
+        "y/1.parquet",
+        "y/deep/3.parquet",
+    ]
     assert names(tmp_path / "y" / "[0-9].parquet") == ["1.parquet"]
 
 
@@ -53,14 +69,22 @@ def test_hive_directories_become_values(tmp_path):
     place(tmp_path, "lang=en/day=2024-01-01%2F2/a.parquet", "lang=__HIVE_DEFAULT_PARTITION__/b.parquet")
     files = list_files(CorpusSettings(uri=str(tmp_path)))
     assert {file.name.rsplit("/", 1)[1]: file.partitions for file in files} == {
-        "a.parquet": {"lang": "en", "day": "2024-01-01/2"}, "b.parquet": {"lang": None},
+        "a.parquet": {"lang": "en", "day": "2024-01-01/2"},
+        "b.parquet": {"lang": None},
     }
 
 
-@pytest.mark.parametrize(("uri", "name"), [
-    ("", "lang=en/day=2/a.parquet"), ("lang=en", "day=2/a.parquet"), ("lang=en/*/a.parquet", "day=2/a.parquet"),
-    ("lang=en/day=2/*.parquet", "a.parquet"), ("lang=en/day=2/a.parquet", "a.parquet"), ("lang=*/day=2/a.parquet", "lang=en/day=2/a.parquet"),
-])
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("", "lang=en/day=2/a.parquet"),
+        ("lang=en", "day=2/a.parquet"),
+        ("lang=en/*/a.parquet", "day=2/a.parquet"),
+        ("lang=en/day=2/*.parquet", "a.parquet"),
+        ("lang=en/day=2/a.parquet", "a.parquet"),
+        ("lang=*/day=2/a.parquet", "lang=en/day=2/a.parquet"),
+    ],
+)
 def test_hive_directories_count_wherever_the_uri_ends(tmp_path, uri, name):
     place(tmp_path, "lang=en/day=2/a.parquet")
     memory = f"memory://{uuid.uuid4().hex}"
@@ -84,7 +108,10 @@ def test_links_are_followed_and_circles_end(tmp_path):
 
 
 def test_a_name_that_is_no_utf8_is_refused(tmp_path):
-    with open(os.path.join(os.fsencode(tmp_path), b"\xff.parquet"), "wb"), pytest.raises(DataError, match="file names in UTF-8"):
+    with (
+        open(os.path.join(os.fsencode(tmp_path), b"\xff.parquet"), "wb"),
+        pytest.raises(DataError, match="file names in UTF-8"),
+    ):
         names(tmp_path)
 
 
@@ -101,7 +128,14 @@ def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
     assert list_files(full)[0].stamp != before[full]
 
 
-@pytest.mark.parametrize(("uri", "found"), [("nowhere", "nothing there"), ("*.nothing", "nothing there"), ("", "only files of other names (data.csv)")])
+@pytest.mark.parametrize(
+    ("uri", "found"),
+    [
+        ("nowhere", "nothing there"),
+        ("*.nothing", "nothing there"),
+        ("", "only files of other names (data.csv)"),
+    ],
+)
 def test_an_empty_listing_says_what_was_looked_for(tmp_path, uri, found):
     place(tmp_path, "data.csv")
     with pytest.raises(DataError) as caught:
@@ -128,7 +162,12 @@ def test_any_file_system_of_fsspec_is_listed_and_read():
 def test_s3_is_listed_like_a_directory(s3, tmp_path):
     base = f"{s3}/{uuid.uuid4().hex}"
     system = fsspec.filesystem("s3", use_listings_cache=False)
-    system.pipe({f"{base}/{name}": b"x" for name in ("a b.parquet", "k=1/c.jsonl", "_x/d.parquet", "q?.parquet", "z+ü.parquet")})
+    system.pipe(
+        {
+            f"{base}/{name}": b"x"
+            for name in ("a b.parquet", "k=1/c.jsonl", "_x/d.parquet", "q?.parquet", "z+ü.parquet")
+        }
+    )
     system.pipe(f"{base}2/other.parquet", b"x")
     assert names(base) == names(f"{base}/") == ["a b.parquet", "k=1/c.jsonl", "q?.parquet", "z+ü.parquet"]
     assert names(f"{base}/*/*") == ["k=1/c.jsonl"]
@@ -140,7 +179,7 @@ def test_s3_is_listed_like_a_directory(s3, tmp_path):
         with open_file(file) as stream:
             assert stream.read() == b"x"
     system.pipe(f"{base}/a b.parquet", b"y")
-    assert not unchanged(files, corpus)                 # no listing is remembered
+    assert not unchanged(files, corpus)  # no listing is remembered
 
 
 def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
@@ -149,12 +188,18 @@ def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
     lines = b"".join(b'{"id":%d,"text":"number %d"}\n' % (number, number) for number in range(1000))
     table = pa.table({"id": range(1000), "text": [f"number {number}" for number in range(1000)]})
     pq.write_table(table, sink := pa.BufferOutputStream())
-    fsspec.filesystem("s3", use_listings_cache=False).pipe({
-        f"{base}/a.jsonl": lines, f"{base}/b.jsonl.gz": gzip.compress(lines), f"{base}/c.parquet": sink.getvalue().to_pybytes(),
-    })
+    fsspec.filesystem("s3", use_listings_cache=False).pipe(
+        {
+            f"{base}/a.jsonl": lines,
+            f"{base}/b.jsonl.gz": gzip.compress(lines),
+            f"{base}/c.parquet": sink.getvalue().to_pybytes(),
+        }
+    )
     corpus = CorpusSettings(uri=base)
     for file in list_files(corpus):
-        assert [row["id"] for batch in read_batches(file, corpus) for row in batch.good.to_pylist()] == list(range(1000))
+        assert [row["id"] for batch in read_batches(file, corpus) for row in batch.good.to_pylist()] == list(
+            range(1000)
+        )
 
 
 def test_a_missing_bucket_says_so(s3):
@@ -177,7 +222,9 @@ DELTA, ICEBERG = "_delta_log/00000000000000000000.json", "metadata/v1.metadata.j
 ])  # fmt: skip
 @pytest.mark.parametrize("where", ["disk", "s3", "memory"])
 def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s3, where, files, uri, table):
-    root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[where]
+    root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[
+        where
+    ]
     if where == "disk":
         place(tmp_path, *files)
     elif where == "memory":
@@ -190,14 +237,22 @@ def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s
     if table is None:
         assert list_files(corpus)
         return
-    with pytest.raises(DataError, match=rf"{root}.*a table of {table} .*write its current rows to Parquet files first"):
+    with pytest.raises(
+        DataError, match=rf"{root}.*a table of {table} .*write its current rows to Parquet files first"
+    ):
         list_files(corpus)
 
 
 def test_only_the_names_in_a_log_folder_itself_are_listed(s3: str):
     """Below a neighbour called metadata there may be millions of other objects."""
     store = S3Store(f"{s3}/{uuid.uuid4().hex}")
-    for name in ("metadata/1.json", "metadata/2.json", "metadata/deep/3.json", "metadata-of/4.json", "5.json"):
+    for name in (
+        "metadata/1.json",
+        "metadata/2.json",
+        "metadata/deep/3.json",
+        "metadata-of/4.json",
+        "5.json",
+    ):
         store.write(name, b"content")
     assert store.names("metadata") == ("1.json", "2.json")
     assert store.names("nothing") == ()

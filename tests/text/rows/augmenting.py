@@ -15,8 +15,20 @@ def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
     """A unit of these columns, named by its content."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, row_group_size=10)
-    made = stored_by_content(store, sink.getvalue().to_pybytes(), "units/augmented/0123/unit", ".parquet", rows=len(next(iter(columns.values()))))
-    return UnitRecord(name=made.path.removesuffix(".parquet"), path=made.path, rows=made.rows, bytes=made.bytes, sha256=made.sha256)
+    made = stored_by_content(
+        store,
+        sink.getvalue().to_pybytes(),
+        "units/augmented/0123/unit",
+        ".parquet",
+        rows=len(next(iter(columns.values()))),
+    )
+    return UnitRecord(
+        name=made.path.removesuffix(".parquet"),
+        path=made.path,
+        rows=made.rows,
+        bytes=made.bytes,
+        sha256=made.sha256,
+    )
 
 
 def write_manifest(store: Store, name: str, units: Sequence[dict[str, Any]]) -> str:
@@ -24,5 +36,11 @@ def write_manifest(store: Store, name: str, units: Sequence[dict[str, Any]]) -> 
     series = Series(store, name)
     number, _ = series.newest()
     records = tuple(write_unit(store, unit) for unit in units)
-    manifest = Augmented(stage="augmented", units=records, labels=("zh", "de"), corpus=FileRef(path="corpora/none.json", sha256="0" * 64), corpus_digest="")
+    manifest = Augmented(
+        stage="augmented",
+        units=records,
+        labels=("zh", "de"),
+        corpus=FileRef(path="corpora/none.json", sha256="0" * 64),
+        corpus_digest="",
+    )
     return store.uri_of(series.path(series.add(manifest, number)))

@@ -13,7 +13,10 @@ from pipeline.text.rows.augmented import newest, units_of
 from pipeline.text.rows.pairs import files_of, open_pairs
 from tests.text.rows.augmenting import write_manifest
 
-FIRST, SECOND, OTHER = ({"text": [f"{name} {row}" for row in range(rows)], "variant_zh": ["v"] * rows} for name, rows in (("first", 25), ("second", 12), ("other", 4)))
+FIRST, SECOND, OTHER = (
+    {"text": [f"{name} {row}" for row in range(rows)], "variant_zh": ["v"] * rows}
+    for name, rows in (("first", 25), ("second", 12), ("other", 4))
+)
 
 
 def texts(uri: str) -> list[str]:
@@ -22,7 +25,9 @@ def texts(uri: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "link", "s3"])
-def test_a_folder_stands_for_its_newest_manifest_and_units_come_in_its_order(tmp_path: Path, s3: str, kind: str):
+def test_a_folder_stands_for_its_newest_manifest_and_units_come_in_its_order(
+    tmp_path: Path, s3: str, kind: str
+):
     store = open_store(f"{s3}/rows-{tmp_path.name}" if kind == "s3" else tmp_path)
     old = write_manifest(store, "main", [FIRST, SECOND])
     new = write_manifest(store, "main", [OTHER, FIRST])
@@ -30,7 +35,11 @@ def test_a_folder_stands_for_its_newest_manifest_and_units_come_in_its_order(tmp
     store.write("augmented/main/lease-0123.json", b"{}")
     if kind == "link":
         (tmp_path / "latest").symlink_to(tmp_path / "augmented" / "main")
-    named = {"path": f"{tmp_path}/augmented/main/", "file": (tmp_path / "augmented" / "main").as_uri(), "link": f"{tmp_path}/latest"}
+    named = {
+        "path": f"{tmp_path}/augmented/main/",
+        "file": (tmp_path / "augmented" / "main").as_uri(),
+        "link": f"{tmp_path}/latest",
+    }
     folder = named.get(kind, store.uri_of("augmented/main"))
     assert newest(folder) == new
     assert texts(folder) == texts(new) == OTHER["text"] + FIRST["text"]
@@ -48,9 +57,14 @@ def test_directories_of_parquet_files_are_what_they_were(tmp_path: Path):
         assert [file.name for file in files_of(str(place))] == ["x.parquet"]
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    ("gone", "no such file"), ("short", r"a unit of [\d,]+ bytes, as augmented/main/00000001.json says, found [\d,]+ bytes"), ("other", r"sha256 [0-9a-f]{16}"),
-])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("gone", "no such file"),
+        ("short", r"a unit of [\d,]+ bytes, as augmented/main/00000001.json says, found [\d,]+ bytes"),
+        ("other", r"sha256 [0-9a-f]{16}"),
+    ],
+)
 def test_a_unit_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path, damage: str, words: str):
     uri = write_manifest(open_store(tmp_path), "main", [FIRST, SECOND])
     unit = Path(units_of(uri)[1].uri)
@@ -62,9 +76,14 @@ def test_a_unit_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path, da
         files_of(uri)
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (None, "a manifest of manta augment, found no such file"), (b'{"text": "a"}\n', "Augmented record"), (b"{", "Augmented record"),
-])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "a manifest of manta augment, found no such file"),
+        (b'{"text": "a"}\n', "Augmented record"),
+        (b"{", "Augmented record"),
+    ],
+)
 def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes | None, words: str):
     place = tmp_path / "augmented" / "main" / "00000001.json"
     if content is not None:

@@ -29,16 +29,21 @@ def repeats(rows: list[tuple[str, ...]]) -> list[bool]:
 
 
 @given(rows=triples)
-def test_a_row_repeats_an_earlier_one_when_they_share_an_anchor_or_a_positive(rows: list[tuple[str, str, str]]):
+def test_a_row_repeats_an_earlier_one_when_they_share_an_anchor_or_a_positive(
+    rows: list[tuple[str, str, str]],
+):
     assert repeated(table(rows), ["anchor", "positive"]).tolist() == repeats([row[:2] for row in rows])
 
 
 @given(rows=triples, cut=st.integers(0, 12))
-def test_false_negatives_are_positives_of_rows_that_share_a_text_and_negatives_that_equal_one(rows: list[tuple[str, str, str]], cut: int):
+def test_false_negatives_are_positives_of_rows_that_share_a_text_and_negatives_that_equal_one(
+    rows: list[tuple[str, str, str]], cut: int
+):
     first = min(cut, len(rows) - 1)
     for bounds in ((0, len(rows)), (0, first), (first, len(rows))):
         expected = [
-            [bool({*other[:2]} & {*rows[row][:2]}) and place != row for place, other in enumerate(rows)] + [other[2] in rows[row][:2] for other in rows]
+            [bool({*other[:2]} & {*rows[row][:2]}) and place != row for place, other in enumerate(rows)]
+            + [other[2] in rows[row][:2] for other in rows]
             for row in range(*bounds)
         ]
         found = false_negatives(table(rows), *bounds)["anchor"]
@@ -47,7 +52,11 @@ def test_false_negatives_are_positives_of_rows_that_share_a_text_and_negatives_t
 
 def test_another_positive_of_the_same_anchor_is_no_negative_and_its_hard_negative_is_one():
     rows = [("a man", "someone", "nobody"), ("a man", "a person", "a dog"), ("a cat", "an animal", "a bird")]
-    assert false_negatives(table(rows), 0, 3)["anchor"].astype(int).tolist() == [[0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
+    assert false_negatives(table(rows), 0, 3)["anchor"].astype(int).tolist() == [
+        [0, 1, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
 
 
 @given(rows=triples)
@@ -55,30 +64,40 @@ def test_texts_beside_pairs_are_compared_among_themselves(rows: list[tuple[str, 
     texts = pa.array([row[2] for row in rows], pa.large_string())
     found = false_negatives(table(rows).append_column("text", texts), 0, len(rows))
     assert found.keys() == {"text", "anchor"}
-    np.testing.assert_array_equal(found["text"], false_negatives(pa.table({"text": texts}), 0, len(rows))["text"])
+    np.testing.assert_array_equal(
+        found["text"], false_negatives(pa.table({"text": texts}), 0, len(rows))["text"]
+    )
     np.testing.assert_array_equal(found["anchor"], false_negatives(table(rows), 0, len(rows))["anchor"])
 
 
 @given(rows=triples)
 def test_with_one_text_a_row_its_copies_are_false_negatives(rows: list[tuple[str, str, str]]):
     texts = np.array([row[0] for row in rows])
-    found = false_negatives(pa.table({"text": pa.array(texts.tolist(), pa.large_string())}), 0, len(rows))["text"]
+    found = false_negatives(pa.table({"text": pa.array(texts.tolist(), pa.large_string())}), 0, len(rows))[
+        "text"
+    ]
     np.testing.assert_array_equal(found, (texts[:, None] == texts) & ~np.eye(len(rows), dtype=bool))
 
 
-@given(seed=st.integers(0, 1_000), batches=st.integers(1, 6), size=st.integers(1, 5), distinct=st.integers(1, 40))
-def test_moved_rows_stay_each_once_and_repeats_never_become_more(seed: int, batches: int, size: int, distinct: int):
+@given(
+    seed=st.integers(0, 1_000), batches=st.integers(1, 6), size=st.integers(1, 5), distinct=st.integers(1, 40)
+)
+def test_moved_rows_stay_each_once_and_repeats_never_become_more(
+    seed: int, batches: int, size: int, distinct: int
+):
     rng = np.random.default_rng(seed)
     found = rng.integers(0, distinct, (batches * size, 2))
     order = rng.permutation(batches * size).reshape(batches, size)
     after = apart(order, found)
     assert sorted(after.ravel().tolist()) == list(range(batches * size))
-    before, now = (sum(sum(repeats([tuple(found[row]) for row in rows])) for rows in one) for one in (order, after))
+    before, now = (
+        sum(sum(repeats([tuple(found[row]) for row in rows])) for rows in one) for one in (order, after)
+    )
     assert now <= before
 
 
 def test_where_texts_are_few_in_each_batch_none_is_left_twice():
-    found = np.repeat(np.arange(32), 4)[:, None]                    # each text four times, as captions of one picture
+    found = np.repeat(np.arange(32), 4)[:, None]  # each text four times, as captions of one picture
     order = apart(np.arange(128).reshape(16, 8), found)
     assert not any(len(set(found[rows, 0].tolist())) < 8 for rows in order)
 
@@ -96,10 +115,15 @@ def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: 
     texts = [f"text {row // 4}" for row in range(256)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet")
     pairs = open_pairs(PairSettings(uri=str(tmp_path)), ["text"])
-    orders = {what: ShuffledOrder(pairs, OrderSettings(batch_rows=16, repeats=what)) for what in ("keep", "drop", "mask")}
+    orders = {
+        what: ShuffledOrder(pairs, OrderSettings(batch_rows=16, repeats=what))
+        for what in ("keep", "drop", "mask")
+    }
     rows = {what: list(islice(share_of(order, 0), 16)) for what, order in orders.items()}
     for what, parts in rows.items():
-        assert [one.counts["repeated"] for one in parts] == [16 - len(set(one.columns["text"])) for one in parts], what
+        assert [one.counts["repeated"] for one in parts] == [
+            16 - len(set(one.columns["text"])) for one in parts
+        ], what
     assert sum(one.counts["repeated"] for one in rows["keep"]) > 0
     assert sum(one.counts["repeated"] for one in rows["drop"]) == 0
     assert sum(one.counts["exchanged"] for one in rows["drop"]) > 0
@@ -108,7 +132,10 @@ def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: 
     halves = [list(islice(share_of(orders["mask"], 0, Share(rank, 2)), 16)) for rank in (0, 1)]
     for step, one in enumerate(rows["mask"]):
         assert one.false_negatives["text"].any(1).sum() >= one.counts["repeated"]
-        np.testing.assert_array_equal(np.concatenate([half[step].false_negatives["text"] for half in halves]), one.false_negatives["text"])
+        np.testing.assert_array_equal(
+            np.concatenate([half[step].false_negatives["text"] for half in halves]),
+            one.false_negatives["text"],
+        )
 
 
 def test_codes_are_equal_where_texts_are_across_columns_and_chunks():

@@ -25,16 +25,30 @@ SIZES = (50, 23, 90)
 def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Pairs]:
     place = tmp_path_factory.mktemp("sources")
     for number, size in enumerate(SIZES):
-        pq.write_table(pa.table({"text": [f"{number} {row}" for row in range(size)]}), place / f"{number}.parquet", row_group_size=20)
-    return [open_pairs(PairSettings(uri=str(place / f"{number}.parquet")), ["text"]) for number in range(len(SIZES))]
+        pq.write_table(
+            pa.table({"text": [f"{number} {row}" for row in range(size)]}),
+            place / f"{number}.parquet",
+            row_group_size=20,
+        )
+    return [
+        open_pairs(PairSettings(uri=str(place / f"{number}.parquet")), ["text"])
+        for number in range(len(SIZES))
+    ]
 
 
 def alternating(sources: list[Pairs], weights: tuple[int, ...], seed: int = 0) -> AlternatingOrder:
-    return AlternatingOrder(tuple(ShuffledOrder(source, OrderSettings(batch_rows=6, window_rows=20)) for source in sources), weights, seed)
+    return AlternatingOrder(
+        tuple(ShuffledOrder(source, OrderSettings(batch_rows=6, window_rows=20)) for source in sources),
+        weights,
+        seed,
+    )
 
 
 def blended(sources: list[Pairs], parts: tuple[int, ...], seed: int = 0) -> BlendedOrder:
-    orders = tuple(ShuffledOrder(source, OrderSettings(batch_rows=part, window_rows=20)) for source, part in zip(sources, parts, strict=True))
+    orders = tuple(
+        ShuffledOrder(source, OrderSettings(batch_rows=part, window_rows=20))
+        for source, part in zip(sources, parts, strict=True)
+    )
     return BlendedOrder(orders, ("text",), SIZES, seed)
 
 
@@ -43,23 +57,29 @@ def origins(rows: Rows) -> list[int]:
 
 
 @given(weights=st.tuples(*3 * [st.integers(1, 6)]), seed=st.integers(0, 3), start=st.integers(0, 40))
-def test_each_cycle_has_each_source_by_its_weight_and_any_step_can_be_the_first(sources: list[Pairs], weights: tuple[int, int, int], seed: int, start: int):
+def test_each_cycle_has_each_source_by_its_weight_and_any_step_can_be_the_first(
+    sources: list[Pairs], weights: tuple[int, int, int], seed: int, start: int
+):
     order = alternating(sources, weights, seed)
     smallest = [weight // gcd(*weights) for weight in weights]
     cycle = sum(smallest)
     steps = list(islice(share_of(order, 0), 3 * cycle + start))
     assert all(len(set(origins(one))) == 1 for one in steps)
     for first in range(0, 3 * cycle, cycle):
-        assert Counter(origins(one)[0] for one in steps[first : first + cycle]) == Counter(dict(enumerate(smallest)))
+        assert Counter(origins(one)[0] for one in steps[first : first + cycle]) == Counter(
+            dict(enumerate(smallest))
+        )
     for later, one in zip(share_of(order, start), steps[start:], strict=False):
         assert (later.source, later.columns["text"]) == (one.source, one.columns["text"])
 
 
 def test_a_source_that_is_exhausted_begins_its_next_epoch(sources: list[Pairs]):
     order = alternating(sources, (1, 2, 1))
-    texts = [text for one in islice(share_of(order, 0), 24) if origins(one)[0] == 1 for text in one.columns["text"]]
+    texts = [
+        text for one in islice(share_of(order, 0), 24) if origins(one)[0] == 1 for text in one.columns["text"]
+    ]
     assert len(texts) == 12 * 6
-    for first in range(0, 72, 18):                                  # an epoch of the source of 23 rows is 3 batches of 6
+    for first in range(0, 72, 18):  # an epoch of the source of 23 rows is 3 batches of 6
         assert len(set(texts[first : first + 18])) == 18
     assert order.steps_per_epoch == 50 // 6 + 23 // 6 + 90 // 6
 
@@ -71,7 +91,7 @@ def test_blended_batches_have_exact_proportions_each_and_mixed_places(sources: l
     steps = list(islice(share_of(order, 0), 40))
     assert all(Counter(origins(one)) == {0: 2, 1: 4, 2: 6} for one in steps)
     assert len({tuple(origins(one)) for one in steps}) > 30
-    for one in steps:                                               # numbers go on from source to source
+    for one in steps:  # numbers go on from source to source
         before = np.array([0, 50, 73])[origins(one)]
         assert [text.split()[1] for text in one.columns["text"]] == [str(row) for row in one.rows - before]
     halves = [list(islice(share_of(order, 17, Share(rank, 2)), 23)) for rank in (0, 1)]
@@ -86,6 +106,9 @@ def test_mixtures_that_cannot_be(sources: list[Pairs]):
         alternating(sources, (1, 0, 1))
     with pytest.raises(ConfigError, match="a weight for each of 3 sources"):
         alternating(sources, (1, 1))
-    orders = tuple(ShuffledOrder(source, OrderSettings(batch_rows=size)) for source, size in zip(sources, (4, 5, 4), strict=True))
+    orders = tuple(
+        ShuffledOrder(source, OrderSettings(batch_rows=size))
+        for source, size in zip(sources, (4, 5, 4), strict=True)
+    )
     with pytest.raises(ConfigError, match="one size"):
         AlternatingOrder(orders, (1, 1, 1))

@@ -23,12 +23,29 @@ def documents(place: Path, lengths: list[int], group: int = 7) -> Pairs:
     names = [f"d{number}" for number, length in enumerate(lengths) for _ in range(length)]
     positions = [place for length in lengths for place in range(length)]
     texts = [f"{name} {position}" for name, position in zip(names, positions, strict=True)]
-    pq.write_table(pa.table({"text": texts, "document": names, "position": positions}), place / "x.parquet", row_group_size=group)
+    pq.write_table(
+        pa.table({"text": texts, "document": names, "position": positions}),
+        place / "x.parquet",
+        row_group_size=group,
+    )
     return open_pairs(PairSettings(uri=str(place)), ROLES)
 
 
-@given(lengths=st.lists(st.integers(1, 25), min_size=1, max_size=8), group=st.integers(4, 30), batch=st.integers(1, 6), window=st.integers(1, 40), seed=st.integers(0, 3))
-def test_batches_are_pieces_of_documents_and_as_many_as_fit(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], group: int, batch: int, window: int, seed: int):
+@given(
+    lengths=st.lists(st.integers(1, 25), min_size=1, max_size=8),
+    group=st.integers(4, 30),
+    batch=st.integers(1, 6),
+    window=st.integers(1, 40),
+    seed=st.integers(0, 3),
+)
+def test_batches_are_pieces_of_documents_and_as_many_as_fit(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    group: int,
+    batch: int,
+    window: int,
+    seed: int,
+):
     pairs = documents(tmp_path_factory.mktemp("documents"), lengths, group)
     steps = sum(length // batch for length in lengths)
     chosen = OrderSettings(batch_rows=batch, window_rows=window, seed=seed)
@@ -42,7 +59,10 @@ def test_batches_are_pieces_of_documents_and_as_many_as_fit(tmp_path_factory: py
     for one in batches:
         assert len(set(one.columns["document"])) == 1
         np.testing.assert_array_equal(np.diff(one.columns["position"]), 1)
-        assert one.columns["text"] == [f"{name} {position}" for name, position in zip(one.columns["document"], one.columns["position"], strict=True)]
+        assert one.columns["text"] == [
+            f"{name} {position}"
+            for name, position in zip(one.columns["document"], one.columns["position"], strict=True)
+        ]
     for epoch in (batches[:steps], batches[steps:]):
         rows = np.concatenate([one.rows for one in epoch])
         assert len(set(rows.tolist())) == steps * batch
@@ -52,11 +72,20 @@ def test_batches_are_pieces_of_documents_and_as_many_as_fit(tmp_path_factory: py
 
 
 def test_a_gap_in_the_positions_ends_a_piece_and_rows_of_no_document_are_in_none(tmp_path: Path):
-    table = pa.table({"text": list("abcdefghi"), "document": [1] * 6 + [None] * 3, "position": [0, 1, 2, 7, 8, 9, 10, 11, 12]})
+    table = pa.table(
+        {
+            "text": list("abcdefghi"),
+            "document": [1] * 6 + [None] * 3,
+            "position": [0, 1, 2, 7, 8, 9, 10, 11, 12],
+        }
+    )
     pq.write_table(table, tmp_path / "x.parquet")
     order = NeighbourOrder(open_pairs(PairSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3))
     assert order.left_over == 3
-    assert {"".join(one.columns["text"]) for one in islice(share_of(order, 0), order.steps_per_epoch)} == {"abc", "def"}
+    assert {"".join(one.columns["text"]) for one in islice(share_of(order, 0), order.steps_per_epoch)} == {
+        "abc",
+        "def",
+    }
 
 
 def test_epochs_cut_a_long_document_elsewhere_and_in_another_order(tmp_path: Path):

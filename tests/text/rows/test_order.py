@@ -30,7 +30,11 @@ def files(place: Path, sizes: list[int], group: int) -> list[str]:
     texts = sentences(sum(sizes))
     for number, size in enumerate(sizes):
         first = sum(sizes[:number])
-        pq.write_table(pa.table({"text": texts[first : first + size]}), place / f"{number:03}.parquet", row_group_size=group)
+        pq.write_table(
+            pa.table({"text": texts[first : first + size]}),
+            place / f"{number:03}.parquet",
+            row_group_size=group,
+        )
     return texts
 
 
@@ -38,28 +42,38 @@ def taken(order: ShuffledOrder, start: int, steps: int, share: Share = Share()) 
     return list(islice(share_of(order, start, share), steps))
 
 
-cases = st.fixed_dictionaries({
-    "sizes": st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    "group": st.integers(1, 25),
-    "window_rows": st.integers(1, 60),
-    "bucket_batches": st.integers(1, 4),
-    "seed": st.integers(0, 5),
-    "repeats": st.sampled_from(["keep", "drop", "mask"]),
-    "per_rank": st.integers(1, 4),
-    "world": st.sampled_from([1, 2, 3]),
-})
+cases = st.fixed_dictionaries(
+    {
+        "sizes": st.lists(st.integers(0, 40), min_size=1, max_size=4),
+        "group": st.integers(1, 25),
+        "window_rows": st.integers(1, 60),
+        "bucket_batches": st.integers(1, 4),
+        "seed": st.integers(0, 5),
+        "repeats": st.sampled_from(["keep", "drop", "mask"]),
+        "per_rank": st.integers(1, 4),
+        "world": st.sampled_from([1, 2, 3]),
+    }
+)
 
 
 @given(case=cases)
-def test_every_row_once_an_epoch_in_an_order_that_knows_no_ranks_and_goes_on_from_any_step(tmp_path_factory: pytest.TempPathFactory, case: dict):
+def test_every_row_once_an_epoch_in_an_order_that_knows_no_ranks_and_goes_on_from_any_step(
+    tmp_path_factory: pytest.TempPathFactory, case: dict
+):
     place = tmp_path_factory.mktemp("rows")
-    texts, world, batch = files(place, case["sizes"], case["group"]), case["world"], case["per_rank"] * case["world"]
+    texts, world, batch = (
+        files(place, case["sizes"], case["group"]),
+        case["world"],
+        case["per_rank"] * case["world"],
+    )
     if len(texts) < batch:
         with pytest.raises(DataError, match="rows"):
             ShuffledOrder(open_pairs(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch))
         return
     options = {name: case[name] for name in ("window_rows", "bucket_batches", "seed", "repeats")}
-    order = ShuffledOrder(open_pairs(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch, **options))
+    order = ShuffledOrder(
+        open_pairs(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch, **options)
+    )
     steps = order.steps_per_epoch
     assert (steps, order.left_over) == divmod(len(texts), batch)
     alone = taken(order, 0, 2 * steps)
@@ -80,11 +94,19 @@ def test_epochs_and_seeds_differ_also_in_a_single_row_group_and_a_window_smaller
     pairs = open_pairs(PairSettings(uri=str(tmp_path / "000.parquet")), ["text"])
     order = ShuffledOrder(pairs, OrderSettings(batch_rows=8, window_rows=64))
     rows = np.array([one.rows for one in taken(order, 0, 150)])
-    other = np.array([one.rows for one in taken(ShuffledOrder(pairs, OrderSettings(batch_rows=8, window_rows=64, seed=1)), 0, 75)])
+    other = np.array(
+        [
+            one.rows
+            for one in taken(ShuffledOrder(pairs, OrderSettings(batch_rows=8, window_rows=64, seed=1)), 0, 75)
+        ]
+    )
     assert (rows[:75] != rows[75:]).mean() > 0.9
     assert (rows[:75] != other).mean() > 0.9
-    first, second = ({frozenset(rows[start : start + 8].ravel().tolist()) for start in (place, place + 8)} for place in (0, 75))
-    assert not first & second                                       # not the same windows in another order
+    first, second = (
+        {frozenset(rows[start : start + 8].ravel().tolist()) for start in (place, place + 8)}
+        for place in (0, 75)
+    )
+    assert not first & second  # not the same windows in another order
 
 
 def test_rows_of_a_bucket_are_about_as_long_and_batches_come_in_no_order_of_length(tmp_path: Path):
@@ -99,17 +121,22 @@ def test_rows_of_a_bucket_are_about_as_long_and_batches_come_in_no_order_of_leng
     wasted = [1 - table.sum() / (table.max(1).sum() * 32) for table in (plain, bucketed)]
     assert wasted[1] < 0.4 * wasted[0]
     means = bucketed.mean(1)
-    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.3      # the length of a batch tells nothing of the next one's
+    assert (
+        abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.3
+    )  # the length of a batch tells nothing of the next one's
     halves = bucketed[:, :16].mean() / bucketed[:, 16:].mean()
-    assert 0.97 < halves < 1.03                                     # and two ranks have equally much to do
+    assert 0.97 < halves < 1.03  # and two ranks have equally much to do
 
 
 def test_rows_left_over_are_not_the_same_ones_in_every_epoch(tmp_path: Path):
     files(tmp_path, [23], group=23)
     order = ShuffledOrder(open_pairs(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10))
-    left = [frozenset(range(23)) - set(np.concatenate([one.rows for one in taken(order, 2 * epoch, 2)]).tolist()) for epoch in range(8)]
+    left = [
+        frozenset(range(23)) - set(np.concatenate([one.rows for one in taken(order, 2 * epoch, 2)]).tolist())
+        for epoch in range(8)
+    ]
     assert all(len(rows) == 3 for rows in left)
-    assert len(set(left)) > 4                                       # one epoch may draw those of another
+    assert len(set(left)) > 4  # one epoch may draw those of another
 
 
 def test_a_batch_that_workers_cannot_share_says_which_could(tmp_path: Path):
@@ -121,10 +148,12 @@ def test_a_batch_that_workers_cannot_share_says_which_could(tmp_path: Path):
 
 def test_starting_late_opens_no_row_group_before(tmp_path: Path):
     files(tmp_path, [100] * 6, group=100)
-    order = ShuffledOrder(open_pairs(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10, window_rows=100))
+    order = ShuffledOrder(
+        open_pairs(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10, window_rows=100)
+    )
     rows = np.concatenate([one.rows for one in taken(order, 0, order.steps_per_epoch)])
     early = set((rows[:200] // 100).tolist()) - set((rows[200:] // 100).tolist())
-    for number in early:                                            # files all of whose rows come before: gone
+    for number in early:  # files all of whose rows come before: gone
         (tmp_path / f"{number:03}.parquet").unlink()
     late = np.concatenate([one.rows for one in taken(order, 20, order.steps_per_epoch - 20)])
     assert early

@@ -31,11 +31,19 @@ def whole(pairs: Pairs) -> dict[str, list[Any]]:
     return pa.concat_tables(pairs.read(pairs.spans())).to_pydict()
 
 
-@pytest.mark.parametrize("labels", [
-    [0, -1, 2, 1, 0, -1, -1, -1], ["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"],
-    pa.array(["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"]).dictionary_encode(),
-])
-def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are_left_out_and_counted(tmp_path: Path, labels: Any):
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [0, -1, 2, 1, 0, -1, -1, -1],
+        ["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"],
+        pa.array(
+            ["entailment", "-", "contradiction", "neutral", "entailment", "-", "-", "-"]
+        ).dictionary_encode(),
+    ],
+)
+def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are_left_out_and_counted(
+    tmp_path: Path, labels: Any
+):
     texts = [f"premise {row}" for row in range(8)]
     uri = written(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
     pairs = open_pairs(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
@@ -46,19 +54,36 @@ def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are
     assert (len(pairs), pairs.counts) == (4, {"rows": 8, "unlabelled": 4, "missing": 0})
 
 
-@pytest.mark.parametrize(("labels", "found"), [
-    ([0, 1, 7, 0], "7"), (["neutral", "entailment", "Neutral", "-"], "'Neutral'"), ([0, 1, None, 0], "None"), ([0, 1, -2, 0], "-2"),
-])
-def test_a_label_outside_the_set_names_file_row_and_set_before_the_first_step(tmp_path: Path, labels: list[Any], found: str):
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ([0, 1, 7, 0], "7"),
+        (["neutral", "entailment", "Neutral", "-"], "'Neutral'"),
+        ([0, 1, None, 0], "None"),
+        ([0, 1, -2, 0], "-2"),
+    ],
+)
+def test_a_label_outside_the_set_names_file_row_and_set_before_the_first_step(
+    tmp_path: Path, labels: list[Any], found: str
+):
     uri = written(tmp_path / "nli.parquet", {"premise": ["a"] * 4, "hypothesis": ["b"] * 4, "label": labels})
-    with pytest.raises(DataError, match=rf"nli.parquet: row 2 .* one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};"):
+    with pytest.raises(
+        DataError,
+        match=rf"nli.parquet: row 2 .* one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};",
+    ):
         open_pairs(PairSettings(uri=uri), NLI)
 
 
 def test_scores_of_any_range_become_zero_to_one(tmp_path: Path):
-    uri = written(tmp_path / "sick.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, 3.0, 5.0]})
+    uri = written(
+        tmp_path / "sick.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, 3.0, 5.0]}
+    )
     roles = ["sentence1", "sentence2", "score"]
-    assert whole(open_pairs(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))["score"] == [0, 0.5, 1]
+    assert whole(open_pairs(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))["score"] == [
+        0,
+        0.5,
+        1,
+    ]
     assert whole(open_pairs(PairSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
     with pytest.raises(DataError, match=r"row 2 .* a number from 0 to 4, found 5.0"):
         open_pairs(PairSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
@@ -66,18 +91,27 @@ def test_scores_of_any_range_become_zero_to_one(tmp_path: Path):
 
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
 def test_a_score_that_is_none_is_refused(tmp_path: Path, bad: float | None):
-    uri = written(tmp_path / "sts.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, bad, 5.0]})
+    uri = written(
+        tmp_path / "sts.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, bad, 5.0]}
+    )
     with pytest.raises(DataError, match="row 1"):
         open_pairs(PairSettings(uri=uri), ["sentence1", "sentence2", "score"])
 
 
 def test_a_missing_text_is_one_blank_and_counted(tmp_path: Path):
     uri = written(tmp_path / "pairs.parquet", {"anchor": ["a", None, "c"], "positive": ["x", "y", None]})
-    order = ShuffledOrder(open_pairs(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]), OrderSettings(batch_rows=3))
+    order = ShuffledOrder(
+        open_pairs(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]), OrderSettings(batch_rows=3)
+    )
     rows = next(share_of(order, 0))
-    by_row = {int(row): (anchor, positive) for row, anchor, positive in zip(rows.rows, rows.columns["anchor"], rows.columns["positive"], strict=True)}
+    by_row = {
+        int(row): (anchor, positive)
+        for row, anchor, positive in zip(
+            rows.rows, rows.columns["anchor"], rows.columns["positive"], strict=True
+        )
+    }
     assert by_row == {0: ("a", "x"), 1: (" ", "y"), 2: ("c", " ")}
-    assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}                       # two rows have the blank in common
+    assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}  # two rows have the blank in common
 
 
 def scattered(rows: int, share: float, rng: np.random.Generator) -> list[str | None]:
@@ -85,51 +119,104 @@ def scattered(rows: int, share: float, rng: np.random.Generator) -> list[str | N
 
 
 @pytest.mark.parametrize("statistics", [True, False])
-@pytest.mark.parametrize("shares", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)])
-def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(tmp_path: Path, shares: tuple[float, ...], statistics: bool):
+@pytest.mark.parametrize(
+    "shares", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)]
+)
+def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(
+    tmp_path: Path, shares: tuple[float, ...], statistics: bool
+):
     rng = np.random.default_rng(len(shares))
-    columns = {name: scattered(40, share, rng) for name, share in zip(("a", "b", "unread"), shares, strict=True)} | {"whole": [f"{row}" for row in range(40)]}
+    columns = {
+        name: scattered(40, share, rng) for name, share in zip(("a", "b", "unread"), shares, strict=True)
+    } | {"whole": [f"{row}" for row in range(40)]}
     schema = pa.schema([(name, pa.string()) for name in columns])
-    pq.write_table(pa.table(columns, schema=schema), tmp_path / "x.parquet", row_group_size=7, write_statistics=statistics)
-    settings = PairSettings(uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "whole"}, missing="drop")
+    pq.write_table(
+        pa.table(columns, schema=schema),
+        tmp_path / "x.parquet",
+        row_group_size=7,
+        write_statistics=statistics,
+    )
+    settings = PairSettings(
+        uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "whole"}, missing="drop"
+    )
     expected = [row for row in range(40) if columns["a"][row] is not None and columns["b"][row] is not None]
     if not expected:
         with pytest.raises(DataError, match="rows to train on, found 40 rows, none of them with every text;"):
             open_pairs(settings, ["anchor", "positive", "negative"])
         return
     pairs = open_pairs(settings, ["anchor", "positive", "negative"])
-    assert (len(pairs), pairs.counts) == (len(expected), {"rows": 40, "unlabelled": 0, "missing": 40 - len(expected)})
-    assert whole(pairs) == {role: [columns[name][row] for row in expected] for role, name in settings.columns.items()} | {"row": expected}
-    assert pa.concat_tables(pairs.read(pairs.spans(), ["negative"])).to_pydict() == {"negative": [str(row) for row in expected], "row": expected}
+    assert (len(pairs), pairs.counts) == (
+        len(expected),
+        {"rows": 40, "unlabelled": 0, "missing": 40 - len(expected)},
+    )
+    assert whole(pairs) == {
+        role: [columns[name][row] for row in expected] for role, name in settings.columns.items()
+    } | {"row": expected}
+    assert pa.concat_tables(pairs.read(pairs.spans(), ["negative"])).to_pydict() == {
+        "negative": [str(row) for row in expected],
+        "row": expected,
+    }
     order = ShuffledOrder(pairs, OrderSettings(batch_rows=1, window_rows=5))
     epoch = [next(batches).rows[0] for batches in [share_of(order, 0)] for _ in expected]
     assert sorted(epoch) == expected
 
 
-def test_a_row_without_a_label_is_not_counted_as_one_without_a_text_and_its_score_may_be_wrong(tmp_path: Path):
-    uri = written(tmp_path / "x.parquet", {"premise": ["a", None, None, "d", "e"], "hypothesis": ["a", "b", "c", None, "e"], "label": [0, -1, 1, 2, -1]}, group=2)
+def test_a_row_without_a_label_is_not_counted_as_one_without_a_text_and_its_score_may_be_wrong(
+    tmp_path: Path,
+):
+    uri = written(
+        tmp_path / "x.parquet",
+        {
+            "premise": ["a", None, None, "d", "e"],
+            "hypothesis": ["a", "b", "c", None, "e"],
+            "label": [0, -1, 1, 2, -1],
+        },
+        group=2,
+    )
     pairs = open_pairs(PairSettings(uri=uri, missing="drop"), NLI)
     assert (len(pairs), pairs.counts) == (1, {"rows": 5, "unlabelled": 2, "missing": 2})
     assert whole(pairs) == {"premise": ["a"], "hypothesis": ["a"], "label": [0], "row": [0]}
-    uri = written(tmp_path / "y.parquet", {"sentence1": ["a", None, "c"], "sentence2": ["a", "b", "c"], "score": [1.0, None, 2.0]})
-    assert whole(open_pairs(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"]))["score"] == [0.2, 0.4]
+    uri = written(
+        tmp_path / "y.parquet",
+        {"sentence1": ["a", None, "c"], "sentence2": ["a", "b", "c"], "score": [1.0, None, 2.0]},
+    )
+    assert whole(open_pairs(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"]))[
+        "score"
+    ] == [0.2, 0.4]
 
 
 def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):
     triples = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
     written(tmp_path / "1.parquet", triples)
     settings = PairSettings(uri=f"{tmp_path}/*.parquet")
-    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive", "negative")
+    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == (
+        "anchor",
+        "positive",
+        "negative",
+    )
     written(tmp_path / "2.parquet", {"anchor": ["d"], "positive": ["e"]})
     assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive")
-    assert whole(open_pairs(settings, ["anchor", "positive"])) == {"anchor": ["a", "d"], "positive": ["b", "e"], "row": [0, 1]}
+    assert whole(open_pairs(settings, ["anchor", "positive"])) == {
+        "anchor": ["a", "d"],
+        "positive": ["b", "e"],
+        "row": [0, 1],
+    }
 
 
-@pytest.mark.parametrize(("columns", "message"), [
-    ({"anchor": ["a"], "positve": ["b"]}, "a column 'positive' for the role positive, found the columns anchor, positve; .* did you mean 'positve'"),
-    ({"anchor": ["a"], "positive": [1]}, "a column of strings for the role positive, found 'positive' of type int64"),
-    ({"anchor": [], "positive": []}, "rows to train on, found no row"),
-])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"anchor": ["a"], "positve": ["b"]},
+            "a column 'positive' for the role positive, found the columns anchor, positve; .* did you mean 'positve'",
+        ),
+        (
+            {"anchor": ["a"], "positive": [1]},
+            "a column of strings for the role positive, found 'positive' of type int64",
+        ),
+        ({"anchor": [], "positive": []}, "rows to train on, found no row"),
+    ],
+)
 def test_what_is_wrong_with_a_file_is_a_sentence(tmp_path: Path, columns: dict[str, Any], message: str):
     uri = written(tmp_path / "pairs.parquet", columns)
     with pytest.raises(DataError, match=message):
@@ -165,7 +252,11 @@ def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path):
 def test_pairs_travel_to_a_worker(tmp_path: Path):
     uri = written(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
     pairs = open_pairs(PairSettings(uri=uri), ["text"])
-    assert whole(pickle.loads(pickle.dumps(pairs))) == whole(pairs) == {"text": ["a", "b", "c", "d"], "row": [0, 1, 2, 3]}
+    assert (
+        whole(pickle.loads(pickle.dumps(pairs)))
+        == whole(pairs)
+        == {"text": ["a", "b", "c", "d"], "row": [0, 1, 2, 3]}
+    )
 
 
 PROGRAM = """
@@ -187,10 +278,26 @@ print(rows, peak_kib() - before)
 
 @pytest.mark.parametrize("group", [1_000_000, 50_000])
 def test_a_million_rows_are_read_in_less_memory_than_they_take(tmp_path: Path, group: int):
-    with pq.ParquetWriter(tmp_path / "x.parquet", pa.schema([("text", pa.string())]), use_dictionary=False) as writer:
-        sentence = "a sentence of many words which is as long as four ordinary ones, so that all of them together are far more than what is held " * 3
-        writer.write_table(pa.table({"text": pc.binary_join_element_wise(sentence, pa.array(np.arange(1_000_000)).cast(pa.string()), "")}), row_group_size=group)
-    found = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
+    with pq.ParquetWriter(
+        tmp_path / "x.parquet", pa.schema([("text", pa.string())]), use_dictionary=False
+    ) as writer:
+        sentence = (
+            "a sentence of many words which is as long as four ordinary ones, so that all of them together are far more than what is held "
+            * 3
+        )
+        writer.write_table(
+            pa.table(
+                {
+                    "text": pc.binary_join_element_wise(
+                        sentence, pa.array(np.arange(1_000_000)).cast(pa.string()), ""
+                    )
+                }
+            ),
+            row_group_size=group,
+        )
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     rows, kib = map(int, found.stdout.split())
     assert rows == 1_000_000 - 1_000_000 % 512
-    assert kib < 320 * 1024                         # all rows are 385 MB, held once; a window of 65,536 of them is 25 MB
+    assert kib < 320 * 1024  # all rows are 385 MB, held once; a window of 65,536 of them is 25 MB

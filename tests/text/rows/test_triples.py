@@ -23,19 +23,28 @@ LABELS = ["entailment", "neutral", "contradiction", "-"]
 
 
 def inference(place: Path, rows: list[tuple[str, str, str]]) -> PairSettings:
-    pq.write_table(pa.table(dict(zip(NLI, zip(*rows, strict=True), strict=True))), place / "nli.parquet", row_group_size=5)
+    pq.write_table(
+        pa.table(dict(zip(NLI, zip(*rows, strict=True), strict=True))),
+        place / "nli.parquet",
+        row_group_size=5,
+    )
     return PairSettings(uri=str(place / "nli.parquet"))
 
 
 @given(rows=st.lists(st.tuples(st.sampled_from("pqrst"), st.sampled_from(LABELS)), min_size=1, max_size=40))
-def test_triples_are_the_first_of_either_kind_of_each_premise_that_has_both(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]):
+def test_triples_are_the_first_of_either_kind_of_each_premise_that_has_both(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+):
     place = tmp_path_factory.mktemp("nli")
     whole = [(premise, f"{premise} {row}", label) for row, (premise, label) in enumerate(rows)]
     firsts: dict[tuple[str, str], str] = {}
     for premise, hypothesis, label in whole:
         firsts.setdefault((premise, label), hypothesis)
-    expected = {(premise, firsts[premise, "entailment"], firsts[premise, "contradiction"])
-                for premise in "pqrst" if {(premise, "entailment"), (premise, "contradiction")} <= firsts.keys()}
+    expected = {
+        (premise, firsts[premise, "entailment"], firsts[premise, "contradiction"])
+        for premise in "pqrst"
+        if {(premise, "entailment"), (premise, "contradiction")} <= firsts.keys()
+    }
     source = inference(place, whole)
     if not expected:
         with pytest.raises(DataError):
@@ -61,11 +70,15 @@ def test_triples_of_snli_and_their_repeats(tmp_path: Path):
     kinds: dict[str, set[int]] = {}
     for premise, label in zip(table["premise"].to_pylist(), table["label"].to_pylist(), strict=True):
         kinds.setdefault(premise, set()).add(label)
-    count = write_triples(open_pairs(PairSettings(uri=str(source)), NLI), open_store(tmp_path), "triples.parquet")
+    count = write_triples(
+        open_pairs(PairSettings(uri=str(source)), NLI), open_store(tmp_path), "triples.parquet"
+    )
     assert count == sum({0, 2} <= found for found in kinds.values())
     pairs = open_pairs(PairSettings(uri=str(tmp_path)), ["anchor", "positive"], ["negative"])
     repeated = {}
     for what in ("keep", "drop"):
         order = ShuffledOrder(pairs, OrderSettings(batch_rows=512, repeats=what))
-        repeated[what] = sum(one.counts["repeated"] for one in islice(share_of(order, 0), order.steps_per_epoch))
+        repeated[what] = sum(
+            one.counts["repeated"] for one in islice(share_of(order, 0), order.steps_per_epoch)
+        )
     assert repeated["drop"] < 0.1 * repeated["keep"]

@@ -92,7 +92,12 @@ def test_word_vectors_without_punctuation_numbers_and_stop_words_know_plain_engl
     (tmp_path / "vocab.txt").write_text("dogs\nrun\ngrass\nbank\nDon\nxylophone")
     tokenizer = load_words(tmp_path, 64, prompt="", lower=False, cuts="end")
     english = "The dogs, and 12 of 3.5 -- don't (they've) run to a bank; 'grass' isn't 1990s x2 (Don's)!"
-    others = ["Die Hunde laufen, im Gras!", "\u6211 \u5728 \u5b66\u6821", "\u041e\u043d \u0438 \u044f", "well-known xylophone"]
+    others = [
+        "Die Hunde laufen, im Gras!",
+        "\u6211 \u5728 \u5b66\u6821",
+        "\u041e\u043d \u0438 \u044f",
+        "well-known xylophone",
+    ]
     counts = tokenizer.counts(tokenizer([english, *others]))
     assert counts.lengths.tolist() == [5, 0, 0, 0, 1]
     assert counts.unknown.tolist() == [0, 5, 3, 1, 2]

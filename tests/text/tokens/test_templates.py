@@ -19,7 +19,13 @@ from pipeline.text.tokens.tokens import Tokenizer, Tokens
 MINILM = locate("all-MiniLM-L6-v2")
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 MASK = 103
-TEXTS = ["two dogs run", "", "a [MASK] in the text [MASK]", "one two three four five six seven eight nine ten eleven twelve " * 3, "[SEP] [CLS]"]
+TEXTS = [
+    "two dogs run",
+    "",
+    "a [MASK] in the text [MASK]",
+    "one two three four five six seven eight nine ten eleven twelve " * 3,
+    "[SEP] [CLS]",
+]
 
 
 def tokenizer(template: str = TEMPLATE, max_length: int = 20, folder=MINILM, **options) -> Tokenizer:
@@ -40,7 +46,20 @@ def test_a_row_is_the_template_as_it_is_published():
     tokens = tokenizer()(["two dogs run"])
     backend = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     assert [backend.id_to_token(number) for number in tokens.ids] == [
-        "[CLS]", "this", "sentence", "of", '"', "two", "dogs", "run", '"', "means", "[MASK]", ".", "[SEP]"]
+        "[CLS]",
+        "this",
+        "sentence",
+        "of",
+        '"',
+        "two",
+        "dogs",
+        "run",
+        '"',
+        "means",
+        "[MASK]",
+        ".",
+        "[SEP]",
+    ]
     assert (len(tokenizer().prefix), np.flatnonzero(tokens.kept).tolist()) == (5, [10])
 
 
@@ -53,10 +72,15 @@ def test_every_row_keeps_the_templates_own_mask_whatever_the_text(template):
     assert rows(tokens.ids, tokens) == expected
     assert tokens.truncated.tolist() == [len(pieces(text)) > made.room for text in TEXTS]
     assert tokens.lengths.max() <= 20
-    for row, kept, around in zip(expected, rows(tokens.kept, tokens), rows(tokens.around, tokens), strict=True):
-        place, = np.flatnonzero(kept)
+    for row, kept, around in zip(
+        expected, rows(tokens.kept, tokens), rows(tokens.around, tokens), strict=True
+    ):
+        (place,) = np.flatnonzero(kept)
         assert place == (len(row) - 1 - row[::-1].index(MASK) if "[MASK]" in behind else row.index(MASK))
-        assert np.flatnonzero(around).tolist() == [*range(len(made.prefix)), *range(len(row) - len(made.suffix), len(row))]
+        assert np.flatnonzero(around).tolist() == [
+            *range(len(made.prefix)),
+            *range(len(row) - len(made.suffix), len(row)),
+        ]
 
 
 @pytest.mark.parametrize("cuts", ["start", "end"])
@@ -79,8 +103,12 @@ def test_rows_taken_out_and_joined_keep_their_masks():
 
 
 def test_a_text_gets_a_full_stop_where_it_has_no_end_and_that_is_asked_for():
-    tokens = replace(load_tokenizer(MINILM, 20), ends_sentences=True)(["two dogs ", "two dogs.", "two?", 'he said "no"', "", "two!"])
-    assert rows(tokens.ids, tokens) == [[101, *pieces(text), 102] for text in ("two dogs.", "two dogs.", "two?", 'he said "no"', "", "two!.")]
+    tokens = replace(load_tokenizer(MINILM, 20), ends_sentences=True)(
+        ["two dogs ", "two dogs.", "two?", 'he said "no"', "", "two!"]
+    )
+    assert rows(tokens.ids, tokens) == [
+        [101, *pieces(text), 102] for text in ("two dogs.", "two dogs.", "two?", 'he said "no"', "", "two!.")
+    ]
 
 
 def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
@@ -89,7 +117,11 @@ def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
     expected = tokenizer()(TEXTS)
     wrap_tokenizer(tmp_path, *tokenizer().around)
     again = in_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
-    assert (again.prefix, again.suffix, again.mask) == (tokenizer().prefix, tokenizer().suffix, tokenizer().mask)
+    assert (again.prefix, again.suffix, again.mask) == (
+        tokenizer().prefix,
+        tokenizer().suffix,
+        tokenizer().mask,
+    )
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     library.no_padding()
     library.enable_truncation(20)
@@ -98,7 +130,15 @@ def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
         in_template(load_tokenizer(tmp_path, 20), tmp_path, TEMPLATE, masked=True)
 
 
-@pytest.mark.parametrize(("template", "said"), [("a [MASK]", r"\[X\] once"), ("[X] [X] [MASK]", r"\[X\] once"), ("[X]", r"\[MASK\] once"), ("", r"\[X\] once")])
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("a [MASK]", r"\[X\] once"),
+        ("[X] [X] [MASK]", r"\[X\] once"),
+        ("[X]", r"\[MASK\] once"),
+        ("", r"\[X\] once"),
+    ],
+)
 def test_a_template_has_one_text_and_one_mask(template, said):
     with pytest.raises(ValidationError, match=said):
         EncoderSettings(template=template)

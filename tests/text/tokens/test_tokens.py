@@ -18,8 +18,20 @@ from pipeline.text.tokens.tokens import Tokenizer
 
 MINILM = locate("all-MiniLM-L6-v2")
 UNUSUAL = (
-    "", " ", "\x00\x07", "a\u0301 e\u0301", "日本語のテキスト", "🙂🙂 👨‍👩‍👧", "İstanbul ǅ ﬁ", "x" * 500, "[MASK] [SEP] in the text", "tab\there\nand  two   spaces ",
-    "\u200bzero\u200dwidth", "don't well-known e.g. U.S.A.", "\ufffd", "\u0600 prepended",
+    "",
+    " ",
+    "\x00\x07",
+    "a\u0301 e\u0301",
+    "日本語のテキスト",
+    "🙂🙂 👨‍👩‍👧",
+    "İstanbul ǅ ﬁ",
+    "x" * 500,
+    "[MASK] [SEP] in the text",
+    "tab\there\nand  two   spaces ",
+    "\u200bzero\u200dwidth",
+    "don't well-known e.g. U.S.A.",
+    "\ufffd",
+    "\u0600 prepended",
 )
 
 
@@ -34,7 +46,10 @@ def reference(text: str, max_length: int) -> list[int]:
 def rows(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     tokens = tokenizer(texts)
     assert (tokens.ids.dtype, tokens.offsets.dtype) == (np.int32, np.int64)
-    return [tokens.ids[start:end].tolist() for start, end in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)]
+    return [
+        tokens.ids[start:end].tolist()
+        for start, end in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)
+    ]
 
 
 @pytest.mark.parametrize("max_length", [8, 256])
@@ -43,7 +58,14 @@ def test_ids_equal_the_tokenizer_librarys_own(max_length):
     assert rows(load_tokenizer(MINILM, max_length), texts) == [reference(text, max_length) for text in texts]
 
 
-@given(st.lists(st.text(alphabet=st.sampled_from("ab é.,'日本 \t\n🙂1[]") | st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5), st.integers(60, 90))
+@given(
+    st.lists(
+        st.text(alphabet=st.sampled_from("ab é.,'日本 \t\n🙂1[]") | st.characters(exclude_categories=["Cs"])),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(60, 90),
+)
 def test_reading_only_the_head_of_a_text_changes_no_token(pieces, repeats):
     random.seed(repeats)
     text = random.choice(["", " "]).join(random.choice(pieces) for _ in range(repeats))
@@ -56,7 +78,11 @@ def test_other_kinds_of_tokenizers_also_read_the_head_alone(kind, tmp_path):
 
     words = "the quick brown fox's 12 dogs, jumps; over! lazy "
     made = tokenizers.Tokenizer(models.BPE() if kind == "byte_level" else models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False) if kind == "byte_level" else pre_tokenizers.Metaspace()
+    made.pre_tokenizer = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if kind == "byte_level"
+        else pre_tokenizers.Metaspace()
+    )
     trainer = trainers.BpeTrainer if kind == "byte_level" else trainers.UnigramTrainer
     made.train_from_iterator([words] * 3, trainer(vocab_size=60, show_progress=False))
     made.save(str(tmp_path / "tokenizer.json"))
@@ -73,24 +99,26 @@ def test_truncation_is_known_at_the_exact_length():
     assert tokens.lengths.tolist() == [8, 8, 2]
 
 
-@pytest.mark.parametrize("unit", ["a word and another one, ", "日本語", "🙂", "x", "ab\u00a0", "\n", "a." * 50 + "\t"], ids=repr)
+@pytest.mark.parametrize(
+    "unit", ["a word and another one, ", "日本語", "🙂", "x", "ab\u00a0", "\n", "a." * 50 + "\t"], ids=repr
+)
 def test_a_text_of_a_million_characters_costs_little(unit):
     tokenizer = load_tokenizer(MINILM, 256)
-    text = (unit * (1_000_000 // len(unit)))
+    text = unit * (1_000_000 // len(unit))
     tracemalloc.start()
     began = time.process_time()
     tokens = tokenizer([text])
     seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert tokens.lengths[0] <= 256
-    assert seconds < 10                                 # about 1 s where the whole text must be read, here with Python's memory being traced
+    assert seconds < 10  # about 1 s where the whole text must be read, here with Python's memory being traced
     assert peak < 200e6
 
 
 def test_the_prompt_stands_before_every_text_and_its_tokens_are_known():
     tokenizer = load_tokenizer(MINILM, 16, prompt="query: ")
     assert rows(tokenizer, ["two dogs"]) == [reference("query: two dogs", 16)]
-    assert tokenizer.prompt_tokens == 3                 # [CLS] query :
+    assert tokenizer.prompt_tokens == 3  # [CLS] query :
     assert load_tokenizer(MINILM, 16).prompt_tokens == 0
 
 
@@ -109,7 +137,9 @@ def test_padding_and_truncation_written_into_the_file_do_not_count(tmp_path):
     made.enable_padding(length=128)
     made.enable_truncation(5)
     made.save(str(tmp_path / "tokenizer.json"))
-    assert rows(load_tokenizer(tmp_path, 12), ["one two three four five six seven"]) == [reference("one two three four five six seven", 12)]
+    assert rows(load_tokenizer(tmp_path, 12), ["one two three four five six seven"]) == [
+        reference("one two three four five six seven", 12)
+    ]
 
 
 def test_a_vocabulary_without_tokenizer_json_goes_through_transformers(tmp_path):
@@ -123,7 +153,9 @@ def test_a_folder_without_a_tokenizer_or_with_a_broken_one_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"tokenizer\.json or a vocabulary"):
         load_tokenizer(tmp_path, 32)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(ModelError, match=r"tokenizer\.json: expected a tokenizer that the tokenizers library reads"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer\.json: expected a tokenizer that the tokenizers library reads"
+    ):
         load_tokenizer(tmp_path, 32)
 
 
