@@ -12,7 +12,7 @@ import typer
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 from pipeline.log import duration
 from pipeline.settings import Job
-from pipeline.store.release import OUTSIDE_RECALL
+from pipeline.store.manifest import OUTSIDE_RECALL
 
 _VERIFY = (
     "First read every file of the current release and compare its sha256; without it only sizes are compared."

@@ -8,7 +8,8 @@ from pipeline.errors import DataError
 from pipeline.log import size
 
 if TYPE_CHECKING:
-    from pipeline.store.release import ReleaseManifest, Releases
+    from pipeline.store.manifest import ReleaseManifest
+    from pipeline.store.release import Releases
 
 
 def every(opened: "Releases", root: str) -> Answer:

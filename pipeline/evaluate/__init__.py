@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.registry import Registry
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 
 class Vectors(Protocol):

@@ -15,7 +15,7 @@ from pipeline.evaluate.ranks import Mined, most_alike
 from pipeline.evaluate.similarity import Similarity, vectors_of
 from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)
 SHOWN = 20  # pairs in the facts

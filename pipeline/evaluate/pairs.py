@@ -13,7 +13,7 @@ from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1,
 from pipeline.evaluate.similarity import Similarity, paired, vectors_of
 from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 
 @TASKS.register("pairs")

@@ -15,7 +15,7 @@ from pipeline.evaluate.ranks import Relevant, relevant_ranks
 from pipeline.evaluate.similarity import Similarity, vectors_of
 from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 RECALLS = (1, 5, 10, 100)
 

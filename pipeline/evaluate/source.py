@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.config import Settings, digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.text.corpus.columns import decoded
 
 BLANK = " "  # what a missing text is read as: leaving the row out would change the task

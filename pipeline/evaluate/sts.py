@@ -14,7 +14,7 @@ from pipeline.evaluate.similarity import Similarity, paired, vectors_of
 from pipeline.evaluate.source import RowOptions, TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.stats.correlation import constant, pearson, spearman
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 Aggregation = Literal["all", "mean", "wmean"]
 Correlation = Callable[[np.ndarray, np.ndarray], float]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate import TASKS, Score, Task
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 
 STS = (
     "STS12",

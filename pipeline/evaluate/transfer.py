@@ -14,7 +14,7 @@ from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.solvers import Solver, solver_of
 from pipeline.evaluate.source import TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 
 class TransferOptions(Settings):

@@ -12,7 +12,7 @@ from pipeline.evaluate import TASKS, Score, Vectors
 from pipeline.evaluate.similarity import Similarity, paired, vectors_of
 from pipeline.evaluate.source import RowOptions, TaskFile, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 ROLES = ("anchor", "positive", "negative")
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, SpaceMismatch
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest, ReleaseUnit
+from pipeline.store.manifest import ReleaseManifest, ReleaseUnit
 from pipeline.store.schema import checked_space, vector_matrix
-from pipeline.store.store import Store
 from pipeline.store.units import FileRef, Stored, UnitRecord
 
 _BATCH = 8_192  # rows at once: 12 MB of float32 at d = 384

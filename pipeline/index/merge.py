@@ -11,7 +11,7 @@ from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.structure import addresses_of, can_merge, fingerprint, ivf_of, unwrap
-from pipeline.store.store import sha256_of
+from pipeline.store.base import sha256_of
 
 _SCORE_ROUNDING = 1e-4  # between a search of few rows and one of many
 _FOUND_SHARE = 0.95  # of a part's rows

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.index.build import read_index
 from pipeline.index.structure import addresses_of, graph_search, ivf_of, list_search
 from pipeline.index.truth import NOBODY
-from pipeline.store.store import checked
+from pipeline.store.base import checked
 from pipeline.store.units import FileRef
 
 _LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them

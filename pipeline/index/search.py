@@ -16,8 +16,10 @@ from pipeline.index.parts import folder_of, open_parts
 from pipeline.index.texts import Texts
 from pipeline.index.truth import NOBODY
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.release import ReleaseManifest, Releases
-from pipeline.store.store import Store, checked, open_store
+from pipeline.store.base import Store, checked
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize
 

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.store.release import ReleaseUnit
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseUnit
 
 _THREADS = 16  # units at once: an object store answers each in tens of milliseconds
 _BATCH_ROWS = 4_096  # decoded at once; reading ends behind the last row that is wanted

@@ -17,7 +17,7 @@ from pipeline.index.parts import Parts
 from pipeline.index.structure import chain_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
-from pipeline.store.release import Gate
+from pipeline.store.manifest import Gate
 from pipeline.text.tokens.coverage import Covered
 
 RANKS = (1, 10, 100)

@@ -20,7 +20,7 @@ from pipeline.report.changes import (
 )
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
-from pipeline.store.release import OUTSIDE_RECALL
+from pipeline.store.manifest import OUTSIDE_RECALL
 from pipeline.text.tokens.coverage import Covered, named
 
 EXCERPT = 240  # characters of a text that are shown

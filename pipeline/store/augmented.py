@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import TransientError
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import Corpus, FileRef, Manifest
 
 TOP = "augmented"

@@ -28,9 +28,9 @@ from typing import BinaryIO
 from pipeline.errors import ConfigError
 from pipeline.headway import at_headway, headway
 from pipeline.log import say
+from pipeline.store.base import PARTIAL, room, sha256_of
 from pipeline.store.owned import make_owned, may_hold, problem_with
 from pipeline.store.retry import seconds
-from pipeline.store.store import PARTIAL, room, sha256_of
 
 _GIB = 50.0
 _IN_USE_S = 3_600.0  # between being handed out and being opened lies far less

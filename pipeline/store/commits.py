@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.errors import DataError
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")

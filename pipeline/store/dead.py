@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import FileRef, stored_by_content
 
 _SCHEMA = pa.schema([pa.field("address", pa.int64(), nullable=False)])

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from pipeline.errors import PipelineError, TransientError
+from pipeline.store.base import Entry, Store
 from pipeline.store.probe import clock
-from pipeline.store.store import Entry, Store
 
 _EVERY_S = 300.0
 _LASTS_S = 1_200.0  # a run that was killed says nothing any more: four beats later it counts as over

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.store.store import PARTIAL, Entry, Store, checked, room, verified
+from pipeline.store.base import PARTIAL, Entry, Store, checked, room, verified
 
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 

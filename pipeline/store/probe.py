@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 
 @dataclass(frozen=True)

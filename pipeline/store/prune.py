@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pipeline.errors import TransientError
 from pipeline.log import say
 from pipeline.store.augmented import TOP, Series, every
+from pipeline.store.base import Entry, Store
+from pipeline.store.commits import commit_path
 from pipeline.store.lease import running
+from pipeline.store.manifest import ReleaseManifest, manifest_path
 from pipeline.store.probe import clock
-from pipeline.store.release import ReleaseManifest, Releases, commit_path, manifest_path
-from pipeline.store.store import Entry, Store
+from pipeline.store.release import Releases
 from pipeline.store.units import Stored, total
 from pipeline.store.verify import files_of
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.headway import headway
+from pipeline.store.base import Entry, Store, checked, verified
 from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.retry import retrying
-from pipeline.store.store import Entry, Store, checked, verified
 
 _WHOLE_READ = 256 << 20  # bytes: up to here an object is read whole; beyond, a reader seeks
 

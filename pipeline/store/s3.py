@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
 from pipeline.headway import headway
+from pipeline.store.base import Entry, checked
 from pipeline.store.remote import ObjectStore, entries_of
 from pipeline.store.retry import answer_of, retrying, seconds
-from pipeline.store.store import Entry, checked
 
 A = TypeVar("A")
 B = TypeVar("B")

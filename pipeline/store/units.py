@@ -7,7 +7,7 @@ from typing import Self
 
 from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
-from pipeline.store.store import Store, changed
+from pipeline.store.base import Store, changed
 
 SCHEMA_VERSION = 1  # of manifests; a change that older versions would misread raises it
 _SEAL = "seal"

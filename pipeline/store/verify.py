@@ -4,14 +4,12 @@ import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipeline.errors import DataError
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
-
-if TYPE_CHECKING:
-    from pipeline.store.release import ReleaseManifest
 
 _THREADS = 16  # requests at once: an object store answers each in tens of milliseconds
 _READERS = 4  # files hashed at once
@@ -42,7 +40,7 @@ class Fault(NamedTuple):
         )
 
 
-def files_of(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ...]:
+def files_of(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     """Every file that the release needs, each once, except its own manifest.
 
     Files that only its corpus record names are left out where that is missing. DataError where it was changed or
@@ -57,7 +55,7 @@ def files_of(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ...]:
     return tuple((needed | {file.path: file for file in corpus.references()}).values())
 
 
-def _known_files(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ...]:
+def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     """As `files_of`; without the files that only the corpus record names where that cannot be read."""
     try:
         return files_of(store, manifest)
@@ -65,7 +63,7 @@ def _known_files(store: Store, manifest: "ReleaseManifest") -> tuple[FileRef, ..
         return tuple({file.path: file for file in manifest.files()}.values())
 
 
-def size_faults(store: Store, manifest: "ReleaseManifest") -> list[Fault]:
+def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
     """Files of the release that are missing or of another size, in path order.
 
     One listing per folder: a large corpus has tens of thousands of files.
@@ -90,7 +88,7 @@ def check_files(store: Store, files: Iterable[FileRef]) -> None:
 
 
 def content_faults(
-    store: Store, manifest: "ReleaseManifest", on_read: Callable[[int], None] = lambda size: None
+    store: Store, manifest: ReleaseManifest, on_read: Callable[[int], None] = lambda size: None
 ) -> list[Fault]:
     """Files of the release that are missing, of another size or of another content, in path order.
 

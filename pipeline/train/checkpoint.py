@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pipeline.errors import DataError
 from pipeline.log import say
 from pipeline.settings.training import CheckpointSettings
-from pipeline.store.store import Store, sha256_of
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.units import Stored
 from pipeline.train.gather import Ranks, world_size
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from pipeline.errors import DataError
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.train.figures import Figures
 from pipeline.train.loop import Step
 from pipeline.train.measures import measured

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from pipeline.errors import ConfigError
 from pipeline.log import say
 from pipeline.settings.training import WatchSettings
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.local import LocalStore
-from pipeline.store.store import Store, sha256_of
 from pipeline.train.figures import Figures
 
 FOLDER = "tensorboard"  # below that of the training

@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import open_release
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
-from pipeline.store.store import Store, open_store
+from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.store.verify import files_of
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.store.base import PARTIAL
 from pipeline.store.release import Releases
-from pipeline.store.store import PARTIAL, open_store
+from pipeline.store.store import open_store
 from tests.chaos.campaign import Campaign, Plans, Report
 from tests.chaos.points import POINTS, Shot, point_of
 from tests.flows.conftest import ROOT, job_arguments, sentences

@@ -15,8 +15,9 @@ from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, merge_on_disk
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
-from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, Releases, ReleaseUnit
-from pipeline.store.store import Store, sha256_of
+from pipeline.store.base import Store, sha256_of
+from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.release import Releases
 from pipeline.store.units import Corpus, FileRef, stored_by_content
 from tests.index.clustered import Map
 

@@ -11,8 +11,10 @@ import pytest
 import pipeline
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
 from pipeline.index.search import open_release
-from pipeline.store.release import EncoderFiles, ReleaseManifest, Releases
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.manifest import EncoderFiles, ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 from pipeline.store.units import FileRef
 from tests.index.clustered import Map, cosines
 from tests.index.published import Publisher, open_encoder, texts

@@ -9,8 +9,9 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.index.texts import MissingTexts, Texts
-from pipeline.store.release import ReleaseUnit
-from pipeline.store.store import Store, open_store, sha256_of
+from pipeline.store.base import Store, sha256_of
+from pipeline.store.manifest import ReleaseUnit
+from pipeline.store.store import open_store
 from pipeline.store.units import FileRef
 from tests.faults import FaultyProxy
 

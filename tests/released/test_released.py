@@ -20,7 +20,8 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.layers.linear import is_onednn
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
-from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.models.folders import save_folder
 from tests.released.small import run_night, set_corpus, unpack

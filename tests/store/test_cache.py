@@ -17,8 +17,9 @@ import pytest
 from pipeline.errors import ConfigError, TransientError
 from pipeline.headway import at_headway
 from pipeline.models.folder.locate import locate
+from pipeline.store.base import PARTIAL, Store
 from pipeline.store.cache import cache_directory, kept, shrink
-from pipeline.store.store import PARTIAL, Store, open_store
+from pipeline.store.store import open_store
 from tests.faults import Faults, FaultyProxy
 
 CONTENT = np.random.default_rng(0).bytes(3 << 20)
@@ -58,7 +59,8 @@ def age(place: Path, hours: float) -> None:
 
 def starter(store: Store) -> "subprocess.Popen[str]":
     program = (
-        "import sys; from pipeline.store.store import open_store, sha256_of; from pipeline.models.folder.locate import locate\n"
+        "import sys; from pipeline.store.base import sha256_of\n"
+        "import sys; from pipeline.store.store import open_store; from pipeline.models.folder.locate import locate\n"
         f"print(sha256_of(open_store('{store.uri}').local('index.faiss', '{SHA256}')), sha256_of(locate('{store.uri}/encoder') / 'model.safetensors'))"
     )
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PublishConflict
+from pipeline.store.commits import commit_path
+from pipeline.store.manifest import manifest_path
 from pipeline.store.prune import prune
-from pipeline.store.release import Releases, commit_path, manifest_path
+from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.faults import Faults, FaultyProxy
 from tests.store.test_release import candidate

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.store.base import Store
 from pipeline.store.probe import check_store, probe
-from pipeline.store.store import Store, open_store
+from pipeline.store.store import open_store
 from tests.faults import Faults, FaultyProxy
 
 KINDS = ["throttled", "internal", "limited", "reset", "delayed", "cut", "lost"]

@@ -14,7 +14,8 @@ import yaml
 from pipeline import config
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.models.folder.locate import locate
-from pipeline.store.store import Store, open_store, room
+from pipeline.store.base import Store, room
+from pipeline.store.store import open_store
 
 ROOT = Path(__file__).parent.parent.parent
 OUTSIDE = ["../x", "a/../../x", "/etc/passwd", "..", "a\\..\\x", "a\0b", ""]

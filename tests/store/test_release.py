@@ -12,18 +12,13 @@ import pytest
 from pipeline.config import canonical, digest_of
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import listening
+from pipeline.store.base import Store
+from pipeline.store.commits import commit_path
 from pipeline.store.lease import lease, running
+from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit, manifest_path
 from pipeline.store.prune import prune
-from pipeline.store.release import (
-    EncoderFiles,
-    IndexFiles,
-    ReleaseManifest,
-    Releases,
-    ReleaseUnit,
-    commit_path,
-    manifest_path,
-)
-from pipeline.store.store import Store, open_store
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, CorpusUnit, FileRef
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError
+from pipeline.store.base import Store, checked
 from pipeline.store.local import LocalStore
-from pipeline.store.store import Store, checked, open_store
+from pipeline.store.store import open_store
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.store.units import UnitRecord, create_record, stored_by_content
 
 

@@ -12,7 +12,8 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import CheckpointSettings
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.train.checkpoint import Checkpoints
 
 TOP = "run/checkpoints"

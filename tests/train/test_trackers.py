@@ -16,7 +16,8 @@ from pipeline.log import Stages
 from pipeline.objectives import Loss
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings, WatchSettings
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.train.figures import Figures, totals
 from pipeline.train.loop import Step
 from pipeline.train.measures import measured

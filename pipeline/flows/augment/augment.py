@@ -23,8 +23,9 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, Job, WorkerSettings
 from pipeline.settings.augment import AugmentSettings, KeepSettings, ModelSettings
 from pipeline.store.augmented import Augmented, Series
+from pipeline.store.base import Store
 from pipeline.store.lease import holders, lease
-from pipeline.store.store import Store, open_store
+from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, FileRef, UnitRecord
 from pipeline.text.corpus.ingest import Parent, corpus_digest, record_path
 from pipeline.text.corpus.sources import list_files

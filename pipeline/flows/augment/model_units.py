@@ -14,7 +14,7 @@ from pipeline.errors import MODEL_FAILURES, Defect, ModelError
 from pipeline.flows.workers.pool import progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.settings.augment import AugmentSettings
-from pipeline.store.store import Store, sha256_of
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.units import CorpusUnit, UnitRecord, create_record
 
 _FORMAT = 1  # of the units made here

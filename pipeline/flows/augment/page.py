@@ -19,7 +19,7 @@ from pipeline.report.augmentation import Example, Method, Rejected, Report, Samp
 from pipeline.settings import Job
 from pipeline.settings.augment import KeepSettings
 from pipeline.stats.sample import sample_by_key
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import Corpus, UnitRecord
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from pipeline.flows.workers.pool import progress
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.augment import AugmentSettings
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead
 from pipeline.store.schema import KEY, carried_name, kept_name
-from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record
 
 _ROWS = 2_048  # judged together: the encoder fills its buffers

@@ -3,7 +3,7 @@
 import uuid
 from dataclasses import dataclass
 
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 LIMIT = 3  # attempts of one run that left only their mark; the next one works in a child process
 

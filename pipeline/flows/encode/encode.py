@@ -18,8 +18,8 @@ from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.store.release import ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, Manifest, UnitRecord
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.tokens.coverage import token_counts, token_warnings

@@ -9,9 +9,9 @@ from pipeline.flows.workers.local import at_hand
 from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.models.folder.locate import anywhere
 from pipeline.settings import EncoderSettings
+from pipeline.store.base import Store
 from pipeline.store.local import LocalStore
-from pipeline.store.release import EncoderFiles
-from pipeline.store.store import Store
+from pipeline.store.manifest import EncoderFiles
 from pipeline.store.units import FileRef
 
 _IN_MEMORY = (

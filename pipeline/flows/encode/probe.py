@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.store import Store
 from pipeline.store.units import CorpusUnit, FileRef
 
 _BATCH = 65_536  # rows looked at together

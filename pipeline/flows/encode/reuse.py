@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.flows.rows import Placed, vectors_at
+from pipeline.store.base import Store
 from pipeline.store.schema import checked_space
-from pipeline.store.store import Store
 from pipeline.store.units import CorpusUnit, UnitRecord
 
 

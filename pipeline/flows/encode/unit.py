@@ -25,8 +25,8 @@ from pipeline.flows.workers.worker import assigned_cpus, loaded
 from pipeline.log import listening
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
-from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record, stored_by_content
 from pipeline.text.tokens.coverage import Tally
 

@@ -13,8 +13,10 @@ from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, Job
-from pipeline.store.release import ReleaseManifest, Releases
-from pipeline.store.store import Store, open_store, store_of
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store, store_of
 from pipeline.store.units import FileRef
 from pipeline.store.verify import check_files
 

@@ -9,7 +9,7 @@ from pipeline.evaluate import Task
 from pipeline.flows.evaluate.scoring import Scored
 from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.stats.tensors import unpack
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 _PAIRS = 4  # shown for a task and a candidate
 _MOST = 8  # tasks times candidates that are shown

@@ -24,7 +24,8 @@ from pipeline.report.evaluation import Section
 from pipeline.report.geometry import sections as geometry_sections
 from pipeline.settings import Job
 from pipeline.stats.measured import Geometry
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 
 Key = tuple[tuple[str, str | None], str]
 """(space and transform, task): candidates that share both share their figures"""

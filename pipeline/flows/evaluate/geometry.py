@@ -23,7 +23,8 @@ from pipeline.settings import GeometrySettings, Job, TaskSettings
 from pipeline.stats.lexical import rank_correlation
 from pipeline.stats.measured import RAW, Depth, EncoderGeometry, Geometry, Series
 from pipeline.stats.space import Pairs
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.text.corpus.ingest import Parent, ingest
 

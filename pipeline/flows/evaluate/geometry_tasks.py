@@ -15,7 +15,7 @@ from pipeline.stats.contextuality import KEPT_BYTES, Occurrences, Tokenized, cho
 from pipeline.stats.geometry import Figure
 from pipeline.stats.measured import RAW, EncoderGeometry, Level, level
 from pipeline.stats.space import POSITIVE, Pairs, Space, sentence_space, with_pairs, word_figures
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import FileRef
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.evaluate.sentences import SpaceVectors
 from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import FileRef, Stored, stored_by_content
 
 Kept = TypeVar("Kept", bound=Stored)

@@ -23,8 +23,8 @@ from pipeline.flows.workers.local import arithmetic, with_threads_of
 from pipeline.flows.workers.pool import map_units
 from pipeline.log import Stages, say
 from pipeline.settings import EncodeSettings, Job
+from pipeline.store.base import Store
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
-from pipeline.store.store import Store
 from pipeline.store.units import CorpusUnit, UnitRecord, stored_by_content
 from pipeline.text.corpus.normalize import normalize, text_keys
 

@@ -23,7 +23,7 @@ from pipeline.index.kinds import plan_index
 from pipeline.log import Stages, packages
 from pipeline.post import Transform
 from pipeline.settings import Job
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import FileRef
 
 

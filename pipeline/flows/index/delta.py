@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed, placed_in, placed_rows
 from pipeline.store.dead import Dead, write_addresses
-from pipeline.store.release import ReleaseManifest
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
 
 

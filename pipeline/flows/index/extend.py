@@ -28,8 +28,8 @@ from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.log import Stages
 from pipeline.post import Transform
 from pipeline.settings import Job
-from pipeline.store.release import Choice, ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.units import FileRef, Stored
 
 Built = tuple[BuiltIndex, tuple[Choice, ...]]

@@ -29,7 +29,7 @@ from pipeline.flows.index.tasks import (
 from pipeline.flows.rows import LiveRows, Placed, placed_in
 from pipeline.post import Affine
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
 
 _RANK = 100  # recall is reported down to it

@@ -9,7 +9,7 @@ from pipeline.flows.rows import Placed
 from pipeline.index.kinds import GIB, IndexPlan
 from pipeline.post import Transform
 from pipeline.settings import Job
-from pipeline.store.release import Choice, IndexFiles, ReleaseManifest
+from pipeline.store.manifest import Choice, IndexFiles, ReleaseManifest
 
 KEPT, ANEW = "kept", "built anew"
 

@@ -14,8 +14,8 @@ from pipeline.index.kinds import IndexPlan
 from pipeline.post import Affine, Transform
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.release import IndexFiles
-from pipeline.store.store import Store, sha256_of
+from pipeline.store.base import Store, sha256_of
+from pipeline.store.manifest import IndexFiles
 from pipeline.store.units import FileRef, Stored
 
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4

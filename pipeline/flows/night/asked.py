@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.workers.pool import Pool, run_task
 from pipeline.store.answers import Answers, Hit
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseUnit
-from pipeline.store.store import Store
+from pipeline.store.manifest import ReleaseUnit
 from pipeline.store.units import FileRef
 
 _ANSWERS = 4

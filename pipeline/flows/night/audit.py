@@ -17,9 +17,9 @@ from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.pool import Pool, run_task
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import Gate, ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.manifest import Gate, ReleaseManifest
 from pipeline.text.tokens.coverage import Covered
 
 

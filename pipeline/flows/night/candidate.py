@@ -16,9 +16,9 @@ from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.settings import Job
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
-from pipeline.store.store import Store
+from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, total
 from pipeline.text.corpus.ingest import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts

@@ -15,8 +15,8 @@ from pipeline.index.search import OpenRelease
 from pipeline.log import say
 from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
-from pipeline.store.release import ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
 from pipeline.text.corpus.keys import by_id, read_part
 

@@ -15,8 +15,8 @@ from pipeline.index.kinds import plan_index
 from pipeline.log import size
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
+from pipeline.store.base import Store
 from pipeline.store.local import LocalStore
-from pipeline.store.store import Store
 from pipeline.text.corpus.sources import SourceFile
 
 _TABLE_BYTES = 120  # of one row in the key tables and beside the index: id, text key, address, file, row

@@ -18,8 +18,8 @@ from pipeline.flows.workers.pool import Pool, run_task
 from pipeline.log import say
 from pipeline.settings import Job
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.release import Gate, ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import Gate, ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
 from pipeline.text.tokens.coverage import Covered
 

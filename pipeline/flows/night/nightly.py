@@ -27,10 +27,11 @@ from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import anywhere
 from pipeline.settings import Job
+from pipeline.store.base import Store
 from pipeline.store.lease import lease
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.probe import check_store
-from pipeline.store.release import ReleaseManifest, Releases
-from pipeline.store.store import Store
+from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.text.tokens.coverage import token_facts, token_warnings
 

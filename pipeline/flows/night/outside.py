@@ -19,9 +19,9 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.post import load_transform
 from pipeline.settings import GateSettings, Job
 from pipeline.stats.tensors import pack
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import OUTSIDE_RECALL, Gate, ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.manifest import OUTSIDE_RECALL, Gate, ReleaseManifest
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts

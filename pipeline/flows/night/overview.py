@@ -9,9 +9,10 @@ from pipeline.config import digest_of
 from pipeline.errors import DataError, PipelineError
 from pipeline.log import say
 from pipeline.store.answers import Answers
+from pipeline.store.base import Store
 from pipeline.store.commits import Commit
-from pipeline.store.release import Gate, ReleaseManifest, Releases
-from pipeline.store.store import Store
+from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.units import Stored
 
 if TYPE_CHECKING:

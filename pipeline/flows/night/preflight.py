@@ -17,8 +17,9 @@ from pipeline.flows.night.stages import check_kind
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
+from pipeline.store.base import Store
 from pipeline.store.probe import check_store
-from pipeline.store.store import Store, open_store
+from pipeline.store.store import open_store
 from pipeline.text.corpus.reader import Survey, read_batches, survey
 from pipeline.text.corpus.sources import SourceFile, list_files
 from pipeline.text.tokens.coverage import Covered, Tally, token_warnings

@@ -6,8 +6,9 @@ from pipeline.errors import DataError
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.settings import EncoderSettings, Job
-from pipeline.store.release import ReleaseManifest, Releases
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.store.verify import Fault, content_faults, size_faults
 from pipeline.text.corpus.ingest import Parent, corpus_digest

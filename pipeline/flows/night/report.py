@@ -37,8 +37,8 @@ from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_s
 from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers, Hit
-from pipeline.store.release import Choice, ReleaseManifest
-from pipeline.store.store import Store
+from pipeline.store.base import Store
+from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.units import ChangedRow as DrawnRow
 from pipeline.store.units import ChangedRows
 from pipeline.text.tokens.coverage import Covered, token_warnings

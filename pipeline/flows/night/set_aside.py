@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.flows.night.candidate import Candidate
 from pipeline.report.changes import QuarantinedRow
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 
 _EACH = 3  # rows shown for a reason

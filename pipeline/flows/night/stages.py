@@ -20,9 +20,11 @@ from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.post.chain import check_transform
 from pipeline.settings import CorpusSettings, Job
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import Choice, ReleaseManifest, Releases
-from pipeline.store.store import Store, open_store
+from pipeline.store.manifest import Choice, ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, Manifest
 from pipeline.text.corpus.docstrings import harvest_docstrings
 from pipeline.text.corpus.ingest import Parent, ingest

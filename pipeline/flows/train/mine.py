@@ -21,8 +21,8 @@ from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
+from pipeline.store.base import Store
 from pipeline.store.schema import corpus_schema, writer_options
-from pipeline.store.store import Store
 from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, stored_by_content, total
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.pairs import Pairs, open_pairs

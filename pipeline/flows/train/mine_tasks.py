@@ -13,9 +13,9 @@ from pipeline.flows.index.tasks import BuiltIndex, put_by_content
 from pipeline.flows.rows import LiveRows, Placed, placed_rows
 from pipeline.flows.workers.pool import progress
 from pipeline.settings.training import MineSettings
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead
 from pipeline.store.schema import KEY, vector_matrix
-from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef, Stored, UnitRecord, create_record
 from pipeline.text.rows.triples import SCHEMA
 

@@ -10,7 +10,7 @@ from pipeline.flows.train.run_folder import ENCODER, REPORT, RESULT, ResultRecor
 from pipeline.log import packages
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 
 if TYPE_CHECKING:
     from pipeline.objectives import Product

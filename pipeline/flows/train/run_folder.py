@@ -9,7 +9,8 @@ from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.settings.training import PairSettings, TrainSettings
-from pipeline.store.store import Store, open_store, room
+from pipeline.store.base import Store, room
+from pipeline.store.store import open_store
 from pipeline.store.units import Stored
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.rows.pairs import files_of

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from pipeline.errors import DataError
 from pipeline.flows.train.run_folder import RESULT, RUN, RunRecord
 from pipeline.settings.training import PairSettings, TrainSettings
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.text.rows.augmented import folder_of, newest, same_folder
 
 

@@ -37,8 +37,9 @@ from pipeline.post.compare import (
 from pipeline.settings import FlowSettings, Job, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
-from pipeline.store.release import Choice, ReleaseManifest, Whitened
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.manifest import Choice, ReleaseManifest, Whitened
+from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, FileRef, stored_by_content
 from pipeline.text.corpus.columns import decoded
 

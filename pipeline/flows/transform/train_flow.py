@@ -21,7 +21,7 @@ from pipeline.post.compare import Dev
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import FileRef, Stored
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pipeline.flows.workers.pool import Pool, map_units
 from pipeline.log import Stages
 from pipeline.post import Transform, space_after
 from pipeline.settings import Job
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
-from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import Manifest, UnitRecord, create_record
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PipelineError
-from pipeline.store.release import Gate
+from pipeline.store.manifest import Gate
 
 _QUARANTINED = "quarantined_"  # what a count of rows set aside begins with; the reason follows
 

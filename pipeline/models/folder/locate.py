@@ -15,9 +15,10 @@ from pipeline.log import say
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.word_vectors import FORMAT, build_folder
 from pipeline.settings import EncoderSettings
+from pipeline.store.base import Entry, Store
 from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.remote import ObjectStore
-from pipeline.store.store import Entry, Store, open_store
+from pipeline.store.store import open_store
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 PACKAGED_SHA256 = (

@@ -17,7 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 
 FILE = "docstrings.parquet"
 _SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "kind", "signature", "package")])

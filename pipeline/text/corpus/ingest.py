@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from pipeline.config import digest_of
 from pipeline.errors import DataError, Defect, TransientError
 from pipeline.settings import CorpusSettings
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.store import Store
 from pipeline.store.units import (
     ChangedRow,
     ChangedRows,

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.store.base import Store
 from pipeline.store.schema import KEY
-from pipeline.store.store import Store
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import digests
 

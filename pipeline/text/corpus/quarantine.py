@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import QUARANTINE, writer_options
-from pipeline.store.store import Store
 from pipeline.store.units import Corpus
 
 _EXCERPT = 200  # characters of a text that are shown

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
-from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit, FileRef
 from pipeline.text.corpus.keys import COPIES, TEXTS, bucket_count, by_text, keys_schema, read_part
 from pipeline.text.corpus.resolve_ids import NOWHERE

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
-from pipeline.store.store import Store, sha256_of
 from pipeline.store.units import CorpusUnit
 from pipeline.text.corpus.keys import by_text
 from pipeline.text.corpus.read_pass import UNIT_BYTES, Reading

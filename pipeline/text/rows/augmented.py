@@ -6,7 +6,8 @@ from pathlib import PurePosixPath
 
 from pipeline.errors import DataError
 from pipeline.store.augmented import TOP, Augmented, Series
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.store.units import UnitRecord
 from pipeline.text.corpus.sources import SourceFile, explained, local_path
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.text.corpus.normalize import digests
 from pipeline.text.rows.pairs import Pairs
 

@@ -12,7 +12,8 @@ from pipeline.evaluate import Score
 from pipeline.flows.evaluate.disagreements import disagreements, ranks_of
 from pipeline.flows.evaluate.scoring import Result, Scored
 from pipeline.stats.tensors import pack
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.store.units import stored_by_content
 
 

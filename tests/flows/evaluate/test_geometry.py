@@ -23,7 +23,8 @@ from pipeline.settings import ClusterSettings, Job
 from pipeline.stats.geometry import anisotropy, cosines
 from pipeline.stats.measured import Geometry
 from pipeline.stats.moments import Moments
-from pipeline.store.store import Store, open_store
+from pipeline.store.base import Store
+from pipeline.store.store import open_store
 from pipeline.store.units import FileRef
 from tests.flows.conftest import sentences
 

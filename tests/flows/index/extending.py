@@ -22,7 +22,8 @@ from pipeline.index.truth import NOBODY
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.dead import Dead
-from pipeline.store.release import Choice, EncoderFiles, ReleaseManifest, Releases, ReleaseUnit
+from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.release import Releases
 from pipeline.store.schema import vector_column, vectors_schema, writer_options
 from pipeline.store.store import open_store
 from pipeline.store.units import FileRef, UnitRecord

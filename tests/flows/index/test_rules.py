@@ -7,7 +7,7 @@ from pipeline.flows.index.rules import ANEW, KEPT
 from pipeline.flows.rows import Placed
 from pipeline.index.kinds import plan_index
 from pipeline.settings import GateSettings, IndexSettings, Job
-from pipeline.store.release import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
 from pipeline.store.units import FileRef, UnitRecord
 
 FILE = FileRef(path="indexes/a.faiss", sha256="0" * 64, bytes=3 * 2**30)

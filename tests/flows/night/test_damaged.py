@@ -17,7 +17,8 @@ from pipeline.flows.night.nightly import Outcome, nightly
 from pipeline.flows.workers.local import OneProcess, working_with
 from pipeline.log import Stages, listening
 from pipeline.settings import Job
-from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.store.verify import content_faults, size_faults

@@ -20,7 +20,8 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
 from pipeline.store.dead import Dead
-from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences

@@ -14,7 +14,7 @@ from pipeline.errors import DataError, GatesRefused
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.pool import Pool, map_units, run_task
-from pipeline.store.release import Gate
+from pipeline.store.manifest import Gate
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double
 from tests.infra.queries import names_used

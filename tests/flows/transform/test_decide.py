@@ -25,7 +25,8 @@ from pipeline.post import load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import Job, WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.release import ReleaseManifest, Releases
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences, write_corpus

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.store.augmented import Augmented, Series
-from pipeline.store.store import Store
+from pipeline.store.base import Store
 from pipeline.store.units import FileRef, UnitRecord, stored_by_content
 
 
