@@ -17,7 +17,7 @@ from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.heartbeat import PATIENCE_S, expect
 from pipeline.flows.workers.pool import Pool, map_units, run_task
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Double, HangOnce, Long, Meet, Where
+from tests.flows.tasks import Double, HangOnce, Long, Meet
 
 
 def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
@@ -39,10 +39,10 @@ def test_no_items_start_no_actor():
     assert list(map_units(Double(), [], Pool(1))) == []
 
 
-def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Cluster):
-    made = dict(map_units(Where(0.3), list(range(12)), Pool(2, cpus=0.5, least=1, now=1)))
+def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Cluster, tmp_path: Path):
+    made = dict(map_units(Meet(str(tmp_path), 2), list(range(12)), Pool(2, cpus=0.5, least=1, now=1)))
     assert len(made) == 12
-    assert len({process for process, *_ in made.values()}) == 2
+    assert len(set(made.values())) == 2, "the first actor waits at its item until there is a second one"
 
 
 def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path):
