@@ -1,12 +1,17 @@
 """YAML and `key.path=value` overrides become settings: frozen values, checked where they are made."""
 
+import ast
 import difflib
+import functools
 import hashlib
+import inspect
 import json
 import math
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -19,7 +24,7 @@ from pipeline.errors import ConfigError
 class Settings(BaseModel):
     """A frozen value equal to its YAML: pickles, compares and hashes by content; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """The values that are not defaults, for a repr that says what is special."""
@@ -31,6 +36,44 @@ class Settings(BaseModel):
     def content_id(self) -> str:
         """sha256 (hex) of the resolved values."""
         return digest_of(self.model_dump(mode="json"))
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """The docstring below each field, by the field's name.
+
+        Read from the source when asked for: with pydantic's `use_attribute_docstrings` each command reads all sources.
+        """
+        found: dict[str, str] = {}
+        for kind in reversed(cls.__mro__):
+            found |= _described_fields(kind.__module__).get(kind.__qualname__, {})
+        return found
+
+
+@functools.cache
+def _described_fields(module: str) -> dict[str, dict[str, str]]:
+    """Docstrings below fields, by class and field, of a module's classes; none without a source, as at a prompt."""
+    try:
+        declared = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (OSError, TypeError):
+        return {}
+    return {
+        kind.name: {
+            field.target.id: inspect.cleandoc(text)
+            for field, below in pairwise(kind.body)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and (text := _string(below))
+        }
+        for kind in declared
+        if isinstance(kind, ast.ClassDef)
+    }
+
+
+def _string(statement: ast.stmt) -> str | None:
+    """The string that a statement consists of; None for any other statement."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return None
+    return statement.value.value if isinstance(statement.value.value, str) else None
 
 
 S = TypeVar("S", bound=Settings)
@@ -136,8 +179,8 @@ def _leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None = None) -> str:
     """The resolved settings, every key below its comment. only: dotted keys to write; None: all."""
-    lines = []
-    for name, field in type(settings).model_fields.items():
+    lines, descriptions = [], type(settings).descriptions()
+    for name in type(settings).model_fields:
         value = getattr(settings, name)
         section = isinstance(value, Settings)
         below = (
@@ -147,7 +190,7 @@ def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None =
         )
         if below == []:
             continue
-        comment = type(value).__doc__ if section else field.description
+        comment = type(value).__doc__ if section else descriptions.get(name)
         lines += [
             f"{indent}# {line}"
             for line in textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import DataError
+from pipeline.store.arrays import arrow_of, numpy_of
 
 
 def write_ids(file: Path, tables: Iterable[pa.Table]) -> int:
@@ -82,7 +83,7 @@ class Ids:
             batches[0].schema if batches else pa.schema([("address", pa.int64()), ("id", pa.string())])
         )
         self._batches = [batch.drop_columns(["address"]) for batch in filled]
-        self._addresses = [batch["address"].to_numpy(zero_copy_only=True) for batch in filled]
+        self._addresses = [numpy_of(batch["address"]) for batch in filled]
         self._firsts = np.array([addresses[0] for addresses in self._addresses], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -108,11 +109,8 @@ class Ids:
         if not taken:
             return pa.Table.from_batches([], schema=self._schema).drop_columns(["address"])
         order = np.argsort(np.concatenate(wanted), kind="stable")
-        return (
-            pa.concat_tables([pa.Table.from_batches([batch]) for batch in taken], promote_options="default")
-            .combine_chunks()
-            .take(order)
-        )
+        tables = [pa.Table.from_batches([batch]) for batch in taken]
+        return pa.concat_tables(tables, promote_options="default").combine_chunks().take(arrow_of(order))
 
     def _rows(self, place: int, wanted: np.ndarray) -> pa.RecordBatch:
         known = self._addresses[place] if place >= 0 else np.zeros(0, dtype=np.int64)
@@ -126,7 +124,7 @@ class Ids:
                 "none",
                 "index and ids are not of one release: restore them, or roll back",
             )
-        return self._batches[place].take(pa.array(rows))
+        return self._batches[place].take(arrow_of(rows))
 
 
 def open_ids(files: Sequence[Path]) -> Ids:

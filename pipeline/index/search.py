@@ -16,12 +16,13 @@ from pipeline.index.parts import folder_of, open_parts
 from pipeline.index.texts import Texts
 from pipeline.index.truth import NOBODY
 from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.store.arrays import arrow_of, strings_of
 from pipeline.store.base import Store, checked
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import FileRef
-from pipeline.text.corpus.normalize import normalize
+from pipeline.text.corpus.normalize import normalize, replace_surrogates
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
@@ -163,7 +164,7 @@ class _Opened:
         self._ids.validate()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        cleaned = normalize(list(texts)).to_pylist()
+        cleaned = normalize(strings_of([replace_surrogates(text) for text in texts])).to_pylist()
         if not all(cleaned):
             raise ConfigError(
                 "search: query", "some text", "an empty query", "check the variable that holds it"
@@ -215,10 +216,10 @@ class _Opened:
         query, rank = np.nonzero(addresses != NOBODY)
         rows = self._ids.take(addresses[query, rank])
         columns = {
-            "query": pa.array(query, pa.int32()),
-            "rank": pa.array(rank + 1, pa.int32()),
+            "query": arrow_of(query.astype(np.int32)),
+            "rank": arrow_of(rank.astype(np.int32) + 1),
             "id": rows["id"],
-            "score": pa.array(scores[query, rank], pa.float32()),
+            "score": arrow_of(scores[query, rank].astype(np.float32)),
         }
         kept = {name: rows[name] for name in rows.column_names if name not in columns}
         if texts and "text" not in kept:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.store.arrays import arrow_of, strings_of
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseUnit
 
@@ -30,14 +31,14 @@ class Texts:
     def take(self, addresses: np.ndarray) -> pa.Array:
         """(n,) large_string: the texts of `addresses` (n,) int64, in their order. MissingTexts where a unit is not named, gone or damaged."""
         if not len(addresses):
-            return pa.array([], pa.large_string())
+            return strings_of([])
         ordinals, rows = addresses >> 32, addresses & 0xFFFFFFFF
         asked = [np.flatnonzero(ordinals == ordinal) for ordinal in np.unique(ordinals)]
         with ThreadPoolExecutor(min(_THREADS, len(asked))) as pool:
             texts = list(
                 pool.map(lambda places: self._of_unit(int(ordinals[places[0]]), rows[places]), asked)
             )
-        return pa.concat_arrays(texts).take(pa.array(np.argsort(np.concatenate(asked))))
+        return pa.concat_arrays(texts).take(arrow_of(np.argsort(np.concatenate(asked))))
 
     def _of_unit(self, ordinal: int, rows: np.ndarray) -> pa.Array:
         """Texts of those rows of one unit, in their order."""
@@ -58,7 +59,7 @@ class Texts:
             raise MissingTexts(where, "a Parquet file with a column text", found, _NO_TEXTS) from None
         if len(found) != len(wanted):
             raise MissingTexts(where, f"a row {wanted[-1]:,}", "fewer rows", _NO_TEXTS)
-        return found.take(pa.array(order))
+        return found.take(arrow_of(order))
 
 
 def _rows_of(file: pq.ParquetFile, wanted: np.ndarray) -> pa.Array:
@@ -67,8 +68,8 @@ def _rows_of(file: pq.ParquetFile, wanted: np.ndarray) -> pa.Array:
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=["text"]):
         low, high = np.searchsorted(wanted, [start, start + len(batch)])
         if low < high:
-            found.append(pc.take(batch["text"], pa.array(wanted[low:high] - start)).cast(pa.large_string()))
+            found.append(pc.take(batch["text"], arrow_of(wanted[low:high] - start)).cast(pa.large_string()))
         if high == len(wanted):
             break
         start += len(batch)
-    return pa.concat_arrays(found) if found else pa.array([], pa.large_string())
+    return pa.concat_arrays(found) if found else strings_of([])

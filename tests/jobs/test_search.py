@@ -63,6 +63,18 @@ def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, s
     assert [(line["query"], line["rank"]) for line in lines] == [("two dogs run", 1), ("two dogs run", 2)] * 2
 
 
+def test_it_imports_only_what_it_needs(published: tuple[str, str]):
+    root, commits = published
+    python, question = [sys.executable, "-X", "importtime", "-m"], "a girl reads"
+    command = [*python, "jobs.cli", "search", root, question, "--commits-root", commits]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert {"torch", "faiss", "pyarrow"} < imported
+    needless = {"pandas", "ray", "transformers", "scipy", "sklearn", "sympy", "rich", "fsspec"}
+    assert imported & needless == set()
+
+
 CORPUS = [
     "two dogs run",
     "a girl reads a book on the grass near the old river bank",
