@@ -8,6 +8,7 @@ from pipeline.errors import DataError
 from pipeline.log import size
 
 if TYPE_CHECKING:
+    from pipeline.store.commits import Commit
     from pipeline.store.manifest import ReleaseManifest
     from pipeline.store.release import Releases
 
@@ -34,14 +35,25 @@ def every(opened: "Releases", root: str) -> Answer:
         lines.append(
             (f"{'*' if fact['current'] else ' '} {commit.release}", commit.kind, commit.committed_at, *about)
         )
-    held = opened.commits.hold()
+    held, damage = _held(opened)
     text = table(lines, ("release", "commit", "at", "rows", "index", "space"))
     text = text if lines else f"{root}: no release yet; `manta nightly` makes the first"
     if held:
         why = f": {held.reason}" if held.reason else ""
         text += f"\n\nheld at release {held.release} since {held.committed_at}{why}"
-    answer = {"root": root, "current": current.release if current else None}
-    return Answer({**answer, "held": held.release if held else None, "commits": facts}, text)
+    answer: dict[str, object] = {"root": root, "current": current.release if current else None}
+    answer |= {"held": held.release if held else None, "commits": facts}
+    if damage is None:
+        return Answer(answer, text)
+    return Answer(answer | {"damage": str(damage)}, f"{text}\n\n{damage}", damage.exit_code)
+
+
+def _held(opened: "Releases") -> "tuple[Commit | None, DataError | None]":
+    """The hold in force, and the damage that leaves open whether there is one."""
+    try:
+        return opened.commits.hold(), None
+    except DataError as error:
+        return None, error
 
 
 def _readable(opened: "Releases", number: int) -> "ReleaseManifest | None":

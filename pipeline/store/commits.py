@@ -74,9 +74,24 @@ class Commits:
         return [number for number, commit in zip(numbers, read, strict=True) if commit is None]
 
     def hold(self) -> Commit | None:
-        """The hold that is in force; None where there is none."""
-        newest = next((commit for commit in self.newest_first() if commit.kind != "void"), None)
-        return newest if newest is not None and newest.kind == "hold" else None
+        """The hold that is in force; None where there is none. DataError for a damaged commit, which may be one."""
+        for number in reversed(self.numbers()):
+            commit = self.decided(number)
+            if commit is not None and commit.kind != "void":
+                return commit if commit.kind == "hold" else None
+        return None
+
+    def decided(self, number: int) -> Commit | None:
+        """As `read`, for a caller that changes the root: DataError for a damaged commit, which took effect."""
+        try:
+            return Commit.left(self.store, commit_path(number))
+        except DataError as error:
+            remedy = (
+                "it may hold the root, or make another release current: restore it from a copy; without one, delete it "
+                "and give that hold or rollback again; until then nothing is changed"
+            )
+            found = " ".join(error.found.split())
+            raise DataError(error.where, "a readable commit", found, remedy) from None
 
     def create(self, commit: Commit) -> bool:
         """Whether the number was still free. Of two racers exactly one gets True."""

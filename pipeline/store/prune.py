@@ -60,8 +60,10 @@ def prune(
     Releases whose commits were damaged keep their files.
     dry_run: say what would be removed, and remove nothing.
     TransientError while a night is at work: it may take over files that no kept release needs.
+    DataError where a damaged commit leaves open which release is current.
     """
     store, series = releases.store, every(releases.store)
+    _refuse_unknown_current(releases)
     now = clock(store) if now is None else now
     if not ignore_leases:
         _refuse_beside_a_night(store, series, now)
@@ -87,6 +89,13 @@ def prune(
             entry.path: entry.size for entry in sorted(doomed, key=lambda entry: -entry.size)[:_SAMPLES]
         },
     )
+
+
+def _refuse_unknown_current(releases: Releases) -> None:
+    """DataError where the newest commit is damaged and no release of its own: it made an older one current."""
+    newest = max(releases.commits.numbers(), default=0)
+    if not releases.store.exists(manifest_path(newest)):
+        releases.commits.decided(newest)
 
 
 def _refuse_beside_a_night(store: Store, series: Sequence[Series], now: float) -> None:

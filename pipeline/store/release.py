@@ -41,7 +41,11 @@ class Releases:
         numbers = self.commits.numbers()
         if damage := self.commits.damage(numbers):
             say(f"the highest commit is taken as it is, though the sequence is damaged: {damage}")
-        for commit in self.commits.newest_first(numbers):
+        for number in reversed(numbers):
+            if (commit := self.commits.read(number)) is None:
+                where = self.commits.store.uri_of(commit_path(number))
+                say(f"{where} is passed over: it is damaged, or was cut off before it took effect")
+                continue
             try:
                 if found := self._content(commit):
                     return ReleaseManifest.from_json(found, self.store.uri_of(str(commit.manifest)))

@@ -20,6 +20,7 @@ from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, CorpusUnit, FileRef
+from tests.conftest import Ended
 
 
 @pytest.fixture
@@ -390,6 +391,36 @@ def test_no_commit_comes_after_the_last_number(store: Store):
     store.create(commit_path(99_999_999), only.model_copy(update={"commit": 99_999_999}).to_json())
     with pytest.raises(DataError, match="a number that a later commit can exceed"):
         publish(store, "two")
+
+
+def test_a_damaged_hold_still_holds_and_a_cut_off_one_never_did(store: Store, manta: Callable[..., Ended]):
+    for name in ("one", "two"):
+        publish(store, name)
+    hold = Releases(store).hold(1)
+    late, content = candidate(store, "late", 2), store.read(commit_path(hold.commit))
+    releases = Releases(store)
+    for damaged in (content.replace(b'"hold"', b'"hOld"'), content.replace(b"3", b"4"), b"{}\n"):
+        store.write(commit_path(hold.commit), damaged)
+        before = {entry.path for entry in store.list()}
+        for change in (
+            lambda: releases.publish(late, str), lambda: releases.rollback(1), lambda: releases.hold(2),
+            releases.unhold, lambda: prune(releases, keep=1),
+        ):  # fmt: skip
+            with pytest.raises(
+                DataError, match=r"00000003\.json: expected a readable commit.*restore it from a copy"
+            ):
+                change()
+        assert {entry.path for entry in store.list()} == before
+        with listening() as said:
+            assert releases.chosen(None).release == 2, "readers go on"
+        assert "00000003.json is passed over" in said[0]
+        listed = manta("releases", "list", store.uri)
+        assert (listed.code, "a readable commit" in listed.out) == (3, True)
+    store.write(commit_path(hold.commit), content)
+    with pytest.raises(RootHeld):
+        Releases(store).publish(late, str)
+    store.write(commit_path(hold.commit), content[:40])
+    assert Releases(store).publish(late, str).release == 4
 
 
 @pytest.mark.parametrize(
