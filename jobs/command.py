@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import json
 import os
 import signal
@@ -41,6 +42,8 @@ Json = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray says, and tracebacks.")]
+
+_NO_THREAD = "can't start new thread"  # Python's only word for it
 
 Say = Callable[[str], None]
 
@@ -183,9 +186,25 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
             said = "no memory is left; what is finished is kept: free some, or use fewer workers (cluster.workers), and run again"
             _end(75, "MemoryError", said, say if as_json else None)
         except Exception as error:
+            if (short := _shortage(error)) is not None:
+                said = f"{short}; what is finished is kept: run the same command again to go on"
+                _end(75, type(error).__name__, said, say if as_json else None)
             traceback.print_exc()
             found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"
             _end(70, "Defect", found, say if as_json else None)
+
+
+def _shortage(error: Exception) -> str | None:
+    """Of what this machine has too little, and how to get more; None for an error that says no such thing."""
+    number = error.errno or 0 if isinstance(error, OSError) else 0
+    if number == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
+        remedy = "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, pids.max)"
+        return f"this machine starts no further thread or process; {remedy}"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return f"no further file can be opened ({os.strerror(number)}); raise the limit (ulimit -n), or end what else runs"
+    if number == errno.ENOMEM:
+        return "no memory is left; free some, or use fewer workers (cluster.workers)"
+    return None
 
 
 def _end_at_once(error: Exception, say: Say | None) -> NoReturn:

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
+from pipeline.errors import TransientError
+
 T = TypeVar("T")
 _POLL_S = 0.1  # how soon the thread notices that nobody takes any more
 
@@ -17,11 +19,22 @@ class _End:
 
 
 def ahead(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
-    """The same values, at most `depth` of them waiting. An error of `values` is raised here; a taker that stops early ends the thread."""
+    """The same values, at most `depth` of them waiting. An error of `values` is raised here; a taker that stops early ends the thread.
+
+    TransientError where the machine starts no further thread.
+    """
     waiting: queue.Queue[T | _End] = queue.Queue(depth)
     stopped = threading.Event()
     thread = threading.Thread(target=_fill, args=(values, waiting, stopped), name="manta-ahead", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except (
+        RuntimeError
+    ) as error:  # no fault of a text, as other errors of this kind are while texts are encoded
+        remedy = "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, pids.max)"
+        raise TransientError(
+            "encode", "a thread that tokenizes ahead", str(error), f"{remedy}; then run again"
+        ) from error
     try:
         while not isinstance(value := waiting.get(), _End):
             yield value

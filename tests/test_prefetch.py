@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipeline.errors import TransientError
 from pipeline.prefetch import ahead
 
 
@@ -49,3 +50,12 @@ def test_a_taker_that_stops_early_leaves_no_thread_behind():
     assert workers() == before + 1
     values.close()
     assert workers() == before
+
+
+def test_a_machine_that_starts_no_further_thread_is_no_fault_of_a_value():
+    before = threading.stack_size(1 << 46)  # more than a process can address
+    try:
+        with pytest.raises(TransientError, match="ulimit -u"):
+            next(ahead(["a text"]))
+    finally:
+        threading.stack_size(before)

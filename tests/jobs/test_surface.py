@@ -1,10 +1,12 @@
 """The command's own surface: what to do next, versions, names of settings files, completion, an interrupt, and wrong input that never counts as a defect."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
-from jobs.command import named_configs
+from jobs.command import Say, guarded, named_configs
 from pipeline.config import load_settings, to_yaml
 from pipeline.settings import Job
+from pipeline.store.commits import Commit, commit_path
+from pipeline.store.store import open_store
 from tests.conftest import ROOT, Ended
 
 Manta = Callable[..., Ended]
@@ -226,3 +231,37 @@ def test_every_setting_and_every_file_of_settings_is_completed(manta: Manta):
     script = manta("completion", "bash").out
     for name in ("encoder.path=", "train.optimizer.learning_rate=", "cluster.workers.max=", *named_configs()):
         assert name in script
+
+
+def test_a_machine_that_starts_no_further_thread_is_short_of_something_and_no_defect(
+    manta: Manta, tmp_path: Path
+):
+    store = open_store(tmp_path)
+    store.write(commit_path(1), Commit(commit=1, kind="void").to_json())
+    before = threading.stack_size(1 << 46)  # more than a process can address
+    try:
+        ended = manta("releases", "list", str(tmp_path), "--json")
+    finally:
+        threading.stack_size(before)
+    assert ended.code == json.loads(ended.out)["exit_code"] == 75
+    assert "error: this machine starts no further thread or process; end what else runs" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EAGAIN, "no further thread or process"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENOMEM, "no memory is left"),
+    ],
+)
+def test_what_the_system_refuses_for_want_of_room_may_be_tried_again(
+    number: int, words: str, capfd: pytest.CaptureFixture[str]
+):
+    def work(say: Say) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(typer.Exit) as ended:
+        guarded(work, as_json=False, verbose=False)
+    assert ended.value.exit_code == 75
+    assert words in capfd.readouterr().err
