@@ -257,9 +257,9 @@ class ClusterSettings(Settings):
     """seconds that a stage waits while none of its workers runs, for instance while others occupy the cluster; then it ends with exit code 75. A worker whose item
     shows no progress for so long (no rows, CPU time or transfer), and for ten times the slowest item so far, is killed, and the item begins again"""
     wait_s: Annotated[float, Field(ge=10)] | None = None
-    """seconds that a stage waits for a node that holds one of its workers, where the cluster's autoscaler can add nodes; then it ends with exit code 2, as it does
-    at once where the cluster cannot grow. Where such a node was there earlier in the run and is lost, any cluster is given as long, and then it is exit code 75; null:
-    as long as patience_s"""
+    """seconds that a stage waits for a node that holds one of its workers, where the cluster's autoscaler can add such nodes, or where one was there earlier in the
+    run and is lost; then it ends with exit code 75. Where no node that is there or can be added holds a worker, it ends at once with exit code 2; null: as long as
+    patience_s"""
 
     @field_validator("workers", mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers.heartbeat import expect, open_board
 from pipeline.flows.workers.local import OneProcess, at_hand, working_with
 from pipeline.flows.workers.pool import Pool
-from pipeline.flows.workers.room import Needs, Node, grows, nodes_alive
+from pipeline.flows.workers.room import Needs, Node, addable, nodes_alive
 from pipeline.log import Stages, give_up, say
 from pipeline.settings import ClusterSettings
 
@@ -136,7 +136,7 @@ def connect(
             expect(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
             idle = ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes)
-            yield Cluster(nodes, grows(), idle, open_board())
+            yield Cluster(nodes, bool(addable()), idle, open_board())
     finally:
         if mine:
             ray.shutdown()

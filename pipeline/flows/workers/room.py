@@ -43,13 +43,23 @@ class Needs:
         return sum(node.fit(self.cpus, self.gpus) for node in nodes)
 
     def too_large(
-        self, nodes: Iterable[Node], waited_s: float | None = None, remedy: str = _SMALLER
+        self, nodes: Iterable[Node], addable: Iterable[Node] = (), remedy: str = _SMALLER
     ) -> ConfigError:
-        """The error for a worker that fits none of the nodes. waited_s: how long a cluster that can grow was given for it."""
-        expected = f"{self} for one worker" + (
-            f", within {waited_s:g} s (cluster.wait_s)" if waited_s is not None else ""
+        """The error for a worker that fits none of the nodes, and none of the `addable` ones."""
+        kinds = tuple(addable)
+        more = f", and for more to be added {_kinds(kinds)} each" if kinds else ""
+        return ConfigError("cluster", f"{self} for one worker", described(tuple(nodes)) + more, remedy)
+
+    def none_came(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
+        """The error for a worker that fits a node that the autoscaler can add, where it has added none."""
+        found = f"{described(tuple(nodes))}, and no node came that holds it"
+        remedy = (
+            "the autoscaler can add one: look at `ray status` and the quota for such machines, or raise "
+            "cluster.wait_s; then run again: finished units are kept"
         )
-        return ConfigError("cluster", expected, described(tuple(nodes)), remedy)
+        return TransientError(
+            "cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy
+        )
 
     def lost(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
         """The error for a worker that fits none of the nodes that are left, and did fit one before."""
@@ -62,10 +72,14 @@ class Needs:
 
 def described(nodes: tuple[Node, ...]) -> str:
     """The nodes in words: how many, and what kinds there are."""
-    each = ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes))
+    each = _kinds(nodes)
     return (
         f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}" if nodes else "no node"
     )
+
+
+def _kinds(nodes: Iterable[Node]) -> str:
+    return ", ".join(dict.fromkeys(f"{node.cpus:g} CPUs and {node.gpus:g} GPUs" for node in nodes))
 
 
 def nodes_alive() -> dict[str, tuple[str, Node]]:
@@ -95,12 +109,13 @@ def _connection() -> str:
     return str(ray.get_runtime_context().get_job_id())
 
 
-def grows() -> bool:
-    """Whether some kind of node can be added: what Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
+def addable() -> tuple[Node, ...]:
+    """Kinds of nodes that can be added: those that Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
     from ray._private.state import state
 
     told = state.get_cluster_config()
-    return any(
-        group.resources and (group.max_count < 0 or group.max_count > group.min_count)
+    return tuple(
+        Node(float(group.resources.get("CPU", 0)), float(group.resources.get("GPU", 0)))
         for group in (told.node_group_configs if told else ())
+        if group.resources and (group.max_count < 0 or group.max_count > group.min_count)
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.heartbeat import Call, Look, Patience, open_board, patience
-from pipeline.flows.workers.room import Needs, grows, nodes_alive, nodes_seen
+from pipeline.flows.workers.room import Needs, addable, nodes_alive, nodes_seen
 from pipeline.flows.workers.standstill import Worker, end_process, hanging, longest_s
 from pipeline.log import Running, say
 
@@ -47,7 +47,7 @@ class Watch:
     def check(self, late_s: float = 0.0) -> None:
         """TransientError when no worker has been heard of for longer than cluster.patience_s, or one process after another died at an item.
 
-        When there was no node that holds a worker for longer than cluster.wait_s, it is a TransientError too where this run has seen such a node, else a ConfigError.
+        So it is when no node holds a worker for longer than cluster.wait_s: such a node was lost, or the autoscaler adds none.
         late_s: how much later than that it is raised.
         """
         if self._failure is not None and time.monotonic() - self._failed >= late_s:
@@ -119,11 +119,7 @@ class Watch:
             self._had_room = now
         elif now - self._had_room > allowed.wait_s:
             seen = self._needs.fit(nodes_seen())
-            self._fail(
-                self._needs.lost(nodes, allowed.wait_s)
-                if seen
-                else self._needs.too_large(nodes, allowed.wait_s)
-            )
+            self._fail((self._needs.lost if seen else self._needs.none_came)(nodes, allowed.wait_s))
         else:
             self._heard = now  # once a node is there, its workers have the whole patience to start
         if now - self._heard > allowed.patience_s and not (self._waits or self._ending):
@@ -186,11 +182,11 @@ def _nobody(needs: Needs, allowed_s: float) -> TransientError:
 def watched(task: str, needs: Needs, deaths: int, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
     """A call on the board and the watch over it, for as long as the block runs. task, needs: what is done and what one worker of it takes.
 
-    ConfigError at once where no node of a cluster that cannot grow holds a worker, nor one that it had earlier in this run.
+    ConfigError at once where a worker fits no node: neither one that is there or was earlier in this run, nor one to be added.
     """
     nodes = [node for _, node in nodes_alive().values()]
-    if not needs.fit(nodes_seen()) and not grows():
-        raise needs.too_large(nodes)
+    if not needs.fit(nodes_seen()) and not needs.fit(more := addable()):
+        raise needs.too_large(nodes, more)
     call = Call(open_board(), uuid.uuid4().hex)
     watch = Watch(call, task, needs, deaths, bar)
     try:

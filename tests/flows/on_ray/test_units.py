@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -94,16 +94,40 @@ def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence
     ray.kill(occupied)
 
 
+@pytest.fixture
+def add_nodes(ray_cluster: Cluster) -> Iterator[Callable[[int], None]]:
+    """Tells Ray, as its autoscaler does, of nodes with two CPUs and so many GPUs that it can add."""
+    from ray._raylet import GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, GCS_AUTOSCALER_STATE_NAMESPACE
+    from ray.core.generated.autoscaler_pb2 import ClusterConfig
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
+    def tell(gpus: int) -> None:
+        told = ClusterConfig()
+        group = told.node_group_configs.add(name="more", min_count=0, max_count=4)
+        group.resources.update({"CPU": 2, "GPU": gpus} if gpus else {"CPU": 2})
+        content = told.SerializeToString()
+        _internal_kv_put(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, content, namespace=GCS_AUTOSCALER_STATE_NAMESPACE)
+
+    yield tell
+    _internal_kv_del(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, namespace=GCS_AUTOSCALER_STATE_NAMESPACE)
+
+
 @pytest.mark.usefixtures("patient_again")
-def test_a_node_that_never_comes_is_waited_for_where_the_cluster_can_grow(
-    ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("pipeline.flows.workers.watch.grows", lambda: True)
+def test_a_node_that_can_come_and_does_not_is_waited_for_and_may_come_later(add_nodes: Callable[[int], None]):
+    add_nodes(1)
     expect(60.0, wait_s=2.0)
-    with pytest.raises(
-        ConfigError,
-        match=r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of",
-    ) as caught:
+    words = (
+        r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .*no node came"
+    )
+    with pytest.raises(TransientError, match=words) as caught:
+        run_task(Double(), 1, Pool(1, gpus=1))
+    assert caught.value.exit_code == 75
+
+
+def test_what_no_node_that_can_come_holds_is_refused_at_once(add_nodes: Callable[[int], None]):
+    add_nodes(0)
+    words = r"1 CPUs and 1 GPUs for one worker, found one node of .*more to be added 2 CPUs and 0 GPUs each; lower"
+    with pytest.raises(ConfigError, match=words) as caught:
         run_task(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 2
 
@@ -124,6 +148,40 @@ def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(
     assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
     assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
     assert capfd.readouterr().err.count("item 0 of HangOnce has shown no progress for ") == 2
+
+
+_DIES_TWICE = """
+import sys
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.log import Stages
+from pipeline.settings import ClusterSettings
+from tests.flows.tasks import DieOnce
+
+with connect(ClusterSettings(address="local"), Stages()):
+    print(dict(map_units(DieOnce(sys.argv[1], deaths=2), [7, 8], Pool(1, cpus=0.5))))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_told_without_a_word_of_infinite_retries(tmp_path: Path):
+    """In a process of its own: Ray reads once, when it is imported, which lines it leaves out."""
+    command = [sys.executable, "-c", _DIES_TWICE, str(tmp_path)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_DEDUP_LOGS")}
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    told = ended.stdout + ended.stderr
+    assert "{0: 7, 1: 8}" in told
+    assert "A worker died or was killed" in told
+    assert "retries" not in told
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pipeline.flows.workers import room, watch
 from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.heartbeat import PATIENCE_S, Call, expect, open_board
 from pipeline.flows.workers.pool import Pool, run_task
-from pipeline.flows.workers.room import Needs, nodes_alive
+from pipeline.flows.workers.room import Needs, Node, nodes_alive
 from pipeline.flows.workers.standstill import Worker
 from pipeline.flows.workers.watch import Watch
 from tests.flows.tasks import Double
@@ -150,9 +150,11 @@ def lost_gpu(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lost_gpu", "call")
-@pytest.mark.parametrize("grows", [False, True])
-def test_a_lost_node_is_waited_for_and_running_again_may_help(grows: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "grows", lambda: grows)
+@pytest.mark.parametrize("more", [(), (Node(1.0, 1.0),)])
+def test_a_lost_node_is_waited_for_and_running_again_may_help(
+    more: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch, "addable", lambda: more)
     expect(60.0, wait_s=2.0)
     words = r"cluster: expected 1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .* lost; start the lost node or one like it"
     with pytest.raises(TransientError, match=words) as caught:
