@@ -38,7 +38,8 @@ class Figure:
 class Candidate:
     """What was evaluated. transform: in words; numerics: sentence vectors by the arithmetic that made them.
 
-    bytes: of the encoder's files; width: of the vectors that are compared; sentences_per_s: of one worker, None where nothing was encoded in this run.
+    bytes: of the encoder's files; width: of the vectors that are compared.
+    sentences_per_s: of one worker, in the evaluation that encoded most; None where it was never measured.
     """
 
     name: str

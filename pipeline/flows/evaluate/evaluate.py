@@ -13,7 +13,13 @@ from pipeline.flows.evaluate.candidates import Contender, contenders
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import measure_geometry
 from pipeline.flows.evaluate.scoring import Scored, ScoreTask, Scoring
-from pipeline.flows.evaluate.sentences import Sentences, SpaceVectors, encode_sentences, kept_vectors
+from pipeline.flows.evaluate.sentences import (
+    Sentences,
+    SpaceVectors,
+    encode_sentences,
+    kept_vectors,
+    sentences_per_s,
+)
 from pipeline.flows.night.candidate import PACKAGES
 from pipeline.flows.workers.cluster import Cluster, connect, is_local
 from pipeline.flows.workers.local import standing_by
@@ -68,7 +74,7 @@ class Evaluation:
     """YAML"""
     packages: dict[str, str]
     speeds: tuple[float | None, ...] = ()
-    """of each candidate, sentences per second of one worker; None where an earlier run left all vectors"""
+    """of each candidate, sentences per second of one worker; None where it was never measured"""
     disagreements: tuple[Disagreement, ...] = ()
     geometry: Any = None
     """as JSON"""
@@ -113,7 +119,7 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         averages=_averages(measured, len(candidates)),
         numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates),
         encoded=sum(map(len, run.new.values())),
-        speeds=tuple(run.speeds.get(each.space_id) for each in candidates),
+        speeds=tuple(sentences_per_s(store, each.space_id) for each in candidates),
         disagreements=disagreements(
             selected.tasks, [each.scored for each in measured], [each.name for each in candidates], store
         ),
@@ -136,7 +142,7 @@ def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], sh
 
 @dataclass
 class _Run:
-    """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task; speeds: of encoding, by space."""
+    """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task."""
 
     job: Job
     store: Store
@@ -147,7 +153,6 @@ class _Run:
     vectors: dict[str, SpaceVectors] = field(default_factory=dict)
     new: dict[str, Sentences] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    speeds: dict[str, float] = field(default_factory=dict)
 
     def look(self) -> None:
         """What there is to do."""
@@ -182,7 +187,7 @@ class _Run:
         for space_id, held in list(self.vectors.items()):
             contender = next(each for each in self.candidates if each.space_id == space_id)
             if len(self.new[space_id]):
-                self.vectors[space_id], self.speeds[space_id] = encode_sentences(
+                self.vectors[space_id] = encode_sentences(
                     self.new[space_id], held, contender, self.job, cluster, self.stages
                 )
 

@@ -25,7 +25,7 @@ from pipeline.log import Stages, say
 from pipeline.settings import EncodeSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
-from pipeline.store.units import CorpusUnit, UnitRecord, stored_by_content
+from pipeline.store.units import CorpusUnit, Stored, UnitRecord, stored_by_content
 from pipeline.text.corpus.normalize import normalize, text_keys
 
 BLANK = " "  # a sentence without any text is encoded all the same: leaving its pair out would change the task
@@ -162,8 +162,8 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
 
 def encode_sentences(
     new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages
-) -> tuple[SpaceVectors, float]:
-    """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. With them, sentences per second of one worker at work."""
+) -> SpaceVectors:
+    """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. How fast that was is kept."""
     store, settings = held.store, _settings(job)
     pool = cluster.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
@@ -189,7 +189,31 @@ def encode_sentences(
             "check the encoder's weights and dtype",
         )
     busy_s = sum(together.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
-    return SpaceVectors(store, held.space_id, held.dim, tuple(records)), len(new) / max(busy_s, 1e-9)
+    _keep_speed(store, held.space_id, Speed(sentences=len(new), busy_s=max(busy_s, 1e-9)))
+    return SpaceVectors(store, held.space_id, held.dim, tuple(records))
+
+
+class Speed(Stored):
+    """How fast sentences were encoded: the seconds that workers were at work, all of them together."""
+
+    sentences: int
+    busy_s: float
+
+
+def sentences_per_s(store: Store, space_id: str) -> float | None:
+    """Of one worker, in the evaluation that encoded most in this space; None where none was measured."""
+    kept = Speed.left(store, _speed_path(space_id))
+    return kept.sentences / kept.busy_s if kept else None
+
+
+def _keep_speed(store: Store, space_id: str, speed: Speed) -> None:
+    kept = Speed.left(store, _speed_path(space_id))
+    if kept is None or kept.sentences <= speed.sentences:
+        store.write(_speed_path(space_id), speed.to_json())
+
+
+def _speed_path(space_id: str) -> str:
+    return f"speeds/{space_id[:24]}.json"
 
 
 def _settings(job: Job) -> EncodeSettings:

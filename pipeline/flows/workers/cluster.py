@@ -328,7 +328,7 @@ def quiet(verbose: bool) -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault(
         "RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining"
-    )  # ours are counted, and end: see units.py
+    )  # ours are counted, and end: see watch.py
     os.environ.setdefault(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
     )  # what Ray will do by itself, without its warning

@@ -118,6 +118,7 @@ def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_n
 ):
     again = evaluate(job(folder, encoder), Stages())
     assert again.encoded == 0
+    assert again.speeds[0] == found.speeds[0] is not None, "also where nothing is encoded"
     assert [each.scored[0] for each in again.measured] == [each.scored[0] for each in found.measured]
     known = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     further = write_pairs(folder / "further.parquet", 40, 2, sentences(100)[80:])
@@ -133,6 +134,7 @@ def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_n
     )
     assert own.encoded == distinct(*known, further) - distinct(*known) > 0
     assert own.measured[-1].name == "further"
+    assert own.speeds == again.speeds, "measured where most was encoded"
     np.testing.assert_allclose(
         own.measured[-1].scored[0].result.value,
         oracle(further, EncoderSettings(path=str(encoder))),
@@ -345,4 +347,6 @@ def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
     ]
     page = Path(kept.report).read_text()
     assert all(each.name in page for each in found.candidates)
+    assert page.count("sentences/s on one worker") == len(found.candidates)
+    assert all(each["sentences_per_s"] > 0 and each["bytes"] > 0 for each in stored["candidates"])
     assert "no file sts/STS14.parquet" in page
