@@ -15,6 +15,7 @@ ORDER = (
     "settings",
     "log",
     "device",
+    "prefetch",
     "store",
     "text",
     "stats",
