@@ -55,9 +55,9 @@ class Commits:
         except DataError:
             return None
 
-    def newest_first(self, numbers: Sequence[int] | None = None) -> Iterator[Commit]:
+    def newest_first(self) -> Iterator[Commit]:
         """Readable commits. Each is read when it is asked for: the first few answer nearly every question."""
-        read = (self.read(number) for number in reversed(self.numbers() if numbers is None else numbers))
+        read = (self.read(number) for number in reversed(self.numbers()))
         return (commit for commit in read if commit is not None)
 
     def history(self) -> list[Commit]:
@@ -72,6 +72,17 @@ class Commits:
         with ThreadPoolExecutor(_THREADS) as pool:
             read = list(pool.map(self.read, numbers))
         return [number for number, commit in zip(numbers, read, strict=True) if commit is None]
+
+    def damaged(self) -> list[int]:
+        """Numbers of commits that took effect and cannot be read."""
+        return [number for number in self.unreadable() if self._is_damaged(number)]
+
+    def _is_damaged(self, number: int) -> bool:
+        try:
+            self.decided(number)
+        except DataError:
+            return True
+        return False
 
     def hold(self) -> Commit | None:
         """The hold that is in force; None where there is none. DataError for a damaged commit, which may be one."""

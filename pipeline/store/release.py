@@ -90,7 +90,8 @@ class Releases:
 
         A number that was reserved and not committed has used none: the same night, started again, gets the same addresses.
         """
-        paths = (manifest_path(number) for number in reversed(self.numbers()))
+        used = sorted({*self.numbers(), *self.commits.damaged()})
+        paths = (manifest_path(number) for number in reversed(used))
         return next((found.next_ordinal for path in paths if (found := self._readable(path))), 0)
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:

@@ -333,6 +333,19 @@ def test_a_hold_that_comes_while_a_night_publishes_wins_or_holds_what_it_publish
     assert outcomes
 
 
+def test_ordinals_of_a_release_with_a_damaged_commit_are_not_given_again(store: Store):
+    publish(store, "one")
+    releases = Releases(store)
+    releases.publish(candidate(store, "two", 1).model_copy(update={"next_ordinal": 7}), str)
+    releases.rollback(1)
+    content = store.read(commit_path(2))
+    assert releases.next_ordinal() == 7
+    store.write(commit_path(2), content.replace(b"publish", b"publisH"))
+    assert releases.next_ordinal() == 7
+    store.write(commit_path(2), content[:40])
+    assert releases.next_ordinal() == 1, "a commit that was cut off has used none"
+
+
 def test_commits_of_nights_have_the_bytes_that_they_always_had(store: Store):
     publish(store, "one")
     commit = json.loads(store.read(commit_path(1)))
