@@ -1,7 +1,8 @@
-"""Losses as pure functions of representations: tensors in, a scalar out, no model and no state.
+"""Loss functions of representations: tensors in, a scalar out, without a model and without state.
 
-A loss whose rows see each other (contrastive, momentum, context, divergence of similarities) wants the whole batch, gathered over ranks and chunks; the others
-are means over rows. All compute in float32 or better whatever comes in, under autocast too.
+A loss that compares rows with each other (contrastive, momentum, context, divergence of similarities) needs
+the whole batch, gathered over ranks and chunks; the others are means over rows. Every loss computes in at
+least float32, under autocast too. Import losses from this package, not from its modules.
 """
 
 from pipeline.losses.classification import (
@@ -16,15 +17,22 @@ from pipeline.losses.classification import (
 from pipeline.losses.context import quick_thoughts
 from pipeline.losses.contrastive import candidate_logits, cosines, info_nce, nt_xent
 from pipeline.losses.distillation import embedding_distillation, margin_distillation, similarity_distillation
-from pipeline.losses.divergence import pser, r_drop, symmetric_divergence
+from pipeline.losses.divergence import pser, symmetric_divergence
 from pipeline.losses.matryoshka import matryoshka
-from pipeline.losses.momentum import enqueue, moco, moco_logits, moved_average, random_queue
-from pipeline.losses.pairs import contrastive_tension, cosine_regression, equality, row_cosines, triplet
+from pipeline.losses.momentum import enqueue, moco, moco_logits, moving_average, random_queue
+from pipeline.losses.pairs import (
+    binary_cross_entropy,
+    contrastive_tension,
+    cosine_regression,
+    row_cosines,
+    triplet,
+)
 
 __all__ = [
     "FEATURES",
     "SBERT",
     "Feature",
+    "binary_cross_entropy",
     "candidate_logits",
     "classification",
     "contrastive_tension",
@@ -32,7 +40,6 @@ __all__ = [
     "cosines",
     "embedding_distillation",
     "enqueue",
-    "equality",
     "info_nce",
     "margin_distillation",
     "mask_words",
@@ -40,12 +47,11 @@ __all__ = [
     "matryoshka",
     "moco",
     "moco_logits",
-    "moved_average",
+    "moving_average",
     "nt_xent",
     "pair_features",
     "pser",
     "quick_thoughts",
-    "r_drop",
     "random_queue",
     "row_cosines",
     "similarity_distillation",

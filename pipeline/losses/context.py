@@ -1,4 +1,4 @@
-"""Telling the neighbours of a sentence from the other sentences around it."""
+"""QuickThoughts: pick the neighbours of a sentence among the other sentences of the batch."""
 
 from typing import Literal
 
@@ -7,8 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.losses.checks import as_many, finite, representations, several, shaped
-from pipeline.losses.contrastive import MASKED, products
+from pipeline.losses.checks import (
+    representations,
+    require_candidates,
+    require_finite,
+    require_rows,
+    require_shape,
+)
+from pipeline.losses.contrastive import MASKED_LOGIT, inner_products
 
 
 def quick_thoughts(
@@ -20,44 +26,64 @@ def quick_thoughts(
     diag: Literal["mask", "zero"] = "mask",
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of picking its neighbours for each sentence among the batch, by raw inner products: each neighbour counts alike.
+    """Mean cross-entropy of picking the neighbours of each sentence (QuickThoughts, Logeswaran & Lee 2018,
+    section 3).
 
-    first, second (N, D): consecutive sentences through two encoders. documents (N,): a number per sentence; neighbours are at most `context` places away in
-    the same document, and sentences without one are left out of the mean. diag: a sentence is no candidate of its own ("mask"), or one with score 0 ("zero",
-    as in the published program). excluded (N, N) bool: true where a candidate is no negative; neighbours always stay.
-    ConfigError on fewer than two rows or context < 1, DataError where no sentence has a neighbour, ModelError on values that are not finite, Defect on shapes.
-    QuickThoughts (Logeswaran & Lee 2018), section 3.
+    Scores are raw inner products. The target distribution is uniform over a sentence's neighbours: sentences
+    of the same document at a distance of at most `context`. Sentences without a neighbour do not count in the
+    mean.
+
+    Args:
+        first: (N, D) consecutive sentences through one encoder.
+        second: (N, D) the same sentences through the other encoder.
+        documents: (N,) number of each sentence's document; None if all are of one document.
+        context: largest distance between neighbours, in sentences; at least 1.
+        diag: "mask" removes a sentence from its own candidates, "zero" gives it score 0, as the published
+            program does.
+        excluded: (N, N) bool, True where a candidate is not used as a negative; neighbours are never
+            excluded.
+
+    Returns:
+        Scalar: log(N - 1) with "mask", or log N with "zero", if all scores are equal.
+
+    Raises:
+        ConfigError: fewer than two rows, or `context` below 1.
+        DataError: no sentence has a neighbour.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
     first, second = representations("QuickThoughts", first=first, second=second)
-    as_many("QuickThoughts", len(first), second=second)
-    several("QuickThoughts", len(first))
+    require_rows("QuickThoughts", len(first), second=second)
+    require_candidates("QuickThoughts", len(first))
     targets = neighbours(len(first), documents, context, first.device)
-    itself = torch.eye(len(first), dtype=torch.bool, device=first.device)
-    scores = finite("inner products of QuickThoughts", products(first, second)).masked_fill(
-        itself, MASKED if diag == "mask" else 0.0
+    own = torch.eye(len(first), dtype=torch.bool, device=first.device)
+    scores = require_finite("inner products of QuickThoughts", inner_products(first, second)).masked_fill(
+        own, MASKED_LOGIT if diag == "mask" else 0.0
     )
     if excluded is not None:
-        shaped("QuickThoughts", "excluded", excluded, *scores.shape)
-        scores = scores.masked_fill(excluded & ~targets & ~itself, MASKED)
-    placed = targets.any(dim=1)
-    if not bool(placed.any()):
+        require_shape("QuickThoughts", "excluded", excluded, *scores.shape)
+        scores = scores.masked_fill(excluded & ~targets & ~own, MASKED_LOGIT)
+    has_neighbour = targets.any(dim=1)
+    if not bool(has_neighbour.any()):
         raise DataError(
             "QuickThoughts",
-            "neighbours of one document in the batch",
+            "neighbours from one document in the batch",
             "none",
-            "give consecutive sentences of documents of two sentences or more",
+            "use batches of consecutive sentences, from documents of at least two sentences",
         )
-    return F.cross_entropy(scores[placed], F.normalize(targets[placed].to(scores.dtype), p=1, dim=1))
+    return F.cross_entropy(
+        scores[has_neighbour], F.normalize(targets[has_neighbour].to(scores.dtype), p=1, dim=1)
+    )
 
 
 def neighbours(count: int, documents: Tensor | None, context: int, device: torch.device) -> Tensor:
-    """(count, count) bool: true where two sentences of one document are 1 to `context` places apart."""
+    """Return (count, count) bool: True for sentences of one document at a distance of 1 to `context`."""
     if context < 1:
-        raise ConfigError("context", "at least 1", str(context), "raise it")
-    places = torch.arange(count, device=device)
-    apart = (places[:, None] - places).abs()
-    near = (apart >= 1) & (apart <= context)
+        raise ConfigError("context", "at least 1", str(context), "raise context")
+    positions = torch.arange(count, device=device)
+    distance = (positions[:, None] - positions).abs()
+    near = (distance >= 1) & (distance <= context)
     if documents is None:
         return near
-    shaped("QuickThoughts", "documents", documents, count)
+    require_shape("QuickThoughts", "documents", documents, count)
     return near & (documents[:, None] == documents)

@@ -1,27 +1,52 @@
-"""Learning from a teacher: its embeddings, the distances between its scores, or its distribution over candidates. No gradient reaches the teacher."""
+"""Distillation losses: embeddings, margins or similarities of a teacher. The teacher gets no gradient."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.losses.checks import as_many, finite, misfit, positive, representations, several, shaped, wide
-from pipeline.losses.contrastive import MASKED
+from pipeline.losses.checks import (
+    at_least_float32,
+    representations,
+    require_candidates,
+    require_finite,
+    require_positive,
+    require_rows,
+    require_shape,
+    shape_error,
+)
+from pipeline.losses.contrastive import MASKED_LOGIT
 
 
 def embedding_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean squared difference of the entries of student and teacher (N, D), the student's already projected to the teacher's D.
+    """Mean squared error of student and teacher embeddings (Reimers & Gurevych 2020, multilingual
+    distillation, eq. 1).
 
-    ModelError on values that are not finite, Defect on shapes. Reimers & Gurevych 2020 (multilingual by distillation), eq. 1.
+    Args:
+        student: (N, D), already projected to the teacher's D.
+        teacher: (N, D).
+
+    Raises:
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
     student, teacher = representations("distillation", student=student, teacher=teacher.detach())
-    as_many("distillation", len(student), teacher=teacher)
+    require_rows("distillation", len(student), teacher=teacher)
     return F.mse_loss(student, teacher.to(student.dtype))
 
 
 def margin_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean squared difference of the margins; student, teacher (N, 1 + M) scores of each query's positive, then of its M >= 1 negatives.
+    """Mean squared error of margins (Margin-MSE, Hofstätter et al. 2020, eq. 8).
 
-    A margin is the positive's score less a negative's: what is added to all scores of a row costs nothing. Errors as in `embedding_distillation`.
-    Margin-MSE (Hofstätter et al. 2020), eq. 8.
+    A margin is the score of the positive minus the score of a negative, so a constant added to all scores of
+    a row does not matter.
+
+    Args:
+        student: (N, 1 + M) scores of each query's positive, then of its M >= 1 negatives.
+        teacher: (N, 1 + M), in the same order.
+
+    Raises:
+        ConfigError: no negatives.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
     student, teacher = _scores(student, teacher)
     return F.mse_loss(student[:, :1] - student[:, 1:], (teacher[:, :1] - teacher[:, 1:]).to(student.dtype))
@@ -30,26 +55,38 @@ def margin_distillation(student: Tensor, teacher: Tensor) -> Tensor:
 def similarity_distillation(
     student: Tensor, teacher: Tensor, *, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """KL(teacher || student), in nats, of softmax(scores / temperature) over the candidates, mean over the rows; student, teacher (Q, K) scores.
+    """KL(teacher || student), in nats, of softmax(scores / temperature) over the candidates, averaged over
+    the rows.
 
-    Scores are cosines of a batch, or a cross-encoder's. excluded (Q, K) bool: no candidates, as the diagonal where a batch is compared with itself; a row
-    needs one that stays. Not multiplied by temperature^2: gradients fall with it. ConfigError on a temperature that is not above 0; further errors as above.
+    Not multiplied by temperature^2, so gradients shrink as the temperature grows.
+
+    Args:
+        student: (Q, K) scores, for example cosines within a batch.
+        teacher: (Q, K) scores, for example cosines or the output of a cross-encoder.
+        temperature: divides the scores of both; > 0.
+        excluded: (Q, K) bool, True where a column is not a candidate of the row, for example the diagonal if
+            a batch is
+            compared with itself. Each row needs at least one candidate.
+
+    Raises:
+        ConfigError: a temperature that is not above 0, or a single candidate.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
-    positive("temperature", temperature)
+    require_positive("temperature", temperature)
     logits = [each / temperature for each in _scores(student, teacher)]
     if excluded is not None:
-        shaped("distillation", "excluded", excluded, *student.shape)
-        logits = [each.masked_fill(excluded, MASKED) for each in logits]
+        require_shape("distillation", "excluded", excluded, *student.shape)
+        logits = [each.masked_fill(excluded, MASKED_LOGIT) for each in logits]
     q, p = (F.log_softmax(each, dim=1) for each in logits)
     return F.kl_div(q, p.to(q.dtype), reduction="batchmean", log_target=True)
 
 
 def _scores(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, checked: of one shape (rows, two or more)."""
+    """Check both score matrices: one shape, at least one row and two columns."""
     if student.dim() != 2 or not len(student):
-        raise misfit("distillation", "scores of shape (rows, candidates) with at least one row", student)
-    shaped("distillation", "teacher", teacher, *student.shape)
-    several("distillation", student.shape[1])
-    return finite("scores of the student", wide(student)), finite(
-        "scores of the teacher", wide(teacher.detach())
-    )
+        raise shape_error("distillation", "scores of shape (rows, candidates) with at least one row", student)
+    require_shape("distillation", "teacher", teacher, *student.shape)
+    require_candidates("distillation", student.shape[1])
+    student, teacher = at_least_float32(student), at_least_float32(teacher.detach())
+    return require_finite("scores of the student", student), require_finite("scores of the teacher", teacher)

@@ -1,4 +1,4 @@
-"""One loss at several lengths of the vectors, so that their first dimensions serve alone."""
+"""Matryoshka loss: one loss at several vector lengths, so that the first dimensions are usable alone."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.losses.checks import misfit
+from pipeline.losses.checks import shape_error
 
 
 def matryoshka(
@@ -16,10 +16,18 @@ def matryoshka(
     dims: Sequence[int],
     weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """Sum over dims of weight times loss(first `dim` dimensions of each of reps); the weights are 1 unless they are given.
+    """Weighted sum of a loss over truncated vectors (Kusupati et al. 2022, eq. 1).
 
-    reps: tensors (rows, D), each D at least the largest of dims. The loss normalizes for itself, so each length is compared by its own cosine.
-    ConfigError on no or doubled dims, dims that the vectors lack, weights that are not as many, negative or all 0. Kusupati et al. 2022, eq. 1.
+    Args:
+        loss: function of the representations. It normalizes its input itself, so that each length has its own
+            cosines.
+        reps: tensors (rows, D), each D at least the largest of `dims`.
+        dims: numbers of leading dimensions to keep, without repetition.
+        weights: one per entry of `dims`, none negative, not all 0; 1 each if None.
+
+    Raises:
+        ConfigError: `dims` is empty, has repeated entries or exceeds D; `weights` do not fit.
+        Defect: representations that are not matrices.
     """
     _check(reps, dims, weights := [1.0] * len(dims) if weights is None else weights)
     terms = [
@@ -31,11 +39,11 @@ def matryoshka(
 def _check(reps: Sequence[Tensor], dims: Sequence[int], weights: Sequence[float]) -> None:
     for each in reps:
         if each.dim() != 2:
-            raise misfit("Matryoshka", "representations of shape (rows, D)", each)
+            raise shape_error("Matryoshka", "representations of shape (rows, D)", each)
     largest = min(each.shape[1] for each in reps)
     if not dims or len(set(dims)) < len(dims) or min(dims) < 1 or max(dims) > largest:
         raise ConfigError(
-            "dims", f"different numbers from 1 to {largest}", f"{list(dims)}", "correct the list"
+            "dims", f"distinct numbers from 1 to {largest}", f"{list(dims)}", "correct the list"
         )
     if (
         len(weights) != len(dims)
@@ -44,7 +52,7 @@ def _check(reps: Sequence[Tensor], dims: Sequence[int], weights: Sequence[float]
     ):
         raise ConfigError(
             "weights",
-            f"{len(dims)} numbers, one for each of dims, none negative and not all 0",
+            f"{len(dims)} numbers, one per entry of dims, none negative and not all 0",
             f"{list(weights)}",
             "correct the list",
         )

@@ -1,63 +1,105 @@
-"""Momentum contrast: keys of a slowly moving encoder, picked against a queue of earlier ones."""
+"""Momentum contrast (MoCo): keys from a slowly moving encoder, with earlier keys in a queue as negatives."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses.checks import as_many, misfit, positive, representations, shaped, share
-from pipeline.losses.contrastive import MASKED, products
+from pipeline.losses.checks import (
+    representations,
+    require_positive,
+    require_proportion,
+    require_rows,
+    require_shape,
+    shape_error,
+)
+from pipeline.losses.contrastive import MASKED_LOGIT, inner_products
 
 
 def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """(N, 1 + K) cosines over the temperature: of each query with its own key, then with each of the queue.
+    """Cosines of each query with its key and the queue, divided by the temperature (MoCo, He et al. 2020,
+    algorithm 1).
 
-    queries, keys (N, D), queue (K, D): none need be normalized; a gradient reaches the queries alone. ConfigError on a temperature that is not above 0,
-    ModelError on values that are not finite, Defect on shapes. MoCo (He et al. 2020), algorithm 1.
+    Args:
+        queries: (N, D), need not be normalized.
+        keys: (N, D), without gradient.
+        queue: (K, D), without gradient.
+        temperature: > 0.
+
+    Returns:
+        (N, 1 + K): column 0 is the query's own key.
+
+    Raises:
+        ConfigError: a temperature that is not above 0.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
-    positive("temperature", temperature)
+    require_positive("temperature", temperature)
     queries, keys, queue = (
         F.normalize(each, dim=-1)
         for each in representations("MoCo", queries=queries, keys=keys.detach(), queue=queue.detach())
     )
-    as_many("MoCo", len(queries), keys=keys)
-    return (
-        torch.cat([(queries * keys).sum(dim=1, keepdim=True), products(queries, queue)], dim=1) / temperature
-    )
+    require_rows("MoCo", len(queries), keys=keys)
+    own = (queries * keys).sum(dim=1, keepdim=True)
+    return torch.cat([own, inner_products(queries, queue)], dim=1) / temperature
 
 
 def moco(
     queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy of picking its own key for each query among that and the queue: log(1 + K) when all are alike.
+    """Mean cross-entropy of picking its own key for each query among that key and the queue (MoCo, He et al.
+    2020, eq. 1).
 
-    queries, keys (N, D), queue (K, D) of earlier keys: these keys are written to it after the loss, else each would be its own negative.
-    excluded (N, K) bool: true where the queue holds a key of the same text. Errors as in moco_logits. MoCo (He et al. 2020), eq. 1; CERT (Fang et al. 2020).
+    For sentences: CERT (Fang et al. 2020). Add `keys` to the queue after the loss, or each becomes its own
+    negative.
+
+    Args:
+        queries: (N, D), need not be normalized.
+        keys: (N, D), without gradient.
+        queue: (K, D) earlier keys, without gradient.
+        temperature: > 0.
+        excluded: (N, K) bool, True where the queue holds a key of the same text.
+
+    Returns:
+        Scalar: log(1 + K) if all candidates are alike.
+
+    Raises:
+        ConfigError, ModelError, Defect: as in `moco_logits`.
     """
     logits = moco_logits(queries, keys, queue, temperature=temperature)
     if excluded is not None:
-        shaped("MoCo", "excluded", excluded, len(logits), len(queue))
-        logits = logits.masked_fill(F.pad(excluded, (1, 0)), MASKED)
+        require_shape("MoCo", "excluded", excluded, len(logits), len(queue))
+        logits = logits.masked_fill(F.pad(excluded, (1, 0)), MASKED_LOGIT)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
 def random_queue(size: int, dim: int, generator: torch.Generator) -> Tensor:
-    """(size, dim) random directions of length 1, float32, on the generator's device: what a queue holds before the first keys."""
+    """Return the initial queue: (size, dim) random unit vectors, float32, on the generator's device."""
     return F.normalize(torch.randn(size, dim, generator=generator, device=generator.device), dim=-1)
 
 
 def enqueue(queue: Tensor, keys: Tensor, pointer: int) -> tuple[Tensor, int]:
-    """The queue (K, D) with keys (N, D) written at `pointer`, going on at its beginning behind its end, and where the next are written.
+    """Write keys to the queue from `pointer` on, wrapping around at its end.
 
-    K need not be a multiple of N. ConfigError where N > K (keys of one batch would overwrite each other), Defect on other shapes or a pointer outside.
+    Args:
+        queue: (K, D); K need not be a multiple of N.
+        keys: (N, D) with N <= K.
+        pointer: row of the first write.
+
+    Returns:
+        The new queue and the row of the next write.
+
+    Raises:
+        ConfigError: N > K, so that keys of one batch would overwrite each other.
+        Defect: other shapes, or a pointer outside the queue.
     """
     if keys.dim() != 2 or queue.dim() != 2 or keys.shape[1] != queue.shape[1]:
-        raise misfit("queue", f"keys of shape (N, {queue.shape[-1]})", keys)
+        raise shape_error("queue", f"keys of shape (N, {queue.shape[-1]})", keys)
     if len(keys) > len(queue):
         raise ConfigError(
             "queue",
-            f"room for the {len(keys)} keys of a batch",
-            f"{len(queue)} places",
+            f"at least {len(keys)} rows, one per key of a batch",
+            f"{len(queue)} rows",
             "lengthen the queue, or lower the batch size",
         )
     if not 0 <= pointer < len(queue):
@@ -65,25 +107,37 @@ def enqueue(queue: Tensor, keys: Tensor, pointer: int) -> tuple[Tensor, int]:
             "queue",
             f"a pointer from 0 to {len(queue) - 1}",
             str(pointer),
-            "restore queue and pointer from one checkpoint",
+            "restore the queue and its pointer from the same checkpoint",
         )
-    places = (pointer + torch.arange(len(keys), device=queue.device)) % len(queue)
-    return queue.index_copy(0, places, keys.detach().to(queue.dtype)), (pointer + len(keys)) % len(queue)
+    rows = (pointer + torch.arange(len(keys), device=queue.device)) % len(queue)
+    return queue.index_copy(0, rows, keys.detach().to(queue.dtype)), (pointer + len(keys)) % len(queue)
 
 
-def moved_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
-    """momentum * slow + (1 - momentum) * fast, without gradient: a step of the momentum encoder's parameter towards the trained one.
+def moving_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
+    """One step of a momentum encoder's parameter: momentum * slow + (1 - momentum) * fast (MoCo, He et al.
+    2020, eq. 2).
 
-    Defect on half precision, whose steps of 2^-8 or 2^-11 swallow 1 - momentum = 0.001, and on shapes; ConfigError on a momentum outside [0, 1].
-    MoCo (He et al. 2020), eq. 2.
+    Args:
+        slow: parameter of the momentum encoder; float32 or float64, because the rounding steps of half
+            precision, 2^-8
+            and 2^-11, are larger than 1 - momentum = 0.001.
+        fast: parameter of the trained encoder, of the same shape.
+        momentum: in [0, 1].
+
+    Returns:
+        The new parameter, without gradient.
+
+    Raises:
+        ConfigError: momentum outside [0, 1].
+        Defect: half precision, or shapes that differ.
     """
-    share("momentum", momentum)
-    shaped("momentum encoder", "the trained parameter", fast, *slow.shape)
+    require_proportion("momentum", momentum)
+    require_shape("momentum encoder", "the trained parameter", fast, *slow.shape)
     if slow.dtype not in (torch.float32, torch.float64):
         raise Defect(
             "momentum encoder",
             "parameters in float32",
             str(slow.dtype),
-            "keep a copy in float32 and let autocast lower it",
+            "keep the parameters in float32 and use autocast",
         )
     return torch.lerp(slow.detach(), fast.detach().to(slow.dtype), 1 - momentum)

@@ -1,4 +1,7 @@
-"""Losses of single rows: pairs of known similarity, triplets, and pairs that are equal or not. No row sees another, so they need no gathering."""
+"""Losses of single rows: pairs of known similarity, triplets, and pairs that are equal or not.
+
+No row is compared with another, so these losses need no gathering.
+"""
 
 from typing import Literal
 
@@ -7,26 +10,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import DataError
-from pipeline.losses.checks import as_many, finite, misfit, positive, representations, wide
+from pipeline.losses.checks import (
+    at_least_float32,
+    representations,
+    require_finite,
+    require_positive,
+    require_rows,
+    shape_error,
+)
 
 
 def row_cosines(left: Tensor, right: Tensor) -> Tensor:
-    """(N,) cosines of row i of left (N, D) with row i of right (N, D), the product of lengths taken as at least 1e-8: 0 with a zero vector."""
+    """Return (N,) cosines of row i of left (N, D) with row i of right (N, D).
+
+    The product of the norms is at least 1e-8, so a zero vector has cosine 0.
+    """
     left, right = representations("cosines", left=left, right=right)
-    as_many("cosines", len(left), right=right)
+    require_rows("cosines", len(left), right=right)
     lengths = torch.linalg.vector_norm(left, dim=1) * torch.linalg.vector_norm(right, dim=1)
     return (left * right).sum(dim=1) / lengths.clamp_min(1e-8)
 
 
 def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
-    """Mean squared difference of the cosine of row i of left and right (N, D) and scores[i] (N,): the cosine that they should have, score / 5 for STS.
+    """Mean squared error of cosines (SBERT, Reimers & Gurevych 2019, section 3, regression objective).
 
-    DataError on scores outside [-1, 1], which no cosine reaches; ModelError on values that are not finite; Defect on shapes.
-    SBERT (Reimers & Gurevych 2019), section 3, regression objective.
+    Args:
+        left: (N, D).
+        right: (N, D).
+        scores: (N,) target cosines in [-1, 1]: score / 5 for STS.
+
+    Raises:
+        DataError: scores outside [-1, 1].
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
     cosine = row_cosines(left, right)
     if scores.shape != cosine.shape:
-        raise misfit("cosine regression", f"scores of shape {tuple(cosine.shape)}", scores)
+        raise shape_error("cosine regression", f"scores of shape {tuple(cosine.shape)}", scores)
     outside = ~(scores.abs() <= 1)
     if bool(outside.any()):
         found = f"{float(scores[outside][0]):g}"
@@ -34,21 +54,31 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
             "scores of cosine regression",
             "finite numbers from -1 to 1",
             found,
-            "divide them by the highest score of the scale: 5 for STS",
+            "divide them by the maximum of the scale: 5 for STS",
         )
     return F.mse_loss(cosine, scores.to(cosine.dtype))
 
 
 def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: float = 1.0) -> Tensor:
-    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean and not squared; anchors, positives, negatives (N, D).
+    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared (SBERT, Reimers & Gurevych 2019,
+    section 3).
 
-    ConfigError on a margin that is not above 0, ModelError on values that are not finite, Defect on shapes. SBERT (Reimers & Gurevych 2019), section 3.
+    Args:
+        anchors: (N, D).
+        positives: (N, D).
+        negatives: (N, D).
+        margin: > 0.
+
+    Raises:
+        ConfigError: a margin that is not above 0.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
-    positive("margin", margin)
+    require_positive("margin", margin)
     anchors, positives, negatives = representations(
         "triplet loss", anchors=anchors, positives=positives, negatives=negatives
     )
-    as_many("triplet loss", len(anchors), positives=positives, negatives=negatives)
+    require_rows("triplet loss", len(anchors), positives=positives, negatives=negatives)
     near, far = (torch.linalg.vector_norm(anchors - others, dim=1) for others in (positives, negatives))
     return F.relu(near - far + margin).mean()
 
@@ -56,31 +86,41 @@ def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: fl
 def contrastive_tension(
     first: Tensor, second: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """Binary cross-entropy of the inner product of row i of first and second (N, D), raw, as the logit that both encode one text.
+    """Binary cross-entropy of whether two encoders read the same text (Carlsson et al. 2021, eq. 1 to 3).
 
-    equal (N,) bool, or 0 and 1. reduction over the N pairs: the published learning rates go with the mean; a sum is N times that.
-    DataError on other labels, ModelError on values that are not finite, Defect on shapes. Contrastive tension (Carlsson et al. 2021), eq. 1 to 3.
+    Args:
+        first: (N, D) vectors of one encoder.
+        second: (N, D) vectors of the other encoder. The logit is the raw inner product of row i of both.
+        equal: (N,) bool, or 0 and 1: True if row i of both is the same text.
+        reduction: over the N pairs. The published learning rates go with the mean; the sum is N times larger.
+
+    Raises:
+        DataError: labels other than 0 and 1.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
     first, second = representations("contrastive tension", first=first, second=second)
-    as_many("contrastive tension", len(first), second=second)
-    return equality(
-        finite("inner products of contrastive tension", (first * second).sum(dim=1)),
+    require_rows("contrastive tension", len(first), second=second)
+    return binary_cross_entropy(
+        require_finite("inner products of contrastive tension", (first * second).sum(dim=1)),
         equal,
         reduction=reduction,
     )
 
 
-def equality(logits: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Binary cross-entropy of logits (N,) with equal (N,), bool or 0 and 1."""
+def binary_cross_entropy(
+    logits: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean"
+) -> Tensor:
+    """Binary cross-entropy of logits (N,) and labels (N,), bool or 0 and 1."""
     if logits.shape != equal.shape:
-        raise misfit("binary cross-entropy", f"labels of shape {tuple(logits.shape)}", equal)
+        raise shape_error("binary cross-entropy", f"labels of shape {tuple(logits.shape)}", equal)
     outside = (equal != 0) & (equal != 1)
     if bool(outside.any()):
         raise DataError(
             "labels of binary cross-entropy",
             "0 or 1",
             f"{float(equal[outside][0]):g}",
-            "give 1 where both texts are equal, else 0",
+            "use 1 if both texts are equal, else 0",
         )
-    logits = wide(logits)
+    logits = at_least_float32(logits)
     return F.binary_cross_entropy_with_logits(logits, equal.to(logits.dtype), reduction=reduction)

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import enqueue, moco, moved_average, random_queue
+from pipeline.losses import enqueue, moco, moving_average, random_queue
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
@@ -122,6 +122,6 @@ class Cert(Objective):
     def _follow(self, slow: nn.Module, fast: nn.Module) -> None:
         with torch.no_grad():
             for own, other in zip(slow.parameters(), fast.parameters(), strict=True):
-                own.copy_(moved_average(own, other, momentum=self.momentum))
+                own.copy_(moving_average(own, other, momentum=self.momentum))
             for mine, its in zip(slow.buffers(), fast.buffers(), strict=True):
                 mine.copy_(its)

@@ -67,13 +67,13 @@ class Consert(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
-        among = batch.peers.gather(first), batch.peers.gather(second)
+        gathered = batch.peers.gather(first), batch.peers.gather(second)
         value = nt_xent(
             first,
             second,
             temperature=self.temperature,
-            among=among,
-            start=batch.first,
+            gathered=gathered,
+            offset=batch.first,
             excluded=batch.excluded("text", first.device),
         )
         return Loss.of(nt_xent=value)

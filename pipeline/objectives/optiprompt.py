@@ -66,7 +66,7 @@ class OptiPrompt(Objective):
                 candidates,
                 temperature=self.temperature,
                 excluded=batch.excluded("text", first.device),
-                first=batch.first,
+                offset=batch.first,
             )
         )
 

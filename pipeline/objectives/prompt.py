@@ -65,7 +65,7 @@ class Prompt(Objective):
                 candidates,
                 temperature=self.temperature,
                 excluded=batch.excluded("text", first.device),
-                first=batch.first,
+                offset=batch.first,
             )
         )
 

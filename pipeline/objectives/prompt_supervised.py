@@ -76,7 +76,7 @@ class PromptSupervised(Objective):
             hard_negative_weight=self.hard_negative_weight,
             temperature=self.temperature,
             excluded=batch.excluded("anchor", anchors.device),
-            first=batch.first,
+            offset=batch.first,
         )
         return Loss.of(info_nce=value)
 

@@ -49,7 +49,7 @@ class Pser(Objective):
             candidates,
             temperature=self.temperature,
             excluded=batch.excluded("text", first.device),
-            first=batch.first,
+            offset=batch.first,
         )
         return Loss.of(
             info_nce=value, divergence=self.alpha * self._divergence(first, second, candidates, batch)

@@ -48,7 +48,7 @@ class SimCSE(Objective):
                 candidates,
                 temperature=self.temperature,
                 excluded=batch.excluded("text", first.device),
-                first=batch.first,
+                offset=batch.first,
             )
         )
 

@@ -55,7 +55,7 @@ class Supervised(Objective):
             hard_negative_weight=self.hard_negative_weight,
             temperature=self.temperature,
             excluded=batch.excluded("anchor", anchors.device),
-            first=batch.first,
+            offset=batch.first,
         )
         return Loss.of(info_nce=value)
 

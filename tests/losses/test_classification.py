@@ -1,4 +1,4 @@
-"""Features of pairs, cross-entropy over classes, and the rule by which words are masked."""
+"""Pair features, cross-entropy over classes, and masking of tokens."""
 
 import math
 from itertools import combinations
@@ -17,7 +17,7 @@ LOGITS = RNG.normal(size=(7, 3))
 LABELS = np.array([0, 2, 1, 1, 0, 2, 2])
 
 
-def test_features_of_a_pair_worked_by_hand():
+def test_pair_features_match_a_hand_computation():
     assert pair_features(U, V, FEATURES).tolist() == [[1, 2, 3, -1, 2, 3, 3, -2]]
     assert pair_features(U, V).tolist() == [[1, 2, 3, -1, 2, 3]]
     head = torch.tensor([[1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0.5, 0.5]], dtype=torch.float64)
@@ -27,14 +27,14 @@ def test_features_of_a_pair_worked_by_hand():
 
 
 @pytest.mark.parametrize("chosen", [some for size in range(1, 5) for some in combinations(FEATURES, size)])
-def test_every_set_of_features_stands_in_one_order(chosen):
+def test_features_keep_one_order_however_they_are_listed(chosen):
     parts = {"u": [1, 2], "v": [3, -1], "|u-v|": [2, 3], "u*v": [3, -2]}
     expected = [value for name in FEATURES if name in chosen for value in parts[name]]
     assert pair_features(U, V, chosen).tolist() == pair_features(U, V, chosen[::-1]).tolist() == [expected]
 
 
 @pytest.mark.parametrize("features", [(), ("u", "u"), ("u", "u-v")])
-def test_unknown_doubled_or_no_features_are_refused(features):
+def test_unknown_repeated_or_missing_features_are_refused(features):
     with pytest.raises(ConfigError, match="features"):
         pair_features(U, V, features)
 
@@ -50,25 +50,25 @@ def test_classification_is_mean_negative_log_likelihood():
 
 
 @pytest.mark.parametrize("label", [-1, 3])
-def test_labels_outside_the_set_are_refused(label):
+def test_labels_outside_the_classes_are_refused(label):
     with pytest.raises(DataError, match=f"expected 0 to 2, found {label}"):
         classification(torch.zeros(2, 3), torch.tensor([0, label]))
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_shapes_and_values_are_refused():
     with pytest.raises(Defect, match=r"labels of shape \(2,\)"):
         classification(torch.zeros(2, 3), torch.tensor([0]))
     with pytest.raises(Defect, match="at least one row"):
         classification(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(DataError, match="whole numbers"):
+    with pytest.raises(DataError, match="integers"):
         classification(torch.zeros(1, 3), torch.tensor([1.0]))
     with pytest.raises(ModelError, match="1 of 2 rows"):
         classification(torch.tensor([[0.0, 1], [float("inf"), 0]]), torch.tensor([0, 1]))
-    with pytest.raises(Defect, match="v of 1 rows"):
+    with pytest.raises(Defect, match="v with 1 rows"):
         pair_features(U, V.expand(2, 2))
 
 
-def test_a_batch_without_masked_words_costs_nothing():
+def test_without_masked_words_loss_and_gradient_are_zero():
     logits = torch.zeros(0, 30, requires_grad=True)
     loss = masked_lm(logits, torch.zeros(0, dtype=torch.long))
     loss.backward()
@@ -76,7 +76,7 @@ def test_a_batch_without_masked_words_costs_nothing():
     assert logits.grad.shape == (0, 30)
 
 
-def test_chunks_of_masked_words_add_up_to_the_batch():
+def test_losses_of_chunks_add_up_to_the_loss_of_the_batch():
     logits, words = torch.from_numpy(LOGITS), torch.from_numpy(LABELS)
     parts = [
         masked_lm(logits[part], words[part], total=7) for part in (slice(0, 2), slice(2, 2), slice(2, 7))
@@ -85,7 +85,7 @@ def test_chunks_of_masked_words_add_up_to_the_batch():
     assert masked_lm(logits, words).item() == pytest.approx(classification(logits, words).item(), abs=1e-12)
 
 
-def test_masking_keeps_its_rates_and_spares_special_tokens():
+def test_masking_keeps_its_rates_and_skips_special_tokens():
     ids = RNG.integers(5, 1000, size=200_000).astype(np.int32)
     maskable = RNG.random(200_000) < 0.9
     corrupted, chosen = mask_words(ids, maskable, mask_id=4, words=1000, rng=np.random.default_rng(1))
@@ -100,7 +100,7 @@ def test_masking_keeps_its_rates_and_spares_special_tokens():
     assert np.ptp(random) > 950
 
 
-def test_masking_repeats_by_its_seed_and_leaves_its_input():
+def test_masking_is_deterministic_per_seed_and_does_not_modify_its_input():
     ids, maskable = np.arange(60).reshape(6, 10), np.ones((6, 10), dtype=bool)
     one, two = (
         mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5)) for _ in range(2)
@@ -111,5 +111,5 @@ def test_masking_repeats_by_its_seed_and_leaves_its_input():
     assert mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5), rate=1)[1].all()
     with pytest.raises(ConfigError, match="masking rate"):
         mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5), rate=15)
-    with pytest.raises(Defect, match="mark every token"):
+    with pytest.raises(Defect, match="one value per token"):
         mask_words(ids, maskable[0], mask_id=99, words=60, rng=np.random.default_rng(5))

@@ -1,4 +1,4 @@
-"""QuickThoughts: neighbours are picked among the batch, never over the border of a document."""
+"""QuickThoughts: neighbours are found within the batch, never across documents."""
 
 import math
 
@@ -18,7 +18,7 @@ F9, G9 = (torch.from_numpy(RNG.normal(size=(9, 4))) for _ in range(2))
 
 
 def oracle(documents, context, zero=False):
-    """Row by row, in numpy, from the definition."""
+    """Compute the loss row by row from its definition."""
     scores, losses = F9.numpy() @ G9.numpy().T, []
     for i, row in enumerate(scores):
         near = [j for j in range(9) if 0 < abs(i - j) <= context and documents[i] == documents[j]]
@@ -32,14 +32,14 @@ def oracle(documents, context, zero=False):
     return np.mean(losses)
 
 
-def test_three_sentences_worked_by_hand():
+def test_three_sentences_match_a_hand_computation():
     assert quick_thoughts(F3, G3, diag="zero").item() == pytest.approx(0.955552, abs=1e-6)
     assert quick_thoughts(F3, G3).item() == pytest.approx(0.813262, abs=1e-6)
 
 
 @pytest.mark.parametrize("context", [1, 2, 8])
 @pytest.mark.parametrize("documents", [[0] * 9, [3, 3, 3, 1, 1, 2, 2, 2, 2], [0, 1, 1, 1, 2, 3, 3, 4, 5]])
-def test_the_loss_is_its_definition(documents, context):
+def test_the_loss_matches_its_definition(documents, context):
     given = torch.tensor(documents)
     assert quick_thoughts(F9, G9, documents=given, context=context).item() == pytest.approx(
         oracle(documents, context), abs=1e-12
@@ -49,12 +49,12 @@ def test_the_loss_is_its_definition(documents, context):
     )
 
 
-def test_neighbours_end_with_the_document():
+def test_neighbours_are_from_the_same_document():
     found = neighbours(5, torch.tensor([0, 0, 1, 1, 1]), 1, torch.device("cpu"))
     assert found.nonzero().tolist() == [[0, 1], [1, 0], [2, 3], [3, 2], [3, 4], [4, 3]]
 
 
-def test_alike_scores_cost_the_logarithm_of_the_candidates():
+def test_equal_scores_give_the_logarithm_of_the_number_of_candidates():
     ones = torch.ones(6, 3, dtype=torch.float64)
     assert quick_thoughts(ones, ones).item() == pytest.approx(math.log(5), abs=1e-12)
     zeros = torch.zeros(6, 3, dtype=torch.float64)
@@ -68,33 +68,32 @@ def test_the_order_of_sentences_matters():
     )
 
 
-def test_excluded_candidates_are_no_negatives_and_neighbours_stay():
+def test_neighbours_are_never_excluded():
     everything = torch.ones(9, 9, dtype=torch.bool)
-    expected = np.mean(
-        [np.log(1) if i in (0, 8) else _of_two(i) for i in range(9)]
-    )  # only the neighbours are left
+    # Only the neighbours are left: one for the outer sentences, two for the others.
+    expected = np.mean([np.log(1) if i in (0, 8) else _loss_of_two_neighbours(i) for i in range(9)])
     assert quick_thoughts(F9, G9, excluded=everything).item() == pytest.approx(expected, abs=1e-12)
 
 
-def _of_two(i: int) -> float:
+def _loss_of_two_neighbours(i: int) -> float:
     scores = (F9[i] @ G9[[i - 1, i + 1]].T).numpy()
     return -log_softmax(scores).mean()
 
 
-def test_a_sentence_masked_out_gets_no_gradient_of_its_own_score():
+def test_a_sentence_gets_no_gradient_from_its_own_masked_score():
     g = G3.clone().requires_grad_()
-    quick_thoughts(F3[:2], g[:2]).backward()  # two sentences: the only candidate of each is its neighbour
+    quick_thoughts(F3[:2], g[:2]).backward()  # the only candidate of each is its neighbour
     assert not g.grad.any()
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_shapes_and_values_are_refused():
     with pytest.raises(ConfigError, match="at least two rows"):
         quick_thoughts(F3[:1], G3[:1])
     with pytest.raises(ConfigError, match="context"):
         quick_thoughts(F3, G3, context=0)
-    with pytest.raises(DataError, match="neighbours of one document"):
+    with pytest.raises(DataError, match="neighbours from one document"):
         quick_thoughts(F3, G3, documents=torch.tensor([0, 1, 2]))
     with pytest.raises(Defect, match="documents of shape"):
         quick_thoughts(F3, G3, documents=torch.tensor([0, 0]))
-    with pytest.raises(Defect, match="second of 3 rows"):
+    with pytest.raises(Defect, match="second with 3 rows"):
         quick_thoughts(F3, G3[:2])

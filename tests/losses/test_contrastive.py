@@ -1,4 +1,4 @@
-"""InfoNCE and NT-Xent equal their formulas and published arithmetic, in one place and over ranks; what is excluded is no negative."""
+"""InfoNCE and NT-Xent match formulas and published values, on one rank and several, with exclusions."""
 
 import math
 
@@ -33,24 +33,26 @@ def numpy_cosines(left: torch.Tensor, right: torch.Tensor) -> np.ndarray:
         (0.05, 0.001427, 0.346574, 0.174000),
     ],
 )
-def test_info_nce_of_two_pairs_worked_by_hand(temperature, rows, columns, both):
+def test_info_nce_of_two_pairs_matches_a_hand_computation(temperature, rows, columns, both):
     assert info_nce(Z, ZP, temperature=temperature).item() == pytest.approx(rows, abs=1e-6)
     assert info_nce(ZP, Z, temperature=temperature).item() == pytest.approx(columns, abs=1e-6)
     assert info_nce(Z, ZP, temperature=temperature, symmetric=True).item() == pytest.approx(both, abs=1e-6)
 
 
 @pytest.mark.parametrize(("weight", "rows"), [(1.0, (0.640205, 1.072608)), (2.0, (0.670889, 1.317118))])
-def test_the_weight_of_hard_negatives_is_that_of_the_own_one_alone(weight, rows):
+def test_the_hard_negative_weight_applies_to_a_querys_own_hard_negative_alone(weight, rows):
     loss = info_nce(Z, ZP, temperature=0.5, negatives=ZN, hard_negative_weight=weight)
     assert loss.item() == pytest.approx(sum(rows) / 2, abs=1e-6)
     single = [
-        info_nce(Z[i : i + 1], ZP, temperature=0.5, negatives=ZN, hard_negative_weight=weight, first=i).item()
+        info_nce(
+            Z[i : i + 1], ZP, temperature=0.5, negatives=ZN, hard_negative_weight=weight, offset=i
+        ).item()
         for i in range(2)
     ]
     assert single == pytest.approx(rows, abs=1e-6)
 
 
-def test_info_nce_is_its_formula_with_weighted_negatives_and_excluded_ones():
+def test_info_nce_matches_its_formula_with_weighted_negatives_and_exclusions():
     q, k, n = random(6), random(9, seed=1), random(7, seed=2)
     excluded = torch.from_numpy(np.random.default_rng(3).random((6, 16)) < 0.3)
     logits = np.concatenate([numpy_cosines(q, k), numpy_cosines(q, n)], axis=1) / 0.1
@@ -65,7 +67,7 @@ def test_info_nce_is_its_formula_with_weighted_negatives_and_excluded_ones():
     ).item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_rows_behind_the_own_keys_are_extra_negatives():
+def test_surplus_keys_are_extra_negatives():
     q, k, extra = random(4), random(4, seed=1), random(4, seed=2)
     assert info_nce(q, torch.cat([k, extra]), temperature=0.1).item() == pytest.approx(
         info_nce(q, k, temperature=0.1, negatives=extra).item(), abs=1e-12
@@ -89,7 +91,7 @@ def test_orthogonal_pairs_and_equal_rows_have_closed_forms(rows, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
-def test_for_many_keys_the_loss_is_alignment_and_uniformity(temperature):
+def test_with_many_keys_the_loss_is_alignment_plus_uniformity(temperature):
     """Wang & Isola 2020, theorem 1: on a circle, E exp(cos / tau) is the Bessel function I0(1 / tau)."""
     angles = torch.arange(200, dtype=torch.float64) * (2 * math.pi / 200)
     circle = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -97,7 +99,7 @@ def test_for_many_keys_the_loss_is_alignment_and_uniformity(temperature):
     assert info_nce(circle, circle, temperature=temperature).item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_coldest_temperatures_stay_finite():
+def test_very_low_temperatures_give_finite_losses_and_gradients():
     q, k = random(8).float().requires_grad_(), random(8, seed=1).float()
     loss = info_nce(q, k, temperature=0.001)
     loss.backward()
@@ -106,12 +108,12 @@ def test_the_coldest_temperatures_stay_finite():
     assert torch.isfinite(q.grad).all()
 
 
-def test_ranks_that_hold_their_own_rows_average_to_the_whole_batch():
+def test_losses_of_ranks_average_to_the_loss_of_the_whole_batch():
     weight = torch.tensor([[1, 0.2], [-0.3, 0.8]], dtype=torch.float64, requires_grad=True)
     x = torch.tensor([[1, 0], [0.5, 1], [-1, 0.5], [0.2, -1]], dtype=torch.float64)
     y = torch.tensor([[1, 0.1], [0.4, 1.2], [-0.8, 0.6], [0, -1]], dtype=torch.float64)
     queries, keys = x @ weight, y @ weight
-    ranks = [info_nce(queries[i : i + 2], keys, temperature=0.5, first=i) for i in (0, 2)]
+    ranks = [info_nce(queries[i : i + 2], keys, temperature=0.5, offset=i) for i in (0, 2)]
     assert [loss.item() for loss in ranks] == pytest.approx([0.401016, 0.249846], abs=1e-6)
     (sum(ranks) / 2).backward(retain_graph=True)
     np.testing.assert_allclose(weight.grad, [[0.028625, -0.055471], [-0.059860, -0.044361]], atol=1e-6)
@@ -120,17 +122,17 @@ def test_ranks_that_hold_their_own_rows_average_to_the_whole_batch():
     np.testing.assert_allclose(torch.autograd.grad(whole, weight)[0], weight.grad, atol=1e-12)
 
 
-def test_hard_negatives_and_exclusions_split_over_ranks_too():
+def test_hard_negatives_and_exclusions_can_be_split_over_ranks():
     q, k, n = random(6), random(6, seed=1), random(6, seed=2)
     excluded = torch.from_numpy(np.random.default_rng(3).random((6, 12)) < 0.3)
     options = {"temperature": 0.1, "negatives": n, "hard_negative_weight": 2.0}
-    parts = [info_nce(q[i : i + 2], k, excluded=excluded[i : i + 2], first=i, **options) for i in (0, 2, 4)]
+    parts = [info_nce(q[i : i + 2], k, excluded=excluded[i : i + 2], offset=i, **options) for i in (0, 2, 4)]
     assert sum(parts).item() / 3 == pytest.approx(
         info_nce(q, k, excluded=excluded, **options).item(), abs=1e-12
     )
 
 
-def test_a_text_that_stands_twice_is_no_negative_of_itself():
+def test_a_repeated_text_is_not_its_own_negative():
     q, k = random(4), random(4, seed=1)
     ids = torch.tensor([7, 8, 7, 9])
     equal = ids[:, None] == ids
@@ -146,18 +148,18 @@ def test_a_text_that_stands_twice_is_no_negative_of_itself():
     )
 
 
-def test_an_exclusion_of_one_direction_is_turned_for_the_other():
+def test_exclusions_are_transposed_for_the_other_direction():
     q, k, extra = random(3), random(3, seed=1), random(2, seed=2)
     excluded = torch.tensor([[0, 1, 0, 0, 1], [0, 0, 0, 1, 0], [1, 0, 0, 0, 0]], dtype=torch.bool)
     both = info_nce(q, torch.cat([k, extra]), temperature=0.1, excluded=excluded, symmetric=True)
     logits = numpy_cosines(k, q) / 0.1
-    candidates = [[0, 1], [1, 2], [0, 1, 2]]  # key 0 is none of query 2, key 1 none of query 0
+    candidates = [[0, 1], [1, 2], [0, 1, 2]]  # excluded: key 0 for query 2, key 1 for query 0
     keys = np.mean([logsumexp(logits[i, c]) - logits[i, i] for i, c in enumerate(candidates)])
     queries = info_nce(q, torch.cat([k, extra]), temperature=0.1, excluded=excluded).item()
     assert both.item() == pytest.approx((queries + keys) / 2, abs=1e-12)
 
 
-def test_without_any_negative_left_the_loss_and_its_gradient_are_zero():
+def test_without_negatives_loss_and_gradient_are_zero():
     q, k = random(1).requires_grad_(), random(3, seed=1).requires_grad_()
     loss = info_nce(q, k, temperature=0.05, excluded=torch.ones(1, 3, dtype=torch.bool))
     loss.backward()
@@ -175,11 +177,11 @@ def test_excluded_candidates_get_no_gradient():
     assert k.grad[:4].any(dim=1).all()
 
 
-def test_nt_xent_of_two_pairs_worked_by_hand():
+def test_nt_xent_of_two_pairs_matches_a_hand_computation():
     assert nt_xent(Z, ZP, temperature=0.5).item() == pytest.approx(1.273342, abs=1e-6)
 
 
-def test_nt_xent_is_its_formula():
+def test_nt_xent_matches_its_formula():
     a, b, ids = random(5), random(5, seed=1), np.array([1, 2, 1, 3, 4])
     views, expected = torch.cat([a, b]), 0.0
     logits = numpy_cosines(views, views) / 0.1
@@ -189,7 +191,7 @@ def test_nt_xent_is_its_formula():
         expected += (logsumexp(logits[i, candidates]) - logits[i, own]) / 5
     equal = torch.from_numpy(ids[:, None] == ids)
     assert nt_xent(a, b, temperature=0.1, excluded=equal).item() == pytest.approx(expected, abs=1e-12)
-    assert nt_xent(a, b, temperature=0.1).item() > expected  # more candidates, a harder choice
+    assert nt_xent(a, b, temperature=0.1).item() > expected  # with more candidates
 
 
 def test_a_cosine_with_a_zero_vector_is_zero():
@@ -205,49 +207,49 @@ def test_dropout_of_one_text_is_below_the_logarithm_of_the_batch():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("loss", [info_nce, nt_xent])
-def test_a_temperature_is_finite_and_above_zero(loss, temperature):
+def test_temperatures_must_be_finite_and_above_zero(loss, temperature):
     with pytest.raises(ConfigError, match="temperature: expected a finite number above 0"):
         loss(Z, ZP, temperature=temperature)
 
 
 @pytest.mark.parametrize("weight", [0.0, -2.0, float("nan")])
-def test_the_weight_of_hard_negatives_is_above_zero(weight):
+def test_hard_negative_weights_must_be_above_zero(weight):
     with pytest.raises(ConfigError, match="hard_negative_weight"):
         info_nce(Z, ZP, temperature=1, negatives=ZN, hard_negative_weight=weight)
 
 
-def test_one_row_without_further_candidates_is_refused():
+def test_a_single_candidate_is_refused():
     for loss in (info_nce, nt_xent):
         with pytest.raises(ConfigError, match="at least two rows"):
             loss(Z[:1], ZP[:1], temperature=0.05)
-    assert info_nce(Z[:1], ZP[:1], temperature=0.05, negatives=ZN[:1]).item() > 0  # one negative is a choice
+    assert info_nce(Z[:1], ZP[:1], temperature=0.05, negatives=ZN[:1]).item() > 0  # one negative is enough
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((random(3), random(2)), "expected keys from row 0 on for 3 queries, found 2 keys"),
+        ((random(3), random(2)), "expected keys for 3 queries from row 0 on, found 2 keys"),
         ((random(3), random(3, 4)), "expected right of shape"),
         ((random(3), random(3)[0]), "expected right of shape"),
         ((random(3), random(3), random(2)), "found 2 negatives"),
         ((random(3)[:0], random(3)), "at least one row"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(arguments, message):
+def test_wrong_numbers_of_rows_are_refused(arguments, message):
     with pytest.raises(Defect, match=message):
         info_nce(*arguments[:2], temperature=1, negatives=arguments[2] if len(arguments) > 2 else None)
 
 
-def test_places_and_masks_that_do_not_fit_are_refused():
+def test_wrong_offsets_and_masks_are_refused():
     q, k = random(2), random(4, seed=1)
-    for first in (-1, 3):
-        with pytest.raises(Defect, match=f"keys from row {first}"):
-            info_nce(q, k, temperature=1, first=first)
+    for offset in (-1, 3):
+        with pytest.raises(Defect, match=f"queries from row {offset}"):
+            info_nce(q, k, temperature=1, offset=offset)
     with pytest.raises(Defect, match="excluded of shape"):
         info_nce(q, k, temperature=1, excluded=torch.zeros(2, 2, dtype=torch.bool))
     with pytest.raises(Defect, match="excluded of shape"):
         nt_xent(k, k, temperature=1, excluded=torch.zeros(8, 8, dtype=torch.bool))
-    with pytest.raises(Defect, match="second of 2 rows"):
+    with pytest.raises(Defect, match="second with 2 rows"):
         nt_xent(q, k, temperature=1)
-    with pytest.raises(Defect, match="all queries in one place"):
-        info_nce(q, k, temperature=1, first=2, symmetric=True)
+    with pytest.raises(Defect, match="the queries of all ranks"):
+        info_nce(q, k, temperature=1, offset=2, symmetric=True)

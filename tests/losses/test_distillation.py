@@ -1,4 +1,4 @@
-"""A student learns from embeddings, margins or similarities of its teacher, who learns nothing."""
+"""Distillation losses match their formulas, and the teacher gets no gradient."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LOSSES = {
 }
 
 
-def test_each_is_its_formula():
+def test_each_loss_matches_its_formula():
     s, t = S.numpy(), T.numpy()
     assert embedding_distillation(S, T).item() == pytest.approx(np.mean((s - t) ** 2), abs=1e-12)
     margins = [each[:, :1] - each[:, 1:] for each in (s, t)]
@@ -34,24 +34,24 @@ def test_each_is_its_formula():
     )
 
 
-def test_a_batch_compared_with_itself_leaves_its_diagonal_out():
-    itself = torch.eye(6, dtype=torch.bool)
+def test_the_diagonal_can_be_excluded():
+    diagonal = torch.eye(6, dtype=torch.bool)
     student, teacher = cosines(S, S), cosines(T, T)
-    off = [each.numpy()[~itself.numpy()].reshape(6, 5) for each in (student, teacher)]
+    off = [each.numpy()[~diagonal.numpy()].reshape(6, 5) for each in (student, teacher)]
     p, q = softmax(off[1] / 0.1, axis=1), softmax(off[0] / 0.1, axis=1)
     expected = np.mean([entropy(x, y) for x, y in zip(p, q, strict=True)])
     assert similarity_distillation(
-        student, teacher, temperature=0.1, excluded=itself
+        student, teacher, temperature=0.1, excluded=diagonal
     ).item() == pytest.approx(expected, abs=1e-10)
 
 
-def test_teachers_of_another_width_teach_by_their_similarities():
+def test_similarities_allow_a_teacher_of_another_dimension():
     wide = torch.from_numpy(RNG.normal(size=(6, 11)))
     assert similarity_distillation(cosines(S, S), cosines(wide, wide), temperature=0.1).item() > 0
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_equal_scores_cost_nothing_and_the_teacher_gets_no_gradient(name):
+def test_equal_scores_give_zero_and_the_teacher_gets_no_gradient(name):
     assert LOSSES[name](S, S).item() == pytest.approx(0, abs=1e-15)
     student, teacher = S.clone().requires_grad_(), T.clone().requires_grad_()
     LOSSES[name](student, teacher).backward()
@@ -60,16 +60,16 @@ def test_equal_scores_cost_nothing_and_the_teacher_gets_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", ["margin", "similarity"])
-def test_an_offset_of_a_row_costs_nothing(name):
+def test_a_constant_added_to_a_row_does_not_matter(name):
     assert LOSSES[name](S + torch.arange(6.0)[:, None], T).item() == pytest.approx(
         LOSSES[name](S, T).item(), abs=1e-12
     )
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_shapes_and_values_are_refused():
     with pytest.raises(Defect, match="teacher of shape"):
         embedding_distillation(S, T[:, :3])
-    with pytest.raises(Defect, match="teacher of 6 rows"):
+    with pytest.raises(Defect, match="teacher with 6 rows"):
         embedding_distillation(S, T[:5])
     with pytest.raises(Defect, match="teacher of shape"):
         margin_distillation(S, T[:5])

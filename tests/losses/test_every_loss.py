@@ -1,4 +1,4 @@
-"""What holds for every loss: order and length of vectors where they must not matter, exact gradients, float32 under autocast, and no silent NaN."""
+"""Properties of every loss: invariances, exact gradients, float32 under autocast, and no silent NaN."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 QUEUE = torch.from_numpy(RNG.normal(size=(9, DIM)))
 LABELS = torch.tensor([1, 0, 0, 1, 0, 0])
 SCORES = torch.linspace(-0.5, 1, ROWS, dtype=torch.float64)
-COSINE = {  # every one a function of (rows of x, rows of y), with labels that go with the rows
+COSINE = {  # loss of (x, y, order of the rows, for the labels)
     "info_nce": lambda x, y, order: info_nce(x, y, temperature=0.1),
     "symmetric": lambda x, y, order: info_nce(x, y, temperature=0.1, symmetric=True),
     "hard_negatives": lambda x, y, order: info_nce(
@@ -52,7 +52,7 @@ OTHER = {
 }
 CONTEXT = {"quick_thoughts": lambda x, y, order: quick_thoughts(x, y)}
 LOSSES = COSINE | OTHER | CONTEXT
-STRAIGHT = torch.arange(ROWS)
+IN_ORDER = torch.arange(ROWS)
 
 
 def pair(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -63,36 +63,36 @@ def pair(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", COSINE | OTHER)
 def test_the_order_of_rows_does_not_matter(name):
     x, y = pair()
-    expected = LOSSES[name](x, y, STRAIGHT).item()
+    expected = LOSSES[name](x, y, IN_ORDER).item()
     for seed in range(3):
         order = torch.from_numpy(np.random.default_rng(seed).permutation(ROWS))
         assert LOSSES[name](x[order], y[order], order).item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(set(COSINE) - {"similarity_distillation"}))
-def test_the_length_of_a_vector_does_not_matter_to_cosines(name):
+def test_losses_of_cosines_ignore_the_norms_of_vectors(name):
     x, y = pair()
     factors = torch.tensor([[1e-3], [0.5], [1], [2], [30], [1e4]], dtype=torch.float64)
-    expected = COSINE[name](x, y, STRAIGHT).item()
-    assert COSINE[name](x * factors, y, STRAIGHT).item() == pytest.approx(expected, abs=1e-10)
-    assert COSINE[name](x, y * factors.flip(0), STRAIGHT).item() == pytest.approx(expected, abs=1e-10)
+    expected = COSINE[name](x, y, IN_ORDER).item()
+    assert COSINE[name](x * factors, y, IN_ORDER).item() == pytest.approx(expected, abs=1e-10)
+    assert COSINE[name](x, y * factors.flip(0), IN_ORDER).item() == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize(
     "name", sorted(set(LOSSES) - {"moco", "similarity_distillation", "embedding_distillation"})
 )
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_match_finite_differences(name):
     x, y = (each.requires_grad_() for each in pair())
-    assert torch.autograd.gradcheck(lambda a, b: LOSSES[name](a, b, STRAIGHT), (x, y), atol=1e-6)
+    assert torch.autograd.gradcheck(lambda a, b: LOSSES[name](a, b, IN_ORDER), (x, y), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["moco", "embedding_distillation"])
-def test_gradients_towards_fixed_targets_are_those_of_finite_differences(name):
+def test_gradients_towards_fixed_targets_match_finite_differences(name):
     x, y = pair()
-    assert torch.autograd.gradcheck(lambda a: LOSSES[name](a, y, STRAIGHT), (x.requires_grad_(),), atol=1e-6)
+    assert torch.autograd.gradcheck(lambda a: LOSSES[name](a, y, IN_ORDER), (x.requires_grad_(),), atol=1e-6)
 
 
-def test_gradients_of_similarities_towards_a_teacher_are_those_of_finite_differences():
+def test_gradients_of_similarity_distillation_match_finite_differences():
     x, y = pair()
     teacher = cosines(y, y)
     assert torch.autograd.gradcheck(
@@ -102,7 +102,7 @@ def test_gradients_of_similarities_towards_a_teacher_are_those_of_finite_differe
     )
 
 
-def test_masked_candidates_keep_gradients_exact():
+def test_gradients_with_excluded_candidates_match_finite_differences():
     x, y = (each.requires_grad_() for each in pair())
     excluded = torch.from_numpy(np.random.default_rng(2).random((ROWS, ROWS)) < 0.4)
     assert torch.autograd.gradcheck(
@@ -122,39 +122,38 @@ def test_masked_candidates_keep_gradients_exact():
 @pytest.mark.parametrize("name", LOSSES)
 def test_autocast_does_not_lower_the_precision(name):
     x, y = pair(torch.float32)
-    expected = LOSSES[name](x, y, STRAIGHT)
+    expected = LOSSES[name](x, y, IN_ORDER)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = LOSSES[name](x, y, STRAIGHT)
+        found = LOSSES[name](x, y, IN_ORDER)
     assert expected.dtype == found.dtype == torch.float32
     assert found.item() == expected.item()
-    assert expected.item() == pytest.approx(LOSSES[name](*pair(), STRAIGHT).item(), rel=1e-5, abs=1e-5)
+    assert expected.item() == pytest.approx(LOSSES[name](*pair(), IN_ORDER).item(), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", LOSSES)
 def test_half_precision_vectors_are_compared_in_float32(name, dtype):
     x, y = pair(dtype)
-    found = LOSSES[name](x, y, STRAIGHT)
+    found = LOSSES[name](x, y, IN_ORDER)
     assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(
-        LOSSES[name](x.float(), y.float(), STRAIGHT).item(), rel=1e-2
-    )  # the fixed third tensors are rounded too
+    expected = LOSSES[name](x.float(), y.float(), IN_ORDER).item()
+    assert found.item() == pytest.approx(expected, rel=1e-2)  # fixed third tensors are rounded too
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("name", LOSSES)
-def test_values_that_are_not_finite_are_refused(name, side, value):
+def test_nan_and_infinity_are_refused(name, side, value):
     given = pair()
     given[side][2, 1] = value
     with pytest.raises(ModelError, match="1 of 6 rows with NaN or infinity"):
-        LOSSES[name](*given, STRAIGHT)
+        LOSSES[name](*given, IN_ORDER)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_one_number_and_leaves_its_input(name):
+def test_a_loss_is_a_scalar_and_does_not_modify_its_input(name):
     x, y = pair()
     before = x.clone(), y.clone()
-    assert LOSSES[name](x, y, STRAIGHT).shape == ()
+    assert LOSSES[name](x, y, IN_ORDER).shape == ()
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])

@@ -1,4 +1,4 @@
-"""One loss at several lengths is the weighted sum of that loss over cut vectors."""
+"""The Matryoshka loss is the weighted sum of a loss over truncated vectors."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ NCE = partial(info_nce, temperature=0.1)
         (lambda q, k, n: info_nce(q, k, negatives=n, temperature=0.1), 3),
     ],
 )
-def test_it_is_the_sum_over_lengths(loss, count):
+def test_the_loss_is_the_weighted_sum_over_lengths(loss, count):
     cut = {dim: loss(*(each[:, :dim] for each in REPS[:count])).item() for dim in (8, 4, 2)}
     assert matryoshka(loss, REPS[:count], dims=(8, 4, 2)).item() == pytest.approx(
         sum(cut.values()), abs=1e-12
@@ -32,11 +32,11 @@ def test_it_is_the_sum_over_lengths(loss, count):
     assert weighted == pytest.approx(cut[8] + 0.25 * cut[2], abs=1e-12)
 
 
-def test_the_whole_length_alone_is_the_loss_itself():
+def test_the_full_length_alone_is_the_plain_loss():
     assert matryoshka(NCE, REPS[:2], dims=[8]).item() == NCE(*REPS[:2]).item()
 
 
-def test_dimensions_behind_the_longest_get_no_gradient():
+def test_dimensions_beyond_the_longest_length_get_no_gradient():
     queries = REPS[0].clone().requires_grad_()
     matryoshka(NCE, [queries, REPS[1]], dims=(2, 5)).backward()
     assert queries.grad[:, :5].all()
@@ -44,17 +44,17 @@ def test_dimensions_behind_the_longest_get_no_gradient():
 
 
 @pytest.mark.parametrize("dims", [(), (8, 8), (0, 8), (9,), (-2,)])
-def test_lengths_that_the_vectors_lack_are_refused(dims):
-    with pytest.raises(ConfigError, match="dims: expected different numbers from 1 to 8"):
+def test_invalid_lengths_are_refused(dims):
+    with pytest.raises(ConfigError, match="dims: expected distinct numbers from 1 to 8"):
         matryoshka(NCE, REPS[:2], dims=dims)
 
 
 @pytest.mark.parametrize("weights", [(1,), (0, 0), (1, -1), (1, float("nan"))])
-def test_weights_that_do_not_fit_are_refused(weights):
+def test_invalid_weights_are_refused(weights):
     with pytest.raises(ConfigError, match="weights: expected 2 numbers"):
         matryoshka(NCE, REPS[:2], dims=(8, 4), weights=weights)
 
 
-def test_representations_are_rows_of_vectors():
+def test_representations_must_be_matrices():
     with pytest.raises(Defect, match="Matryoshka"):
         matryoshka(NCE, [REPS[0], REPS[1][0]], dims=(4,))

@@ -1,4 +1,4 @@
-"""Momentum contrast: logits and loss worked by hand, a queue that wraps, an average that moves slowly."""
+"""Momentum contrast: logits and loss match hand computations, the queue wraps, the average moves slowly."""
 
 import math
 
@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses import enqueue, info_nce, moco, moco_logits, moved_average, random_queue
+from pipeline.losses import enqueue, info_nce, moco, moco_logits, moving_average, random_queue
 
 Q = torch.tensor([[1.0, 1], [0, 3]], dtype=torch.float64)
 K = torch.tensor([[1.0, 0], [1, 2]], dtype=torch.float64)
 QUEUE = torch.tensor([[0.0, 1], [1, -1], [-1, 0], [2, 1], [1, 3]], dtype=torch.float64)
 
 
-def test_two_queries_against_five_earlier_keys_worked_by_hand():
+def test_two_queries_with_five_earlier_keys_match_a_hand_computation():
     logits = [
         [1.414214, 1.414214, 0, -1.414214, 1.897367, 1.788854],
         [1.788854, 2, -1.414214, 0, 0.894427, 1.897367],
@@ -27,14 +27,14 @@ def test_two_queries_against_five_earlier_keys_worked_by_hand():
     assert moco(Q, K, QUEUE, temperature=0.07).item() == pytest.approx(2.956268, abs=1e-6)
 
 
-def test_alike_candidates_cost_the_logarithm_of_their_number():
+def test_equal_candidates_give_the_logarithm_of_their_number():
     same = torch.ones(1, 2)
     assert moco(same, same, same.expand(96606, 2), temperature=0.07).item() == pytest.approx(
         11.478406, abs=1e-5
     )
 
 
-def test_each_query_sees_its_own_key_and_the_queue_as_info_nce_does_with_the_other_keys_excluded():
+def test_moco_is_info_nce_over_the_own_key_and_the_queue():
     rng = np.random.default_rng(0)
     q, k, queue = (torch.from_numpy(rng.normal(size=(rows, 6))) for rows in (4, 4, 9))
     excluded = torch.from_numpy(rng.random((4, 9)) < 0.3)
@@ -45,7 +45,7 @@ def test_each_query_sees_its_own_key_and_the_queue_as_info_nce_does_with_the_oth
     )
 
 
-def test_a_gradient_reaches_the_queries_alone():
+def test_only_queries_get_a_gradient():
     q, k, queue = (each.clone().requires_grad_() for each in (Q, K, QUEUE))
     moco(q, k, queue, temperature=0.5).backward()
     assert q.grad.any()
@@ -53,7 +53,7 @@ def test_a_gradient_reaches_the_queries_alone():
     assert queue.grad is None
 
 
-def test_the_queue_wraps_where_batches_do_not_divide_it():
+def test_the_queue_wraps_when_batches_do_not_divide_its_size():
     queue, pointer, states = torch.zeros(5, 1), 0, []
     for batch in torch.arange(1.0, 9).view(4, 2, 1):
         queue, pointer = enqueue(queue, batch, pointer)
@@ -70,7 +70,7 @@ def test_the_pointer_of_a_long_queue_after_many_batches():
 
 
 @pytest.mark.parametrize("pointer", [0, 3, 6])
-def test_a_queue_holds_the_last_keys_whatever_the_batches(pointer):
+def test_the_queue_holds_the_latest_keys_for_any_batch_sizes(pointer):
     keys = torch.arange(1.0, 29).view(-1, 1)
     whole = torch.zeros(7, 1)
     for start, size in ((0, 3), (3, 7), (10, 1), (11, 7), (18, 5), (23, 5)):
@@ -78,7 +78,7 @@ def test_a_queue_holds_the_last_keys_whatever_the_batches(pointer):
     assert sorted(whole.flatten().tolist()) == list(range(22, 29))
 
 
-def test_writing_leaves_the_old_queue_as_it_was_and_carries_no_gradient():
+def test_enqueue_does_not_modify_the_old_queue_and_carries_no_gradient():
     queue, keys = torch.zeros(4, 2), torch.ones(2, 2, requires_grad=True)
     new, _ = enqueue(queue, keys, 3)
     assert not queue.any()
@@ -86,56 +86,56 @@ def test_writing_leaves_the_old_queue_as_it_was_and_carries_no_gradient():
     assert new[[3, 0]].eq(1).all()
 
 
-def test_a_first_queue_is_unit_vectors_of_its_seed():
+def test_the_initial_queue_is_random_unit_vectors_of_its_seed():
     queue = random_queue(500, 16, torch.Generator().manual_seed(3))
     np.testing.assert_allclose(queue.norm(dim=1), 1, atol=1e-6)
     assert queue.mean(dim=0).abs().max() < 0.05
     assert torch.equal(queue, random_queue(500, 16, torch.Generator().manual_seed(3)))
 
 
-def test_the_average_moves_by_a_thousandth():
+def test_the_average_moves_by_one_minus_momentum():
     slow, fast = (
         torch.tensor([1.0], dtype=torch.float64),
         torch.tensor([2.0], dtype=torch.float64, requires_grad=True),
     )
-    moved = moved_average(slow, fast, momentum=0.999)
+    moved = moving_average(slow, fast, momentum=0.999)
     assert moved.item() == pytest.approx(1.001, abs=1e-12)
     for _ in range(999):
-        moved = moved_average(moved, fast, momentum=0.999)
+        moved = moving_average(moved, fast, momentum=0.999)
     assert moved.item() == pytest.approx(1.632305, abs=1e-6)
     assert moved.item() == pytest.approx(2 - 0.999**1000, abs=1e-12)
     assert not moved.requires_grad
 
 
-def test_the_ends_of_momentum_are_standing_still_and_copying():
+def test_momentum_one_keeps_and_momentum_zero_copies():
     slow, fast = (
         torch.rand(5, generator=torch.Generator().manual_seed(0)),
         torch.rand(5, generator=torch.Generator().manual_seed(1)),
     )
-    assert torch.equal(moved_average(slow, fast, momentum=1.0), slow)
-    assert torch.equal(moved_average(slow, fast, momentum=0.0), fast)
+    assert torch.equal(moving_average(slow, fast, momentum=1.0), slow)
+    assert torch.equal(moving_average(slow, fast, momentum=0.0), fast)
 
 
-def test_half_precision_would_stand_still_and_is_refused():
+def test_half_precision_parameters_are_refused():
     slow, fast = torch.ones(1, dtype=torch.bfloat16), torch.full((1,), 2.0, dtype=torch.bfloat16)
-    assert torch.lerp(slow, fast, 0.001).item() == 1  # why
+    assert torch.lerp(slow, fast, 0.001).item() == 1  # the step is rounded away
     with pytest.raises(Defect, match="float32"):
-        moved_average(slow, fast, momentum=0.999)
-    assert moved_average(slow.float(), fast, momentum=0.999).item() == pytest.approx(1.001)
+        moving_average(slow, fast, momentum=0.999)
+    assert moving_average(slow.float(), fast, momentum=0.999).item() == pytest.approx(1.001)
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_shapes_and_values_are_refused():
     with pytest.raises(ConfigError, match="momentum"):
-        moved_average(Q, K, momentum=1.5)
+        moving_average(Q, K, momentum=1.5)
     with pytest.raises(Defect, match="trained parameter"):
-        moved_average(Q, K[0], momentum=0.5)
+        moving_average(Q, K[0], momentum=0.5)
     with pytest.raises(ConfigError, match="lengthen the queue"):
         enqueue(torch.zeros(3, 2), torch.zeros(4, 2), 0)
     with pytest.raises(Defect, match="pointer from 0 to 2"):
         enqueue(torch.zeros(3, 2), torch.zeros(2, 2), 3)
     with pytest.raises(Defect, match="keys of shape"):
         enqueue(torch.zeros(3, 2), torch.zeros(2, 5), 0)
-    with pytest.raises(Defect, match="keys of 2 rows"):
+    with pytest.raises(Defect, match="keys with 2 rows"):
         moco(Q, K[:1], QUEUE, temperature=1)
     with pytest.raises(Defect, match="excluded of shape"):
         moco(Q, K, QUEUE, temperature=1, excluded=torch.zeros(2, 6, dtype=torch.bool))
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused():
         moco(Q, K, QUEUE, temperature=0)
 
 
-def test_uniform_logits_of_any_queue_are_its_logarithm():
+def test_equal_logits_give_the_logarithm_of_the_number_of_candidates():
     q = F.one_hot(torch.tensor([0]), 3).double()
     orthogonal = torch.tensor([[0.0, 1, 0]], dtype=torch.float64)
     assert moco(q, orthogonal, orthogonal.expand(6720, 3), temperature=0.07).item() == pytest.approx(

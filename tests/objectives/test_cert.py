@@ -132,5 +132,5 @@ def test_batches_that_the_queue_cannot_hold_are_refused():
     with pytest.raises(ConfigError, match=r"train.across_ranks: expected true for cert"):
         Cert.check_batch({"queue": 4}, 4, everyone=False)
     objective = Cert(Tiny(), queue=4).double()
-    with pytest.raises(ConfigError, match="room for the 5 keys"):
+    with pytest.raises(ConfigError, match="at least 5 rows"):
         stepped(objective, pairs(0, 5))

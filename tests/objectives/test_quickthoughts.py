@@ -51,7 +51,7 @@ def test_neighbours_are_of_one_document():
         )
     expected = objective.loss((f, g), piece(6, np.array([4, 4, 4, 5, 5, 5]))).total
     assert torch.equal(objective.loss((f, g), piece(6, np.array([-1, -1, -1, 9, 9, 9]))).total, expected)
-    with pytest.raises(DataError, match="neighbours of one document"):
+    with pytest.raises(DataError, match="neighbours from one document"):
         objective.loss((f, g), piece(6, [None] * 6))
 
 
