@@ -49,7 +49,8 @@ def _nightly(run: Run, verify: bool) -> Answer:
     )
     first = {
         "published": f"published release {outcome.release}: {outcome.rows:,} rows"
-        + (f" ({changed})" if changed else ""),
+        + (f" ({changed})" if changed else "")
+        + _quarantined(counts),
         "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",
         "held": f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate passed every gate",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
@@ -63,6 +64,17 @@ def _nightly(run: Run, verify: bool) -> Answer:
         f"  report  {outcome.report}",
     ]
     return Answer(facts, "\n".join([*lines, f"  search  {search_command(run.job)}"]))
+
+
+def _quarantined(counts: dict[str, int]) -> str:
+    """Quarantined rows with their reasons, most frequent first; nothing if there are none."""
+    if not counts["quarantined"]:
+        return ""
+    prefix = "quarantined_"
+    reasons = {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in ordered)
+    return f", {counts['quarantined']:,} rows quarantined ({listed})"
 
 
 def _recall(gates: dict[str, Any]) -> list[str]:

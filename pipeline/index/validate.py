@@ -93,17 +93,22 @@ class Measured(Settings):
 
 @dataclass(frozen=True)
 class Counted:
-    """Rows of a night: read (or reused) = vectors + quarantined + skipped. bad_vectors: non-finite or zero ones in the units; duplicate_ids: of the user;
-    covered: None for a release that a version made which did not count tokens.
-    """
+    """Rows of a night: read (or reused) = vectors + quarantined + skipped."""
 
     read: int
     vectors: int
     quarantined: int
     skipped: int = 0
     bad_vectors: int = 0
+    """vectors in the units that are zero or not finite"""
     duplicate_ids: int = 0
+    """ids of the user that repeat"""
     covered: Covered | None = None
+    """None for a release of a version that did not count tokens"""
+    most_quarantined: float = 1.0
+    """proportion of the rows that may be quarantined"""
+    failed_canaries: int = 0
+    """canary texts whose vector is not finite"""
 
 
 def recall(
@@ -309,6 +314,11 @@ def judge(
         "indexed_rows": _equal(measured.rows, counted.vectors, "vectors are in the index"),
         "finite_vectors": _equal(counted.bad_vectors, 0, "vectors are non-finite or zero"),
         "unique_ids": _equal(repeated, 0, "ids or addresses repeat"),
+        "quarantined": _at_most(
+            counted.quarantined / max(counted.read, 1),
+            counted.most_quarantined,
+            f"of the rows read, {counted.quarantined:,} of {counted.read:,}, are quarantined",
+        ),
     }
     if settings.recall_at_10 is not None:
         gates["recall_at_10"] = _recall_gate(measured.recall["10"], settings.recall_at_10)
@@ -322,10 +332,11 @@ def judge(
         )
     if settings.unknown_tokens is not None and counted.covered is not None:
         gates["unknown_tokens"] = _unknown_gate(counted.covered, settings.unknown_tokens)
-    if canary is not None:
-        gates["canary_cosine"] = _canary_gate(
-            canary, settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype]
-        )
+    least = settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype]
+    if counted.failed_canaries:
+        gates["canary_cosine"] = _failed_canaries(counted.failed_canaries, least)
+    elif canary is not None:
+        gates["canary_cosine"] = _canary_gate(canary, least)
     return gates
 
 
@@ -373,6 +384,13 @@ def _unknown_gate(covered: Covered, limit: float) -> Gate:
         relation="at most",
         sentence=f"{found}, {limit:.0%} at most{remedy}",
     )
+
+
+def _failed_canaries(count: int, least: float) -> Gate:
+    """Refused, whatever the previous release has: such an encoder will fail on somebody's query."""
+    texts = "1 canary text" if count == 1 else f"{count} canary texts"
+    sentence = f"the encoder gives NaN or infinity for {texts}; check encode.dtype and the model's files"
+    return Gate(value=-1.0, threshold=least, passed=False, sentence=sentence)
 
 
 def _canary_gate(value: float, least: float) -> Gate:

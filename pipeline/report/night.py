@@ -291,6 +291,7 @@ _GATES = {
     "indexed_rows": "rows in the index",
     "finite_vectors": "non-finite vectors",
     "unique_ids": "repeated ids",
+    "quarantined": "rows quarantined, of those read",
     "size_gib": "index files, GiB",
     "p99_ms": "latency (p99), ms",
     "canary_cosine": "cosine of unchanged texts with the previous release",

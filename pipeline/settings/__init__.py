@@ -32,7 +32,8 @@ class CorpusSettings(Settings):
     bad_files: Literal["error", "skip"] = "error"
     """what an unreadable file, or one with missing or wrongly typed columns, does: stop with exit code 3, or be skipped, counted and put on record"""
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """share of the rows that may be quarantined before the night stops with exit code 3"""
+    """proportion of the rows that may be quarantined. The night stops with exit code 3 if reading quarantines
+    more, and with 5 if the encoder's unusable vectors raise it above that"""
     fingerprint: Literal["fast", "full"] = "fast"
     """how an unchanged file is known: size with modification time or etag, or its whole content, which reads every file every night. fast takes a file for
     unchanged that was rewritten with the same size and time stamp"""

@@ -167,6 +167,9 @@ def measured(**changes: object) -> Measured:
         ),
         ({"file_bytes": 2**30 + 1}, Counted(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
         ({}, Counted(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
+        ({}, Counted(2_000, 1_000, 1_000, most_quarantined=0.5), GateSettings(), set()),
+        ({}, Counted(2_001, 1_000, 1_001, most_quarantined=0.5), GateSettings(), {"quarantined"}),
+        ({}, Counted(1_000, 1_000, 0, failed_canaries=1), GateSettings(), {"canary_cosine"}),
     ],
 )
 def test_gates_refuse_what_they_are_there_for(changes, counted, settings, refused):
@@ -190,6 +193,11 @@ def test_canaries_are_bound_by_the_arithmetic(cosine, dtype, own, passed):
         measured(), Counted(1_000, 1_000, 0), GateSettings(canary_cosine=own), canary=cosine, dtype=dtype
     )
     assert gates["canary_cosine"].passed is passed
+
+
+def test_a_canary_without_a_finite_vector_is_not_compared_with_a_previous_release():
+    gate = judge(measured(), Counted(1_000, 1_000, 0, failed_canaries=3), GateSettings())["canary_cosine"]
+    assert gate.sentence.startswith("the encoder gives NaN or infinity for 3 canary texts; ")
 
 
 @pytest.mark.parametrize("on_disk", ["never", "always"])

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.unit import EncodeUnit, Spent, load_record, record_path
 from pipeline.flows.rows import placed_in
 from pipeline.flows.workers.cluster import Cluster
@@ -20,7 +21,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, Manifest, UnitRecord
+from pipeline.store.units import Corpus, Manifest, UnitRecord, total
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.tokens.coverage import token_counts, token_warnings
 
@@ -127,11 +128,10 @@ def encode(
         say(sentence)
     records = tuple(made[unit.sha256] for unit in corpus.units)
     known = {unit.path for unit in before.units} if before is not None else set()
-    for sentence in token_warnings(
-        token_counts(
-            [each.counts for each in records], [each.counts for each in records if each.path not in known]
-        )
-    ):
+    every = [each.counts for each in records]
+    counts = token_counts(every, [each.counts for each in records if each.path not in known])
+    sums = total(every)
+    for sentence in (*token_warnings(counts), *rejected_warnings(sums, sums.get("rows", 0))):
         say(f"warning: {sentence}")
     if not any(record.rows for record in records):
         raise ModelError(

@@ -62,6 +62,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         bad_vectors=bad,
         duplicate_ids=repeated,
         covered=covered if covered.scripts else None,
+        most_quarantined=job.corpus.max_quarantined,
     )
     return Remeasured(
         manifest.release, judge(Measured.model_validate(measured), counted, job.gates) | outside, measured

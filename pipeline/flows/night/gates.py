@@ -1,7 +1,7 @@
 """The questions that a candidate must answer before it is published."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -91,6 +91,7 @@ def run_gates(
         bad_vectors=0,  # filling the index refuses any
         duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
         covered=Covered.of(counts),
+        most_quarantined=job.corpus.max_quarantined,
     )
     one_worker = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
     vectors = run_task(
@@ -99,15 +100,13 @@ def run_gates(
         one_worker,
     )
     vectors, asked = vectors[: len(CANARIES)], vectors[len(CANARIES) :]
-    canary = (
-        None if np.isfinite(vectors).all() else -1.0
-    )  # an encoder that fails on one of these will fail on somebody's query
-    if canary is None and before is not None and before.space_id == candidate.manifest.space_id:
+    failed, canary = int((~np.isfinite(vectors).all(axis=1)).sum()), None
+    if not failed and before is not None and before.space_id == candidate.manifest.space_id:
         then = canary_of(before, store)
         canary = None if then is None else lowest_cosine(then, vectors)
     gates = judge(
         Measured.model_validate(candidate.built.measured),
-        counted,
+        replace(counted, failed_canaries=failed),
         job.gates,
         canary=canary,
         dtype=job.encode.dtype,

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.config import to_yaml
 from pipeline.errors import DataError
+from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.unit import LENGTH_BIN, Spent
 from pipeline.flows.night.asked import texts_at
 from pipeline.flows.night.candidate import Candidate
@@ -103,7 +104,10 @@ def summarize(
             for name, gate in manifest.gates.items()
         ),
         covered=Covered.of(manifest.counts),
-        warnings=tuple(token_warnings(manifest.counts)),
+        warnings=(
+            *token_warnings(manifest.counts),
+            *rejected_warnings(manifest.counts, manifest.counts["total"]),
+        ),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
         previous=_previous(compared),

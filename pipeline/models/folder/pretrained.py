@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.finite import check_finite
 from pipeline.models.folder.modules import read_json
 
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -115,7 +116,8 @@ def load_whole(
         unused: first parts of names of weights that may be missing, since nobody reads what they compute.
 
     Raises:
-        ModelError: the folder cannot be loaded, or lacks weights; transformers itself would draw those at random and go on.
+        ModelError: the folder cannot be loaded, lacks weights, which transformers itself would draw at random,
+            or has weights that are NaN or infinite.
     """
     check_code(folder)
     _check_known(folder)
@@ -133,6 +135,9 @@ def load_whole(
             f"{len(missing)} weights missing: {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
         )
         raise ModelError(str(folder), f"{wanted}, with all its weights", found, remedy)
+    for name, parameter in model.named_parameters():
+        if not name.startswith(tuple(unused)):
+            check_finite(str(folder), name, parameter.detach())
     return model
 
 

@@ -115,7 +115,7 @@ def _loaded(folder: EncoderFolder, module: Module, device: torch.device) -> Call
 def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -> DenoiseLayer:
     """A Denoise module of the folder. ModelError for texts longer than its table is for."""
     weights, width = open_weights(folder.file(module.weights)), module.width
-    table = weights.raw("table").to(device, torch.float32)
+    table = weights.tensor("table").to(device)
     if folder.max_length - module.shortest >= len(table):
         longest = module.shortest + len(table) - 1
         raise ModelError(

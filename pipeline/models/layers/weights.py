@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.finite import check_finite
 from pipeline.models.folder.folder import EncoderFolder
 
 _ANCHOR = (
@@ -85,8 +86,12 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._load
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """float32 tensor of that name; ModelError when it is missing or has another shape."""
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """float32 tensor of that name. shape: None for any.
+
+        Raises:
+            ModelError: it is missing, has another shape, or holds NaN or infinity.
+        """
         if name not in self._load:
             near = ", ".join(sorted(self._load)[:3])
             raise ModelError(
@@ -96,14 +101,16 @@ class Checkpoint:
                 "check that weights and config.json belong together",
             )
         found = self.raw(name)
-        if tuple(found.shape) != shape:
+        if shape is not None and tuple(found.shape) != shape:
             raise ModelError(
                 self._where,
                 f"{name} of shape {shape}",
                 str(tuple(found.shape)),
                 "check that weights and config.json belong together",
             )
-        return found.to(torch.float32)
+        found = found.to(torch.float32)
+        check_finite(self._where, name, found)
+        return found
 
     def raw(self, name: str) -> Tensor:
         """The tensor of that name, which is there, as it is."""

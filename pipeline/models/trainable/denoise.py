@@ -68,7 +68,7 @@ def load_denoise_module(folder: EncoderFolder, described: Denoise) -> DenoiseMod
         transform.load_state_dict(
             {name: weights.tensor(f"transform.{name}", shape) for name, shape in names.items()}
         )
-    return DenoiseModule(transform, weights.raw("table").float(), described.shortest)
+    return DenoiseModule(transform, weights.tensor("table"), described.shortest)
 
 
 def without_texts(

@@ -150,6 +150,28 @@ def test_vectors_that_lack_stop_words_and_punctuation_publish_english_and_refuse
 
 
 @pytest.mark.usefixtures("cluster")
+def test_rows_without_a_vector_are_warned_of_and_refused_above_what_is_allowed(
+    arguments: list[str], manta: Manta, tmp_path: Path
+):
+    settings = [*arguments, "gates.unknown_tokens=", "corpus.max_quarantined=0.3"]
+    strange = pa.table({"id": [f"s{row}" for row in range(99)], "text": ["qqzzq"] * 99, "lang": ["??"] * 99})
+    pq.write_table(strange, tmp_path / "corpus" / "strange.parquet")
+    published = manta("nightly", *settings)
+    assert published.code == 0, published.err[-3000:]
+    assert (
+        "published release 1: 300 rows (400 new), 100 rows quarantined (100 unusable_vector)" in published.out
+    )
+    warning = "100 of 400 rows (25.0%) have no vector and will not be found, because of the encoder"
+    assert f"warning: {warning}" in published.err
+    assert warning in (tmp_path / "releases/releases/00000001/report.html").read_text()
+    stranger = pa.table({"id": [f"t{row}" for row in range(99)], "text": ["xyz"] * 99, "lang": ["??"] * 99})
+    pq.write_table(stranger, tmp_path / "corpus" / "stranger.parquet")
+    refused = manta("nightly", *settings)
+    assert refused.code == 5, refused.err[-3000:]
+    assert "0.3988 of the rows read, 199 of 499, are quarantined, 0.3 at most" in refused.err
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_text_without_a_vector_is_on_no_page_once_it_is_deleted(
     arguments: list[str], manta: Manta, tmp_path: Path
 ):

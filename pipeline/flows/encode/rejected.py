@@ -1,0 +1,22 @@
+"""Rows that have no vector because the encoder gave none that can be used."""
+
+from collections.abc import Mapping
+
+REASONS = ("unusable_vector", "encoder_error", "kills_worker")
+"""for which the encoder stage quarantines a row"""
+_MUCH = 0.02  # proportion of the rows that is worth a warning
+
+
+def rejected_warnings(counts: Mapping[str, int], rows: int) -> list[str]:
+    """Warnings about rows without a usable vector, by the counts of a release or of units. rows: all rows,
+    quarantined ones included.
+    """
+    found = {reason: counts.get(f"quarantined_{reason}", 0) for reason in REASONS}
+    count = sum(found.values())
+    if count <= _MUCH * rows:
+        return []
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.items() if number)
+    return [
+        f"{count:,} of {rows:,} rows ({count / rows:.1%}) have no vector and will not be found, because of the "
+        f"encoder ({reasons}): look at their texts, check encode.dtype and the model's files"
+    ]

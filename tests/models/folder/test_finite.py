@@ -1,0 +1,68 @@
+"""A model with NaN or infinity among its weights is refused when it is loaded, whichever forward pass reads it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.finite import check_finite
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.mlm_guesses import load_masked_lm
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folders import folder_of_language_model, save_folder
+
+Load = Callable[[Path], object]
+LOADERS: dict[str, Load] = {
+    "encode": lambda path: load_encoder(str(path), EncodeSettings()),
+    "train": lambda path: load_trainable(open_folder(EncoderSettings(path=str(path)))),
+    "guess words": lambda path: load_masked_lm(open_folder(EncoderSettings(path=str(path))), torch.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models with a head for masked words, which all three loaders read: a packed family and a padded one."""
+    top = tmp_path_factory.mktemp("finite")
+    return {family: folder_of_language_model(top / family, family=family) for family in ("bert", "electra")}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("family", ["bert", "electra"])
+@pytest.mark.parametrize("load", LOADERS)
+def test_one_row_of_the_word_table_is_enough_to_refuse(folders, tmp_path, load, family, value):
+    folder = shutil.copytree(folders[family], tmp_path / family)
+    LOADERS[load](folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
+    tensors[name][7, 3] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    wanted = r"expected finite numbers in .*word_embeddings\.weight, found NaN or infinity in 1 of 300 rows; "
+    with pytest.raises(ModelError, match=wanted):
+        LOADERS[load](folder)
+
+
+def test_a_bias_is_counted_by_values(tmp_path):
+    folder = save_folder(tmp_path / "bert", "bert")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layer.2.output.dense.bias"][[1, 5]] = np.inf, -np.inf
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"layer\.2\.output\.dense\.bias, found NaN or infinity in 2 of 48 val"
+    ):
+        load_encoder(str(folder), EncodeSettings())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_numbers_are_finite_though_their_sum_overflows(dtype):
+    large = torch.full((3, 4), torch.finfo(dtype).max, dtype=dtype)
+    check_finite("model", "weight", large)
+    large[1, 2] = torch.nan
+    with pytest.raises(ModelError, match="1 of 3 rows"):
+        check_finite("model", "weight", large)
