@@ -13,7 +13,7 @@ from pipeline.augment.words import amount, cased_like, parted, places
 from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.settings.augment import AugmentSettings
-from pipeline.text.tokens.templates import tokenizer_of
+from pipeline.text.tokens.templates import fast_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.augment.masked_lm import Guess
@@ -51,7 +51,7 @@ class Guessing:
         folder = leg.folder()
         self.effort = Effort()
         self._options, self._seed, self._limit = leg.settings, settings.seed, folder.max_length
-        self._backend = tokenizer_of(folder.beside_config(""))
+        self._backend = fast_tokenizer(folder.beside_config(""))
         self._backend.no_padding()
         self._backend.no_truncation()
         self._mask = self._backend.get_vocab()[leg.mask(folder)]

@@ -18,7 +18,7 @@ from pipeline.index.structure import chain_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
 from pipeline.store.manifest import Gate
-from pipeline.text.tokens.coverage import Covered
+from pipeline.text.tokens.coverage import ScriptCoverage
 
 RANKS = (1, 10, 100)
 _SAME_SCORE = 1e-6  # float32 cosines of equal texts differ by 2e-7 at most between two matrix products
@@ -103,7 +103,7 @@ class Counted:
     """vectors in the units that are zero or not finite"""
     duplicate_ids: int = 0
     """ids of the user that repeat"""
-    covered: Covered | None = None
+    covered: ScriptCoverage | None = None
     """None for a release of a version that did not count tokens"""
     most_quarantined: float = 1.0
     """proportion of the rows that may be quarantined"""
@@ -365,8 +365,8 @@ def _recall_gate(share: Share, target: float) -> Gate:
     return Gate(value=share.value, threshold=target, passed=share.high >= target, sentence=sentence)
 
 
-def _unknown_gate(covered: Covered, limit: float) -> Gate:
-    value, worst = covered.unknown_share, covered.most_unknown()
+def _unknown_gate(covered: ScriptCoverage, limit: float) -> Gate:
+    value, worst = covered.unknown_share, covered.most_unknown_scripts()
     uncounted = (
         f"{covered.uncounted_rows:,} rows of an earlier version were not counted"
         if covered.uncounted_rows

@@ -14,7 +14,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 from pipeline.text.tokens.templates import mask_token
-from pipeline.text.tokens.tokens import Tokens, framed
+from pipeline.text.tokens.tokens import Tokens, frame_masks
 
 Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
 _SEEDS = (1 << 63) - 1
@@ -62,7 +62,7 @@ class MaskedLM(Objective):
         plain = batch.tokens(self.role)
         drawn = np.random.default_rng(int(torch.randint(_SEEDS, ()).item()))
         around = (
-            framed(plain.offsets, *self._ends, 0)[1] if plain.around is None else plain.around
+            frame_masks(plain.offsets, *self._ends, 0)[1] if plain.around is None else plain.around
         )  # special tokens, and those of a template
         ids, chosen = mask_words(
             plain.ids, ~around, mask_id=self._mask_id, words=self._vocabulary, rng=drawn, rate=self.rate

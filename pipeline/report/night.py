@@ -21,7 +21,7 @@ from pipeline.report.changes import (
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.manifest import OUTSIDE_RECALL
-from pipeline.text.tokens.coverage import Covered, named
+from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 
 EXCERPT = 240  # characters of a text that are shown
 
@@ -170,7 +170,7 @@ class Report:
     """by which sizes of the transform were chosen"""
     examples: tuple[Example, ...] = ()
     gates: tuple[Gate, ...] = ()
-    covered: Covered | None = None
+    covered: ScriptCoverage | None = None
     """tokens by script"""
     warnings: tuple[str, ...] = ()
     """in sentences"""
@@ -204,7 +204,7 @@ def render(report: Report) -> str:
         "gate_name": _gate_name,
         "shell": shlex.quote,
         "literal": repr,
-        "script": named,
+        "script": script_phrase,
     }
     values = {
         "charts": _charts(report),

@@ -30,7 +30,7 @@ from pipeline.report.night import (
     render,
 )
 from pipeline.stats.sample import cosine_histogram, length_histogram
-from pipeline.text.tokens.coverage import Covered
+from pipeline.text.tokens.coverage import ScriptCoverage
 
 VOID = {"meta", "br", "img", "link", "hr"}
 X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))
@@ -81,7 +81,7 @@ FULL = replace(
     geometry=Geometry((1.0, 0.5), (1.0, 0.9), cosine_histogram(X), cosine_histogram(X - 0.3), ("15 of 16 components are kept.",)),
     examples=(Example("join two paths", (Neighbour("posixpath.join", 0.8123, "Join two or more pathname components."), Neighbour("7", -0.1))),),
     gates=(Gate("recall_at_10", 0.957, 0.95, True), Gate("canary_cosine", 0.9999998, 0.9999, True), Gate("p99_ms", None, None, True, "at most")),
-    covered=Covered.of({"script_latin_rows": 19_000, "script_latin_tokens": 90_000, "script_thai_rows": 48, "script_thai_tokens": 90, "script_thai_unknown": 81}),
+    covered=ScriptCoverage.of({"script_latin_rows": 19_000, "script_latin_tokens": 90_000, "script_thai_rows": 48, "script_thai_tokens": 90, "script_thai_unknown": 81}),
     warnings=("90.0% of the tokens of 48 Thai texts are unknown to the encoder's tokenizer",),
     settings="corpus:\n  uri: a<b\n",
     packages={"torch": "2.13.0"},

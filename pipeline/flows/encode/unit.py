@@ -28,7 +28,7 @@ from pipeline.stats.moments import Moments
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record, stored_by_content
-from pipeline.text.tokens.coverage import Tally
+from pipeline.text.tokens.coverage import CoverageCounter
 
 LENGTH_BIN = 8  # tokens per bar of the length histogram
 _SOONER = 0.8  # of the patience: a process that hangs is ended before the worker that waits for it counts as hanging
@@ -252,7 +252,7 @@ class _Result:
     def __init__(self, moments: Moments, rejected: Mapping[int, tuple[str, str]]) -> None:
         self._rejected = rejected
         self.moments, self.rows, self.truncated, self.tokens = moments, 0, 0, 0
-        self._covered = Tally()
+        self._covered = CoverageCounter()
         self.lengths: np.ndarray = np.zeros(0, np.int64)
         self.dropped: list[int] = []
         self.bad: list[dict[str, Any]] = []

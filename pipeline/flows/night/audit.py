@@ -20,7 +20,7 @@ from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import Gate, ReleaseManifest
-from pipeline.text.tokens.coverage import Covered
+from pipeline.text.tokens.coverage import ScriptCoverage
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         )
         bar.add(manifest.rows)
     counts = manifest.counts
-    covered = Covered.of(counts)
+    covered = ScriptCoverage.of(counts)
     counted = Counted(
         read=counts["total"],
         vectors=manifest.rows,

@@ -21,7 +21,7 @@ from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.manifest import Gate, ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
-from pipeline.text.tokens.coverage import Covered
+from pipeline.text.tokens.coverage import ScriptCoverage
 
 # never changed: their vectors are compared with those of the release before, whatever its age
 CANARIES = (
@@ -90,7 +90,7 @@ def run_gates(
         quarantined=counts["quarantined"],
         bad_vectors=0,  # filling the index refuses any
         duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
-        covered=Covered.of(counts),
+        covered=ScriptCoverage.of(counts),
         most_quarantined=job.corpus.max_quarantined,
     )
     one_worker = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)

@@ -22,7 +22,7 @@ from pipeline.store.probe import check_store
 from pipeline.store.store import open_store
 from pipeline.text.corpus.reader import Survey, read_batches, survey
 from pipeline.text.corpus.sources import SourceFile, list_files
-from pipeline.text.tokens.coverage import Covered, Tally, token_warnings
+from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage, token_warnings
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # of one batch, tokenized
@@ -183,16 +183,20 @@ def _corpus(job: Job, sampled: Sampled) -> Iterator[str]:
 
 def _tokens(job: Job, sampled: Sampled) -> Iterator[Check]:
     """Whether the encoder's tokenizer knows the texts, and how much of them it can take."""
-    tokenizer, tally, limit = open_folder(job.encoder).tokenizer(), Tally(), job.gates.unknown_tokens
+    tokenizer, tally, limit = (
+        open_folder(job.encoder).tokenizer(),
+        CoverageCounter(),
+        job.gates.unknown_tokens,
+    )
     tally.add(pa.array(sampled.texts, pa.large_string()), tokenizer.counts(tokenizer(sampled.texts)))
     counts = tally.counts()
-    covered = Covered.of(counts)
+    covered = ScriptCoverage.of(counts)
     found = f"{covered.total.rows:,} sampled texts: {covered.total.sentence}"
     refused = limit is not None and covered.unknown_share > limit
     problem = (
         (
             f"{job.encoder.path}: expected at most {limit:.0%} unknown tokens (gates.unknown_tokens), found {covered.unknown_share:.1%} in "
-            f"{covered.total.rows:,} sampled texts ({covered.most_unknown()}): use an encoder that knows the language, or raise the bound"
+            f"{covered.total.rows:,} sampled texts ({covered.most_unknown_scripts()}): use an encoder that knows the language, or raise the bound"
         )
         if refused
         else None

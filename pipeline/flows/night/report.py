@@ -42,7 +42,7 @@ from pipeline.store.base import Store
 from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.units import ChangedRow as DrawnRow
 from pipeline.store.units import ChangedRows
-from pipeline.text.tokens.coverage import Covered, token_warnings
+from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def summarize(
             Gate(name, gate.value, gate.threshold, gate.passed, gate.relation)
             for name, gate in manifest.gates.items()
         ),
-        covered=Covered.of(manifest.counts),
+        covered=ScriptCoverage.of(manifest.counts),
         warnings=(
             *token_warnings(manifest.counts),
             *rejected_warnings(manifest.counts, manifest.counts["total"]),

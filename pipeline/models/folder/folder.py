@@ -32,7 +32,7 @@ from pipeline.models.folder.word_vectors import RECURRENT, WORDS, load_sequences
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.tokens.load_tokenizer import added_tokens, load_tokenizer
-from pipeline.text.tokens.templates import in_template
+from pipeline.text.tokens.templates import apply_template
 from pipeline.text.tokens.tokens import Side, Tokenizer
 
 ENDS_SENTENCES = "ensure_final_punctuation"  # our name of it among a folder's settings
@@ -136,7 +136,7 @@ class EncoderFolder:
         )
         masked = self.pooling == MASKED
         return (
-            in_template(plain, place, self.template, masked=masked)
+            apply_template(plain, place, self.template, masked=masked)
             if masked or self.template is not None
             else plain
         )

@@ -17,7 +17,7 @@ from pipeline.headway import headway
 from pipeline.log import say
 from pipeline.models.folder.vectorfile import Words, read_vectors
 from pipeline.text.tokens.stop_words import STOP_WORDS
-from pipeline.text.tokens.tokens import LEFT_OUT, Side, Tokenizer
+from pipeline.text.tokens.tokens import SKIPPED_WORD, Side, Tokenizer
 
 WORDS = "manta-words"  # the model_type of such a folder
 RECURRENT = "manta-recurrent"  # and of one whose encoder reads words in their order
@@ -97,9 +97,9 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
     usually hold such tokens (`_is_usual`). Texts without spaces between words have to be segmented before.
     """
     vocabulary = _vocabulary(folder)
-    source = _Source(vocabulary, lower, LEFT_OUT)
+    source = _Source(vocabulary, lower, SKIPPED_WORD)
     return Tokenizer(
-        source, (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary, leaves_out=True
+        source, (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary, skips_words=True
     )
 
 
@@ -112,10 +112,10 @@ def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, c
         raise ModelError(
             str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file"
         )
-    unknown = vocabulary.get(UNKNOWN, LEFT_OUT)
+    unknown = vocabulary.get(UNKNOWN, SKIPPED_WORD)
     source, marks = _Source(vocabulary, lower, unknown), ((vocabulary[FIRST],), (vocabulary[LAST],))
     plain = Tokenizer(source, *marks, max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
-    return replace(plain, leaves_out=True) if unknown == LEFT_OUT else replace(plain, unknown=(unknown,))
+    return replace(plain, skips_words=True) if unknown == SKIPPED_WORD else replace(plain, unknown=(unknown,))
 
 
 def words_of(text: str) -> Iterator[str]:
@@ -156,7 +156,7 @@ class _Source:
                 continue
             for part in (token,) if token.isalnum() else self._parts.findall(token):
                 number = self._known(part, self._unknown)
-                if number != LEFT_OUT or _is_usual(part):
+                if number != SKIPPED_WORD or _is_usual(part):
                     numbers.append(number)
         return numbers
 

@@ -15,7 +15,7 @@ from pipeline.models.trainable.denoise import DenoiseModule, Transform, inside, 
 from pipeline.models.trainable.encoder import Normalize, TrainableEncoder
 from pipeline.models.trainable.heads import DenseModule
 from pipeline.models.trainable.mlm_head import load_language_head
-from pipeline.text.tokens.templates import Frame, frame_of
+from pipeline.text.tokens.templates import TemplateFrame, template_frame
 from pipeline.text.tokens.tokens import Tokens
 
 _ANY = 1 << 20  # tokens: more than any template has
@@ -43,9 +43,9 @@ class PromptedEncoder(TrainableEncoder):
         ModelError where the folder cannot have the template; ConfigError for a limit above what the folder's own is.
         """
         start = encoder.folder.tokenizer()
-        folder = in_template(encoder.folder, template, _checked(limit, start.room))
+        folder = apply_template(encoder.folder, template, _checked(limit, start.room))
         super().__init__(replace(folder, dim=encoder.backbone.width), encoder.backbone, None, 0)
-        self.frame, self.denoise, self.transform = frame_of(folder.tokenizer()), denoise, transform
+        self.frame, self.denoise, self.transform = template_frame(folder.tokenizer()), denoise, transform
         self._specials = (len(start.prefix), len(start.suffix))
         self.tail = nn.ModuleList(
             [module for module in (head, Normalize() if folder.normalize else None) if module is not None]
@@ -56,13 +56,13 @@ class PromptedEncoder(TrainableEncoder):
         """Tokens of a text beside the template."""
         return self.folder.max_length - len(self.frame)
 
-    def framed(self, tokens: Tokens, frame: Frame) -> Tokens:
+    def frame_masks(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
         """The texts as the tokenizer of the encoder that this one was made of gives them, cut to the limit and put into a frame."""
         return frame.around(tokens, self._specials, limit=self.limit, cuts=self.folder.cuts)
 
-    def frame_of(self, template: str) -> Frame:
+    def template_frame(self, template: str) -> TemplateFrame:
         """Another template's frame."""
-        return frame_of(replace(self.folder, template=template, max_length=_ANY).tokenizer())
+        return template_frame(replace(self.folder, template=template, max_length=_ANY).tokenizer())
 
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
@@ -104,7 +104,7 @@ class PromptedEncoder(TrainableEncoder):
         return x if self.transform is None else self.transform(x)
 
 
-def in_template(folder: EncoderFolder, template: str | None, limit: int) -> EncoderFolder:
+def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> EncoderFolder:
     """The folder with that template around texts of up to `limit` tokens, read at the mask. None: the template that it has."""
     if any(not isinstance(module, str) for module in folder.tail):
         raise ModelError(
@@ -121,7 +121,7 @@ def in_template(folder: EncoderFolder, template: str | None, limit: int) -> Enco
         averages=Averages(),
         max_length=_ANY,
     )
-    whole = limit + len(frame_of(plain.tokenizer()))
+    whole = limit + len(template_frame(plain.tokenizer()))
     if whole > positions_of(folder.config):
         raise ModelError(
             str(folder.path),

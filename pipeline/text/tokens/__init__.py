@@ -1,4 +1,6 @@
-"""Tokens of texts: tokenizers, templates, budgets, and how much of a corpus a tokenizer covers.
+"""Tokenizers, templates around a text, packed buffers, and how well a vocabulary covers a corpus.
 
-From outside: `Tokens`, `open_tokenizer`.
+No module here reads a corpus or runs a model. Every other folder may import from here: most use
+`load_tokenizer`, `Tokens` and `Tokenizer`; the modules of pipeline.models also use templates and budget, and
+the flows coverage.
 """

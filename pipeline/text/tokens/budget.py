@@ -1,4 +1,4 @@
-"""Which texts share a forward pass: packed buffers of a fixed number of tokens. Pure functions of lengths."""
+"""Group texts into packed buffers of a fixed number of tokens. All functions depend on lengths alone."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,29 @@ from pipeline.errors import ConfigError
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Row numbers by falling length, equal lengths in input order: an out-of-memory error shows at once (smart batching, Reimers & Gurevych 2019)."""
+    """Row numbers by falling length; rows of equal length stay in input order.
+
+    With the longest rows first, an out-of-memory error shows at once (smart batching, Reimers & Gurevych
+    2019).
+    """
     return np.argsort(-np.asarray(lengths), kind="stable")
 
 
 def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-    """Row numbers, each row that has tokens once, in buffers of at most `max_tokens` tokens; within a buffer by falling length.
+    """Group row numbers into buffers of at most `max_tokens` tokens.
 
-    lengths (n,), each at most max_tokens (else ConfigError). Each buffer takes the longest row that is left and again the longest that still
-    fits, so only the last buffers have gaps.
+    Each buffer takes the longest remaining row, then again the longest row that still fits, so only the last
+    buffers have gaps. Rows without tokens are in no buffer; every other row is in exactly one.
+
+    Args:
+        lengths: (n,) tokens of each row.
+        max_tokens: size of a buffer.
+
+    Returns:
+        Row numbers of each buffer, by falling length.
+
+    Raises:
+        ConfigError: a row has more than `max_tokens` tokens.
     """
     lengths = np.asarray(lengths)
     if len(lengths) and lengths.max() > max_tokens:
@@ -28,42 +42,42 @@ def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         )
     order = longest_first(lengths)
     order = order[lengths[order] > 0]
-    waiting = _Waiting(lengths[order])
-    return [order[places] for places in iter(lambda: waiting.take(max_tokens), [])]
+    waiting = _LongestFirst(lengths[order])
+    return [order[rows] for rows in iter(lambda: waiting.take(max_tokens), [])]
 
 
-class _Waiting:
-    """Places of rows sorted by falling length, handed out longest first."""
+class _LongestFirst:
+    """Indices of rows sorted by falling length, handed out longest first."""
 
     def __init__(self, lengths: np.ndarray) -> None:
-        self._sizes, starts, counts = np.unique(
-            -lengths, return_index=True, return_counts=True
-        )  # negated: ascending is longest first
-        self._sizes = -self._sizes
+        # negated, so that ascending order is longest first
+        negated, starts, counts = np.unique(-lengths, return_index=True, return_counts=True)
+        self._sizes = -negated
         self._next, self._ends = starts.copy(), starts + counts
 
     def take(self, room: int) -> list[int]:
-        """Places of one buffer; [] when none waits."""
-        places: list[int] = []
+        """Indices of the rows of one buffer; [] when all rows have been handed out."""
+        taken: list[int] = []
         for kind in range(len(self._sizes)):
             size = int(self._sizes[kind])
             count = min(room // size, int(self._ends[kind] - self._next[kind]))
             if count:
-                places += range(int(self._next[kind]), int(self._next[kind]) + count)
+                taken += range(int(self._next[kind]), int(self._next[kind]) + count)
                 self._next[kind] += count
                 room -= count * size
-        self._forget_empty()
-        return places
-
-    def _forget_empty(self) -> None:
         left = self._next < self._ends
         self._sizes, self._next, self._ends = self._sizes[left], self._next[left], self._ends[left]
+        return taken
 
 
 def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """(texts without repeats in order of first sight, (n,) int64 place of each text among them)."""
-    places: dict[str, int] = {}
+    """Deduplicate texts.
+
+    Returns:
+        The distinct texts in order of first occurrence, and (n,) int64 indices of the given texts among them.
+    """
+    index: dict[str, int] = {}
     inverse = np.fromiter(
-        (places.setdefault(text, len(places)) for text in texts), dtype=np.int64, count=len(texts)
+        (index.setdefault(text, len(index)) for text in texts), dtype=np.int64, count=len(texts)
     )
-    return list(places), inverse
+    return list(index), inverse

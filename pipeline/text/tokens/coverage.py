@@ -1,6 +1,4 @@
-"""How much of its texts an encoder sees: tokens that its vocabulary lacks and tokens beyond its limit, script
-by script.
-"""
+"""Unknown and truncated tokens of a corpus, script by script."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,10 +10,10 @@ from pipeline.store.units import total
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import TokenCounts
 
-MUCH = 0.05  # proportion of unknown or lost tokens that is worth a warning
-_FEW = 20  # texts of one script below which they are worth no warning, unless they are
-_SMALL = 0.01  # this proportion of all
-_PREFIX = "script_"  # of a unit's counts
+WARN_PROPORTION = 0.05  # proportion of unknown or lost tokens from which a warning is given
+_MIN_TEXTS = 20  # texts of one script: with fewer there is no warning,
+_MIN_PROPORTION = 0.01  # unless they make up this proportion of all texts
+_PREFIX = "script_"  # of the names of a unit's counts by script
 _REMEDY = "use an encoder that knows the language"
 
 
@@ -24,32 +22,36 @@ class Coverage:
     """Token counts of some texts, without special tokens, template and prompt."""
 
     rows: int = 0
+    """number of texts"""
     tokens: int = 0
-    """that were encoded"""
+    """tokens that were encoded"""
     unknown: int = 0
-    """of them that stand for what the vocabulary lacks"""
+    """encoded tokens that stand for text outside the vocabulary"""
     cut: int = 0
-    """texts that were too long"""
+    """texts that were truncated"""
     lost: int = 0
-    """tokens of those that did not fit; estimated where a text was not read to its end"""
+    """tokens that truncation removed; estimated if a text was not tokenized to its end"""
 
     def __add__(self, other: "Coverage") -> "Coverage":
         return Coverage(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @property
     def unknown_share(self) -> float:
+        """Unknown tokens as a proportion of the encoded ones."""
         return self.unknown / max(self.tokens, 1)
 
     @property
     def cut_share(self) -> float:
+        """Truncated texts as a proportion of all texts."""
         return self.cut / max(self.rows, 1)
 
     @property
     def lost_share(self) -> float:
+        """Lost tokens as a proportion of encoded and lost ones."""
         return self.lost / max(self.tokens + self.lost, 1)
 
     def facts(self) -> dict[str, float]:
-        """For --json."""
+        """Counts and proportions as keys and values for --json."""
         return vars(self) | {
             "unknown_share": self.unknown_share,
             "cut_share": self.cut_share,
@@ -58,21 +60,24 @@ class Coverage:
 
     @property
     def sentence(self) -> str:
-        """The three proportions in words."""
-        return f"{self.unknown_share:.1%} of the tokens unknown, {self.cut_share:.1%} of the texts cut, {self.lost_share:.1%} of the tokens lost by it"
+        """The three proportions as a phrase for people."""
+        return (
+            f"{self.unknown_share:.1%} of the tokens unknown, {self.cut_share:.1%} of the texts cut, "
+            f"{self.lost_share:.1%} of the tokens lost by it"
+        )
 
 
 _FIELDS = tuple(each.name for each in fields(Coverage))
 
 
-class Tally:
-    """Adds up the coverage of batches of texts."""
+class CoverageCounter:
+    """Add up the coverage of batches of texts."""
 
     def __init__(self) -> None:
         self._sums = np.zeros((len(SCRIPTS), len(_FIELDS)), np.int64)
 
     def add(self, texts: pa.Array, counts: TokenCounts) -> None:
-        """Count n texts and their n token counts."""
+        """Count n texts with their n token counts."""
         scripts = scripts_of(texts)
         each = (np.ones(len(texts), np.int64), counts.content, counts.unknown, counts.truncated, counts.lost)
         for column, values in enumerate(each):
@@ -81,7 +86,7 @@ class Tally:
             )
 
     def counts(self) -> dict[str, int]:
-        """The sums that are not zero, as `Covered.of` reads them."""
+        """Sums that are not zero, under the names that `ScriptCoverage.of` reads."""
         named = (
             (f"{_PREFIX}{script}_{name}", int(value))
             for script, sums in zip(SCRIPTS, self._sums, strict=True)
@@ -91,9 +96,11 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Covered:
-    """Coverage by script. uncounted_rows, uncounted_tokens: those of units that a version encoded which did
-    not count.
+class ScriptCoverage:
+    """Coverage by script.
+
+    uncounted_rows and uncounted_tokens belong to units that an earlier version encoded without counting
+    coverage.
     """
 
     scripts: Mapping[str, Coverage]
@@ -101,8 +108,8 @@ class Covered:
     uncounted_tokens: int = 0
 
     @classmethod
-    def of(cls, counts: Mapping[str, int]) -> "Covered":
-        """From the counts of units or of a release."""
+    def of(cls, counts: Mapping[str, int]) -> "ScriptCoverage":
+        """Read the coverage from the counts of a unit or of a release."""
         found = {
             script: Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS))
             for script in SCRIPTS
@@ -114,69 +121,86 @@ class Covered:
 
     @property
     def total(self) -> Coverage:
+        """Coverage of all scripts together."""
         return sum(self.scripts.values(), Coverage())
 
     @property
     def unknown_share(self) -> float:
-        """Proportion of unknown tokens among all, at least: of uncounted ones none is taken to be unknown."""
+        """Lower bound of the proportion of unknown tokens among all tokens.
+
+        Tokens that were not counted by script are taken to be known.
+        """
         total = self.total
         return total.unknown / max(total.tokens + self.uncounted_tokens, 1)
 
     def facts(self) -> dict[str, object]:
-        """For --json."""
+        """Totals and scripts as keys and values for --json."""
         scripts = {script: each.facts() for script, each in self.scripts.items()}
         return self.total.facts() | {"uncounted_rows": self.uncounted_rows, "scripts": scripts}
 
     def _warnings(self) -> Iterator[str]:
+        """Warn of each script whose texts have many unknown or many lost tokens."""
         rows = self.total.rows
         for script, each in self.scripts.items():
-            if each.rows < _FEW and each.rows < _SMALL * rows:
+            if each.rows < _MIN_TEXTS and each.rows < _MIN_PROPORTION * rows:
                 continue
-            texts = f"{each.rows:,} {named(script)} ({each.rows / rows:.1%} of all)"
-            if each.unknown_share >= MUCH:
-                yield f"{each.unknown_share:.1%} of the tokens of {texts} are unknown to the encoder's tokenizer: their vectors hardly differ; {_REMEDY}"
-            if each.lost_share >= MUCH:
+            texts = f"{each.rows:,} {script_phrase(script)} ({each.rows / rows:.1%} of all)"
+            if each.unknown_share >= WARN_PROPORTION:
+                yield (
+                    f"{each.unknown_share:.1%} of the tokens of {texts} are unknown to the encoder's tokenizer: "
+                    f"their vectors hardly differ; {_REMEDY}"
+                )
+            if each.lost_share >= WARN_PROPORTION:
                 remedy = "split them, or use an encoder for longer texts"
-                yield f"{each.lost_share:.1%} of the tokens of {texts} are beyond the limit and in no vector: {each.cut_share:.1%} of the texts were cut; {remedy}"
+                yield (
+                    f"{each.lost_share:.1%} of the tokens of {texts} are beyond the limit and in no vector: "
+                    f"{each.cut_share:.1%} of the texts were cut; {remedy}"
+                )
 
-    def most_unknown(self) -> str:
-        """The scripts with most unknown tokens, in words."""
+    def most_unknown_scripts(self) -> str:
+        """The three scripts with the most unknown tokens, as a phrase for people."""
         worst = sorted(self.scripts.items(), key=lambda one: -one[1].unknown)[:3]
         return ", ".join(
-            f"{each.unknown_share:.1%} in {each.rows:,} {named(script)}"
+            f"{each.unknown_share:.1%} in {each.rows:,} {script_phrase(script)}"
             for script, each in worst
             if each.unknown
         )
 
 
 def token_counts(units: Sequence[Mapping[str, int]], fresh: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Counts of a release from those of its units: tokens by script, and those of its `fresh` units, which
-    were encoded for it, in sum.
+    """Token counts of a release: sums by script, and totals of the units encoded for this release.
+
+    Args:
+        units: counts of every unit of the release.
+        fresh: counts of the units that were encoded for this release.
     """
     sums = {name: count for name, count in total(units).items() if name.startswith(_PREFIX)}
     uncounted = total(counts for counts in units if not any(name.startswith(_PREFIX) for name in counts))
     sums |= {f"uncounted_{name}": uncounted[name] for name in ("rows", "tokens") if uncounted.get(name)}
-    new = Covered.of(total(fresh)).total
+    new = ScriptCoverage.of(total(fresh)).total
     return sums | {"text_tokens": new.tokens, "unknown_tokens": new.unknown, "lost_tokens": new.lost}
 
 
 def token_warnings(counts: Mapping[str, int]) -> list[str]:
-    """What a person should know before the vectors are used, in sentences, by a release's counts."""
-    covered = Covered.of(counts)
+    """Warnings about unknown and lost tokens, from a release's counts."""
+    covered = ScriptCoverage.of(counts)
     found = list(covered._warnings())
     new, unknown = counts.get("text_tokens", 0), counts.get("unknown_tokens", 0)
-    if new < covered.total.tokens and unknown > MUCH * new:
+    if new < covered.total.tokens and unknown > WARN_PROPORTION * new:
         found.append(
-            f"{unknown / new:.1%} of the {new:,} tokens that were encoded for this release are unknown to the encoder's tokenizer; {_REMEDY}"
+            f"{unknown / new:.1%} of the {new:,} tokens that were encoded for this release "
+            f"are unknown to the encoder's tokenizer; {_REMEDY}"
         )
     return found
 
 
 def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
-    """For --json, by a release's counts: proportions over all its units, by script, and of those encoded for
-    it; None where no token was counted.
+    """Token statistics for --json, from a release's counts; None if no token was counted.
+
+    Returns:
+        Proportions over all units, by script, and (as "tonight") over the units encoded for this release.
     """
-    covered = Covered.of(counts)
+    covered = ScriptCoverage.of(counts)
     if not covered.scripts:
         return None
     new = {name: counts.get(f"{name}_tokens", 0) for name in ("text", "unknown", "lost")}
@@ -189,8 +213,8 @@ def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
     }
 
 
-def named(script: str) -> str:
-    """Texts of a script, in words."""
+def script_phrase(script: str) -> str:
+    """Texts of a script as a phrase for people, such as "Greek texts"."""
     return {"symbols": "texts without letters", "other": "texts of rarer scripts"}.get(
         script, f"{script.capitalize()} texts"
     )

@@ -1,4 +1,6 @@
-"""Load the tokenizer of a model folder: its own fast tokenizer where there is one, else the one that transformers makes of its files."""
+"""Load the tokenizer of a model folder: its fast tokenizer if it has one, else the one that transformers
+builds from its files.
+"""
 
 import json
 import re
@@ -13,9 +15,8 @@ from pipeline.text.tokens.tokens import Side, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-_SPACE = re.compile(
-    r"(?<=[0-9A-Za-z]) "
-)  # behind plain ASCII: no combining mark or joined character reaches over it
+# after plain ASCII, because no combining mark or joined character reaches across it
+_SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL_NORMALIZERS = {
@@ -36,12 +37,24 @@ _LOCAL_NORMALIZERS = {
 def load_tokenizer(
     folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end"
 ) -> Tokenizer:
-    """The tokenizer of a model folder: its tokenizer.json, else what transformers makes of its vocabulary. `lower` adds lower-casing first."""
+    """Load the tokenizer of a model folder: from its tokenizer.json or, if it has none, from its vocabulary
+    by transformers.
+
+    Args:
+        folder: the model folder.
+        max_length: tokens of a text at most, special tokens included.
+        prompt: put before every text.
+        lower: convert texts to lower case first, even if the tokenizer's own files do not.
+        cuts: side from which tokens that do not fit are removed.
+
+    Raises:
+        ModelError: the files are missing or damaged, or max_length leaves no room for a text.
+    """
     return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder; {} where there is no such file. ModelError if it is
+    """Read the object in a JSON file of a model folder; {} if there is no such file. ModelError if it is
     damaged.
     """
     try:
@@ -56,7 +69,9 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def added_tokens(folder: Path) -> dict[str, str]:
-    """The tokens that tokenizer_config.json wants at the beginning (bos_token) and at the end (eos_token) of every text, by these names."""
+    """Tokens that tokenizer_config.json adds at the beginning (bos_token) and at the end (eos_token) of every
+    text, by these names.
+    """
     file = folder / "tokenizer_config.json"
     config = read_mapping(file)
     wanted = {
@@ -74,11 +89,13 @@ def _load(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokeniz
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        return _through_transformers(folder, max_length, prompt=prompt, lower=lower)
+        return _from_transformers(folder, max_length, prompt=prompt, lower=lower)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
-        if type(error) is not Exception:  # the library raises the bare class for whatever it cannot read
+        if (
+            type(error) is not Exception
+        ):  # the library raises the bare class for every file that it cannot read
             raise
         raise ModelError(
             str(file),
@@ -118,14 +135,14 @@ def _from_backend(
         max_length,
         pad_id,
         prompt,
-        _seam(description),
+        _seam_pattern(description),
         vocabulary=backend.get_vocab,
         unknown=unknown,
     )
 
 
 def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tuple[int, ...]:
-    """Ids of the tokens that this model puts in the place of what its vocabulary lacks."""
+    """Ids of the tokens with which this model replaces text outside its vocabulary."""
     named = model.get("unk_token")
     unknown = model.get("unk_id") if named is None else backend.token_to_id(named)
     return (
@@ -135,8 +152,9 @@ def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tupl
 
 
 def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
-    """Ids of the tokens <0x00> to <0xFF> that spell a missing character, those of white space left out: such
-    vocabularies have a line break in no other form.
+    """Ids of the tokens <0x00> to <0xFF> that spell a character outside the vocabulary.
+
+    White space is left out, because in such vocabularies a line break has no other token.
     """
     return tuple(
         vocabulary[name]
@@ -146,11 +164,12 @@ def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the post-processor puts before and behind a text, and those that tokenizer_config.json adds.
+    """(ids before every text, ids after it): added by the post-processor, and by tokenizer_config.json.
 
-    Models that pool the last token rely on the latter (e5-mistral); transformers 5 forgets them for a folder with tokenizer.json, version 4 did not.
+    Models that pool the last token rely on the latter (e5-mistral); transformers 5 ignores them if the folder
+    has a tokenizer.json, version 4 did not.
     """
-    before, behind = _processed(backend, folder)
+    before, behind = _post_processor_tokens(backend, folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):
         before = (start, *before)
@@ -159,17 +178,18 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     return before, behind
 
 
-def _processed(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    bare, full = (
-        backend.encode("a", add_special_tokens=False).ids,
-        backend.encode("a", add_special_tokens=True).ids,
-    )
+def _post_processor_tokens(
+    backend: "tokenizers.Tokenizer", folder: Path
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ids before every text, ids after it) that the post-processor adds."""
+    bare = backend.encode("a", add_special_tokens=False).ids
+    full = backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
     raise ModelError(
         str(folder / "tokenizer.json"),
-        "special tokens before and behind the text only",
+        "special tokens only before and after the text",
         f"{bare} became {full}",
         "use another encoder",
     )
@@ -180,43 +200,50 @@ def _pad_id(backend: "tokenizers.Tokenizer", folder: Path) -> int:
     return int(named if named is not None else backend.token_to_id("[PAD]") or 0)
 
 
-def _through_transformers(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
-    """For folders with a vocabulary but without tokenizer.json."""
+def _from_transformers(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
+    """Load the tokenizer of a folder that has a vocabulary but no tokenizer.json."""
     from transformers import AutoTokenizer
 
     try:
-        made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        loaded: Any = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         found = f"none that transformers can load ({' '.join(str(error).split())[:200]})"
         raise ModelError(
             str(folder), "tokenizer.json or a vocabulary", found, "add the tokenizer's files to the folder"
         ) from None
-    if getattr(made, "backend_tokenizer", None) is not None:
-        return _from_backend(made.backend_tokenizer, folder, max_length, prompt=prompt, lower=lower)
-    probe = made("a", add_special_tokens=False)["input_ids"]
-    full = made("a")["input_ids"]
-    start = next(place for place in range(len(full)) if full[place : place + len(probe)] == probe)
+    if getattr(loaded, "backend_tokenizer", None) is not None:
+        return _from_backend(loaded.backend_tokenizer, folder, max_length, prompt=prompt, lower=lower)
+    probe = loaded("a", add_special_tokens=False)["input_ids"]
+    full = loaded("a")["input_ids"]
+    start = next(first for first in range(len(full)) if full[first : first + len(probe)] == probe)
 
     def source(texts: list[str]) -> list[list[int]]:
         cased = [text.lower() for text in texts] if lower else texts
         return [
             list(ids)
-            for ids in made(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+            for ids in loaded(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         ]
 
-    pad_id = made.pad_token_id if made.pad_token_id is not None else 0
-    unknown = (*(() if made.unk_token_id is None else (int(made.unk_token_id),)), *byte_ids(made.get_vocab()))
+    pad_id = loaded.pad_token_id if loaded.pad_token_id is not None else 0
+    unknown = (
+        *(() if loaded.unk_token_id is None else (int(loaded.unk_token_id),)),
+        *byte_ids(loaded.get_vocab()),
+    )
     prefix, suffix = tuple(full[:start]), tuple(full[start + len(probe) :])
     return Tokenizer(
-        source, prefix, suffix, max_length, pad_id, prompt, vocabulary=made.get_vocab, unknown=unknown
+        source, prefix, suffix, max_length, pad_id, prompt, vocabulary=loaded.get_vocab, unknown=unknown
     )
 
 
-def _seam(description: dict[str, Any]) -> re.Pattern[str] | None:
-    """Where this tokenizer, by its own description, treats a text as independent pieces.
+def _seam_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
+    """Pattern of positions at which this tokenizer, by its own description, splits a text into independent
+    parts; None if there are none.
 
-    Before a single space, where every normalizer works character by character, a pre-tokenizer splits at white space, and no added token contains
-    any; between Chinese characters too, where BERT's normalizer puts spaces around them.
+    Before a single space, if every normalizer works character by character, a pre-tokenizer splits at white
+    space, and no added token contains white space; between Chinese characters too, if BERT's normalizer puts
+    spaces around them.
     """
     normalizers = _steps(description.get("normalizer"), "normalizers")
     if any(

@@ -1,7 +1,8 @@
-"""Which language a text is probably in, by its letters alone: a guess for every row at a cost that nobody notices.
+"""Guess the script of a text from its letters.
 
-A tokenizer's vocabulary covers whole scripts or lacks them, so the script is what matters here. Chinese, Japanese and Korean have scripts
-of their own; languages that share one, such as English and Vietnamese, are not told apart.
+A tokenizer's vocabulary covers whole scripts or lacks them, so the script is what decides how well it fits.
+Chinese, Japanese and Korean have scripts of their own; languages that share a script, such as English and
+Vietnamese, are not distinguished.
 """
 
 import functools
@@ -10,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_HEAD = 64  # characters of a text that are looked at
+_HEAD = 64  # leading characters of a text that are counted: enough to guess, and cheap
 _KANA = 0.1  # proportion of kana among kana and Chinese characters from which a text is Japanese
-# (first, last) code points of letters and the marks between them, by Unicode's blocks
+# (first, last) code points of letters and marks, by the blocks of Unicode
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     "symbols": (),
     "latin": (
@@ -85,39 +86,40 @@ _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     ),
 }
 SCRIPTS = tuple(_BLOCKS)
-"""names of the guesses; symbols: no letter at all"""
+"""names of the guesses; "symbols" means a text without letters"""
 _LATIN, _JAPANESE, _CHINESE = (SCRIPTS.index(name) for name in ("latin", "japanese", "chinese"))
 
 
 def scripts_of(texts: pa.Array) -> np.ndarray:
-    """(n,) int64: place in SCRIPTS of the script that most letters of each text's beginning are of."""
+    """(n,) int64: index in SCRIPTS of the most frequent script among the first letters of each text."""
     heads = pc.utf8_slice_codeunits(texts, 0, _HEAD)
     found = (
         pc.match_substring_regex(heads, "[A-Za-z]").to_numpy(zero_copy_only=False).astype(np.int64) * _LATIN
     )
     mixed = np.flatnonzero(~pc.string_is_ascii(heads).to_numpy(zero_copy_only=False))
     if len(mixed):
-        found[mixed] = _counted(heads.take(pa.array(mixed)).to_pylist())
+        found[mixed] = _count_scripts(heads.take(pa.array(mixed)).to_pylist())
     return found
 
 
-def _counted(texts: list[str]) -> np.ndarray:
+def _count_scripts(texts: list[str]) -> np.ndarray:
+    """The most frequent script of each text, by counting code points."""
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     owners = np.repeat(np.arange(len(texts)), list(map(len, texts)))
     counts = np.bincount(
-        owners * len(SCRIPTS) + _table()[points], minlength=len(texts) * len(SCRIPTS)
+        owners * len(SCRIPTS) + _script_of_code_point()[points], minlength=len(texts) * len(SCRIPTS)
     ).reshape(len(texts), len(SCRIPTS))
-    counts[:, 0] = 0  # symbols stand in texts of every script
+    counts[:, 0] = 0  # symbols occur in texts of every script
     both = counts[:, _JAPANESE] + counts[:, _CHINESE]
     counts[:, _JAPANESE] = np.where(counts[:, _JAPANESE] > _KANA * both, both, counts[:, _JAPANESE])
     return np.asarray(counts.argmax(axis=1))
 
 
 @functools.cache
-def _table() -> np.ndarray:
-    """(code points,) uint8: place in SCRIPTS."""
+def _script_of_code_point() -> np.ndarray:
+    """(code points,) uint8: index in SCRIPTS."""
     table = np.zeros(0x110000, np.uint8)
-    for place, blocks in enumerate(_BLOCKS.values()):
+    for script, blocks in enumerate(_BLOCKS.values()):
         for first, last in blocks:
-            table[first : last + 1] = place
+            table[first : last + 1] = script
     return table

@@ -1,4 +1,4 @@
-"""English words that carry grammar rather than content."""
+"""English stop words: words that carry grammar rather than content."""
 
 _ENGLISH = """
     a about above after again against ain't all am an and any are aren't as at be because been before

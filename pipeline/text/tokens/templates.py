@@ -1,6 +1,7 @@
-"""A text inside a template, such as This sentence : "[X]" means [MASK]. : cut to its own limit first and wrapped then, so that no mask token is ever cut off.
+"""Put texts into a template, such as: This sentence : "[X]" means [MASK] .
 
-PromptBERT (Jiang et al. 2022).
+The text is truncated before it is put into the template, so the mask token is never cut off (PromptBERT,
+Jiang et al. 2022).
 """
 
 import json
@@ -13,7 +14,7 @@ import numpy as np
 
 from pipeline.errors import ModelError
 from pipeline.text.tokens.load_tokenizer import read_mapping
-from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, framed
+from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, frame_masks
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,99 +22,113 @@ if TYPE_CHECKING:
 TEXT, MASK = "[X]", "[MASK]"
 _FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _USUAL = ("[MASK]", "<mask>")
-_AS_IT_IS = "PreTrainedTokenizerFast"  # BertTokenizer and its like put their own special tokens around a text, whatever the file says
+# other classes, such as BertTokenizer, put their own special tokens around a text, whatever the file says
+_PLAIN_CLASS = "PreTrainedTokenizerFast"
 
 
 @dataclass(frozen=True)
-class Frame:
+class TemplateFrame:
     """The tokens around every text."""
 
     prefix: tuple[int, ...]
-    """those before it, [CLS] or its like first"""
+    """tokens before the text, [CLS] or the like first"""
     suffix: tuple[int, ...]
+    """tokens after the text"""
     mask: int
-    """place of the mask token, from a row's first token or, below 0, from its end"""
+    """position of the mask token in a row, negative if counted from the row's end"""
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.suffix)
 
     @property
     def mask_place(self) -> int:
-        """Of the mask token among the frame's own tokens."""
+        """Index of the mask token among the frame's own tokens."""
         return self.mask % len(self)
 
     def around(self, tokens: Tokens, specials: tuple[int, int], *, limit: int, cuts: Side = "end") -> Tokens:
-        """The texts of `tokens`, cut to `limit` tokens, in this frame instead of theirs: a template's, else so many special tokens before and behind."""
-        old = framed(tokens.offsets, *specials, 0)[1] if tokens.around is None else tokens.around
+        """Replace the frame of tokenized texts by this one.
+
+        Args:
+            tokens: texts within a template, or within special tokens.
+            specials: number of special tokens (before, after) each text; used if the texts have no template.
+            limit: tokens of the text itself that are kept.
+            cuts: side from which tokens over the limit are removed.
+        """
+        old = frame_masks(tokens.offsets, *specials, 0)[1] if tokens.around is None else tokens.around
         owners, inner = np.repeat(np.arange(len(tokens)), tokens.lengths)[~old], tokens.ids[~old]
         found = np.bincount(owners, minlength=len(tokens))
-        place = np.arange(len(inner)) - np.repeat(np.cumsum(found) - found, found)
-        inner = inner[place < limit if cuts == "end" else found[owners] - place <= limit]
+        position = np.arange(len(inner)) - np.repeat(np.cumsum(found) - found, found)
+        inner = inner[position < limit if cuts == "end" else found[owners] - position <= limit]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(found, limit) + len(self))])
-        kept, around = framed(offsets, len(self.prefix), len(self.suffix), self.mask)
+        kept, around = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
         ids = np.empty(offsets[-1], np.int32)
-        ids[around], ids[~around] = (
-            np.tile(np.array([*self.prefix, *self.suffix], np.int32), len(tokens)),
-            inner,
-        )
+        ids[around] = np.tile(np.array([*self.prefix, *self.suffix], np.int32), len(tokens))
+        ids[~around] = inner
         return Tokens(ids, offsets, tokens.truncated | (found > limit), kept, around)
 
 
-def frame_of(tokenizer: Tokenizer) -> Frame:
-    """What the tokenizer, which has a mask, puts around texts."""
+def template_frame(tokenizer: Tokenizer) -> TemplateFrame:
+    """The frame that a tokenizer with a mask token puts around texts."""
     assert tokenizer.mask is not None
-    return Frame(tokenizer.prefix, tokenizer.suffix, tokenizer.mask)
+    return TemplateFrame(tokenizer.prefix, tokenizer.suffix, tokenizer.mask)
 
 
-def in_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, masked: bool) -> Tokenizer:
-    """The tokenizer with a template around its texts; None: that which the folder's own tokenizer has. masked: the state of the mask token is to be the vector.
+def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, masked: bool) -> Tokenizer:
+    """Return the tokenizer with a template around its texts.
 
-    Both parts of a template are tokenized by themselves. ModelError where the tokenizer has no mask token, the template none or several, or a text no room beside it.
+    The two parts of a template, before and after the text, are tokenized separately.
+
+    Args:
+        tokenizer: the folder's tokenizer.
+        folder: the model folder.
+        template: contains [X] and [MASK] once; None uses the template that the folder's tokenizer already
+            has.
+        masked: whether the hidden state of the mask token represents the text.
+
+    Raises:
+        ModelError: the tokenizer has no mask token, the template has none or several, or it leaves no room
+            for a text.
     """
-    where = "encoder.template" if template is not None else str(folder / "tokenizer.json")
     name = mask_token(folder, tokenizer.vocabulary())
     if name is None:
-        raise ModelError(
-            str(folder),
-            "a tokenizer with a mask token",
-            "none",
-            "use an encoder of the masked kind, such as BERT",
-        )
+        remedy = "use an encoder trained with masked tokens, such as BERT"
+        raise ModelError(str(folder), "a tokenizer with a mask token", "none", remedy)
     mask = tokenizer.vocabulary()[name]
     if template is not None:
         if mask in (*tokenizer.prefix, *tokenizer.suffix):
-            raise ModelError(
-                where,
-                "an encoder without a template of its own",
-                f"one in {folder / 'tokenizer.json'}",
-                "set encoder.template to null",
-            )
-        if template.count(TEXT) != 1:
-            raise ModelError(
-                where, f"a template with {TEXT} once", repr(template), f"write {TEXT} where the text stands"
-            )
-        before, behind = tokenizer.source(template.replace(MASK, name).split(TEXT))
-        tokenizer = replace(
-            tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix)
-        )
+            found = f"one in {folder / 'tokenizer.json'}"
+            remedy = "set encoder.template to null"
+            raise ModelError("encoder.template", "an encoder without a template of its own", found, remedy)
+        tokenizer = _with_template(tokenizer, template, name)
     around = (*tokenizer.prefix, *tokenizer.suffix)
     if around.count(mask) != 1:
-        remedy = (
-            "give encoder.template, or choose another pooling"
-            if template is None
-            else f"write {MASK} once, apart from letters"
-        )
+        where, remedy = "encoder.template", f"write {MASK} once, separated from letters"
+        if template is None:
+            where = str(folder / "tokenizer.json")
+            remedy = "give encoder.template, or choose another pooling"
         raise ModelError(where, f"one {name} around a text", f"{around.count(mask)}", remedy)
     if tokenizer.room < 1:
         found = f"{tokenizer.max_length}, of which {len(around)} belong to the template"
         raise ModelError("encoder.max_length", "room for at least one token of the text", found, "raise it")
-    return replace(tokenizer, mask=_place(tokenizer, mask) if masked else None)
+    return replace(tokenizer, mask=_mask_position(tokenizer, mask) if masked else None)
+
+
+def _with_template(tokenizer: Tokenizer, template: str, mask_name: str) -> Tokenizer:
+    if template.count(TEXT) != 1:
+        remedy = f"write {TEXT} where the text belongs"
+        raise ModelError("encoder.template", f"a template with {TEXT} once", repr(template), remedy)
+    before, behind = tokenizer.source(template.replace(MASK, mask_name).split(TEXT))
+    return replace(tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix))
 
 
 def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
-    """Let the folder's tokenizer.json, made of the vocabulary where there is none, put these tokens around every text, whoever reads it: it cuts to what they leave."""
+    """Write the folder's tokenizer.json so that every library that reads it puts these tokens around a text.
+
+    Such a tokenizer truncates the text to the remaining length. If the folder has no tokenizer.json, it is
+    built from the vocabulary.
+    """
     file = folder / "tokenizer.json"
-    backend = tokenizer_of(folder)
+    backend = fast_tokenizer(folder)
     parts = [
         {"SpecialToken": {"id": "before", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}},
@@ -134,16 +149,23 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
     config = folder / "tokenizer_config.json"
     named = read_mapping(config)
     config.write_text(
-        json.dumps(named | {"tokenizer_class": _AS_IT_IS}, indent=2, ensure_ascii=False) + "\n",
+        json.dumps(named | {"tokenizer_class": _PLAIN_CLASS}, indent=2, ensure_ascii=False) + "\n",
         encoding="utf-8",
     )
 
 
 def add_tokens(folder: Path, count: int) -> list[int]:
-    """Add so many special tokens, for a template's free vectors, to the folder's tokenizer.json; their ids. ModelError where ids are taken."""
+    """Add `count` special tokens, one for each learned vector of a template, to the folder's tokenizer.json.
+
+    Returns:
+        The ids of the new tokens.
+
+    Raises:
+        ModelError: an id is already taken.
+    """
     from tokenizers import AddedToken
 
-    backend = tokenizer_of(folder)
+    backend = fast_tokenizer(folder)
     known = set(backend.get_vocab().values())
     names = [f"[template {number}]" for number in range(count)]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
@@ -151,16 +173,16 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     if known & set(ids) or len(set(ids)) < count:
         raise ModelError(
             str(folder / "tokenizer.json"),
-            f"room for {count} more tokens behind the others",
-            f"the id {ids[0]} taken",
+            f"room for {count} more tokens after the others",
+            f"the id {ids[0]} already taken",
             "use another encoder",
         )
     backend.save(str(folder / "tokenizer.json"))
     return ids
 
 
-def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
-    """The folder's tokenizer, as the tokenizers library has it."""
+def fast_tokenizer(folder: Path) -> "tokenizers.Tokenizer":
+    """The folder's tokenizer as an object of the tokenizers library."""
     import tokenizers
     from transformers import AutoTokenizer
 
@@ -172,21 +194,26 @@ def tokenizer_of(folder: Path) -> "tokenizers.Tokenizer":
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
-    """The mask token's name, as the tokenizer's files tell it, else a usual one; None where there is none in the vocabulary."""
+    """Name of the mask token, from the tokenizer's files or else a usual name; None if the vocabulary has no
+    mask token.
+    """
     named = [
-        _content(read_mapping(folder / file).get("mask_token"))
+        _token_text(read_mapping(folder / file).get("mask_token"))
         for file in _FILES
         if (folder / file).is_file()
     ]
     return next((name for name in (*named, *_USUAL) if name in vocabulary), None)
 
 
-def _content(token: Any) -> str:
+def _token_text(token: Any) -> str:
     return str(token.get("content", "") if isinstance(token, dict) else token)
 
 
-def _place(tokenizer: Tokenizer, mask: int) -> int:
-    """A text that spells the mask token out changes nothing: the template's stands at a known distance from the end, or from the beginning."""
+def _mask_position(tokenizer: Tokenizer, mask: int) -> int:
+    """Position of the template's mask token in every row, negative if counted from the end.
+
+    A position rather than a search: the text may itself contain the mask token.
+    """
     return (
         tokenizer.prefix.index(mask)
         if mask in tokenizer.prefix

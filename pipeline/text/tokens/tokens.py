@@ -1,4 +1,7 @@
-"""Texts become ragged arrays of token ids: no padding, truncation counted, and no text costs more than its first tokens need."""
+"""Tokenize texts into ragged arrays of token ids.
+
+There is no padding, truncated tokens are counted, and of a long text only the part that can fit is tokenized.
+"""
 
 import functools
 import re
@@ -10,16 +13,20 @@ import numpy as np
 
 Side = Literal["start", "end"]
 
-LEFT_OUT = -1  # in the place of a word that is not known and that no token stands for
-_BATCH_TEXTS = 1_024  # handed to the tokenizer's own threads at once
-_BATCH_CHARACTERS = 1 << 20  # its encodings take about 100 bytes a token until they are copied out
-_CHARACTERS_PER_TOKEN = 8  # first guess of how many characters hold enough tokens; English has 4 to 5
+SKIPPED_WORD = -1
+"""returned by an `IdSource` in place of an unknown word for which there is no token at all"""
+_BATCH_TEXTS = 1_024  # handed to the tokenizer's threads at once
+_BATCH_CHARACTERS = 1 << 20  # in one batch: its encodings take about 100 bytes a token until they are copied
+_CHARACTERS_PER_TOKEN = 8  # first guess of the characters needed to fill max_length; English has 4 to 5
 _FINAL = (".", "?", '"', "'")
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Ids of n texts one after another: text i has ids[offsets[i]:offsets[i + 1]], special tokens included."""
+    """Token ids of n texts, concatenated, special tokens included.
+
+    The ids of text i are ids[offsets[i]:offsets[i + 1]].
+    """
 
     ids: np.ndarray
     """(tokens,) int32"""
@@ -28,12 +35,18 @@ class Tokens:
     truncated: np.ndarray
     """(n,) bool: the text had more tokens than max_length and lost its end, or its beginning"""
     kept: np.ndarray | None = None
-    """(tokens,) bool: those that an average takes in, or the one that stands for the text; None: all"""
+    """(tokens,) bool: tokens that are pooled: averaged, or the single one that represents the text; None: all
+    of them
+    """
     around: np.ndarray | None = None
-    """(tokens,) bool: those of a template, special tokens included, and not of the text; None where there is no template"""
+    """(tokens,) bool: tokens of the template, special tokens included, rather than of the text; None: there
+    is no template
+    """
     absent: np.ndarray | None = None
-    """(n, 2) int64: tokens of the text that did not fit, by its characters where it was not read to its end,
-    and words that were left out; None: not counted
+    """(n, 2) int64: tokens of the text that did not fit, and words that were skipped; None: not counted.
+
+    The tokens that did not fit are estimated from the number of characters if the text was not tokenized to
+    its end.
     """
 
     def __len__(self) -> int:
@@ -41,43 +54,36 @@ class Tokens:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64 tokens of each text."""
+        """(n,) int64: tokens of each text."""
         return np.diff(self.offsets)
 
     def of_rows(self, rows: np.ndarray) -> "Tokens":
-        """Those texts alone, in that order."""
+        """The tokens of the given texts only, in the order given."""
         lengths = self.lengths[rows]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        kept, around = (None if each is None else each[places] for each in (self.kept, self.around))
+        indices = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        kept, around = (None if each is None else each[indices] for each in (self.kept, self.around))
         absent = None if self.absent is None else self.absent[rows]
-        return Tokens(self.ids[places], offsets, self.truncated[rows], kept, around, absent)
+        return Tokens(self.ids[indices], offsets, self.truncated[rows], kept, around, absent)
 
     @classmethod
     def joined(cls, parts: Sequence["Tokens"]) -> "Tokens":
-        """The texts of all parts, one part after the other."""
+        """Concatenate the texts of all parts."""
         lengths = np.concatenate([part.lengths for part in parts])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        everything = all(part.kept is None for part in parts)
-        kept = (
-            None
-            if everything
-            else np.concatenate(
-                [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
-            )
-        )
+        kept = None
+        if any(part.kept is not None for part in parts):
+            masks = [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
+            kept = np.concatenate(masks)
         around = [part.around for part in parts if part.around is not None]
         absent = [part.absent for part in parts if part.absent is not None]
-        ids, truncated = (
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.truncated for part in parts]),
-        )
         return cls(
-            ids,
+            np.concatenate([part.ids for part in parts]),
             offsets,
-            truncated,
+            np.concatenate([part.truncated for part in parts]),
             kept,
-            *(np.concatenate(each) if len(each) == len(parts) else None for each in (around, absent)),
+            np.concatenate(around) if len(around) == len(parts) else None,
+            np.concatenate(absent) if len(absent) == len(parts) else None,
         )
 
 
@@ -85,183 +91,193 @@ class TokenCounts(NamedTuple):
     """Token counts of n texts."""
 
     lengths: np.ndarray
-    """(n,) int64 tokens of each text as encoded"""
+    """(n,) int64: tokens of each text as encoded"""
     truncated: np.ndarray
     """(n,) bool: the text had more tokens than fit"""
     content: np.ndarray
-    """(n,) int64 tokens of each text itself, without special tokens, template and prompt"""
+    """(n,) int64: tokens of each text itself, without special tokens, template and prompt"""
     unknown: np.ndarray
-    """(n,) int64 how many of those stand for what the vocabulary lacks"""
+    """(n,) int64: content tokens that stand for text outside the vocabulary"""
     lost: np.ndarray
-    """(n,) int64 tokens of each text that did not fit"""
+    """(n,) int64: tokens of each text that did not fit"""
 
     def of_rows(self, rows: np.ndarray) -> "TokenCounts":
-        """Those of some texts, in that order."""
+        """The counts of the given texts, in the order given."""
         return TokenCounts(*(each[rows] for each in self))
 
     @classmethod
     def none(cls, count: int) -> "TokenCounts":
-        """Those of so many texts without a token."""
+        """Counts of `count` texts without tokens."""
         return cls(*(np.zeros(count, bool if name == "truncated" else np.int64) for name in cls._fields))
 
 
 class IdSource(Protocol):
-    """Texts to ids without special tokens."""
+    """A function from texts to token ids without special tokens."""
 
     def __call__(self, texts: list[str]) -> list[list[int]]: ...
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Prompt, tokenize, cut, add special tokens."""
+    """Turn texts into `Tokens`: put the prompt before them, tokenize, truncate, add special tokens."""
 
     source: IdSource
+    """tokenizes whole texts"""
     prefix: tuple[int, ...]
+    """special tokens before every text"""
     suffix: tuple[int, ...]
+    """special tokens after every text"""
     max_length: int
+    """tokens of a text at most, special tokens included"""
     pad_id: int
     prompt: str = ""
+    """put before every text; its tokens count against max_length"""
     seam: re.Pattern[str] | None = None
-    """where a text may be cut: its tokens begin with those of each prefix that ends where this matches; None: nowhere"""
+    """Pattern of positions at which a text can be split without changing the tokens of its first part; None:
+    no such position is known.
+
+    A long text is tokenized only up to such a position.
+    """
     cuts: Side = "end"
-    """where a text loses the tokens that do not fit, its prompt's included"""
+    """side from which tokens that do not fit are removed, the prompt's included"""
     vocabulary: Callable[[], Mapping[str, int]] = dict
-    """ids of all tokens"""
+    """returns the ids of all tokens by name"""
     mask: int | None = None
-    """place in every row of the one mask token that stands for the text, from the row's first token or, below 0, from its end; None: all tokens do"""
+    """Position in every row of the mask token that represents the text; None: all tokens are pooled.
+
+    It counts from the row's first token or, if negative, from its end.
+    """
     ends_sentences: bool = False
     """whether a text that ends in none of . ? " ' gets a full stop"""
     unknown: tuple[int, ...] = ()
-    """ids of the tokens that stand for what the vocabulary lacks: the unknown token, or the bytes of a
-    character
-    """
-    leaves_out: bool = False
-    """whether `source` gives LEFT_OUT for words that have no token at all"""
+    """ids of the tokens that stand for text outside the vocabulary: the unknown token, and byte tokens"""
+    skips_words: bool = False
+    """whether `source` returns SKIPPED_WORD for words without any token"""
 
     @property
     def room(self) -> int:
-        """Tokens of the text itself that fit beside the special ones."""
+        """Tokens of the text itself that fit beside the special tokens."""
         return self.max_length - len(self.prefix) - len(self.suffix)
 
     @property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What stands before and behind every text."""
+        """The tokens before and after every text."""
         return self.prefix, self.suffix
 
     @property
     def prompt_tokens(self) -> int:
-        """Leading tokens of every text that belong to the prompt, the special tokens before it included; 0 without a prompt."""
+        """Number of leading tokens of every text that belong to the prompt, the special tokens before it
+        included; 0 without a prompt.
+        """
         return len(self.prefix) + len(self.pieces([self.prompt])[0]) if self.prompt else 0
 
     def pieces(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each whole text, alone: without prompt and special tokens."""
-        return self._read(texts)[0]
+        """Token ids of each whole text, without prompt, truncation and special tokens."""
+        return self._tokenize(texts)[0]
 
     def counts(self, tokens: Tokens) -> "TokenCounts":
-        """What was read of the texts that became `tokens`."""
-        own, own_unknown = self._frame
+        """Token counts of the texts that were tokenized to `tokens`."""
+        own, own_unknown = self._fixed_tokens
         content = np.maximum(tokens.lengths - own, 0)
         unknown = np.zeros(len(tokens), np.int64)
         if self.unknown:
             sums = np.concatenate([unknown[:1], np.cumsum(np.isin(tokens.ids, self.unknown), dtype=np.int64)])
             unknown = np.clip(sums[tokens.offsets[1:]] - sums[tokens.offsets[:-1]] - own_unknown, 0, content)
-        lost, left_out = np.zeros((2, len(tokens)), np.int64) if tokens.absent is None else tokens.absent.T
-        return TokenCounts(tokens.lengths, tokens.truncated, content + left_out, unknown + left_out, lost)
+        lost, skipped = np.zeros((2, len(tokens)), np.int64) if tokens.absent is None else tokens.absent.T
+        return TokenCounts(tokens.lengths, tokens.truncated, content + skipped, unknown + skipped, lost)
 
     @functools.cached_property
-    def _frame(self) -> tuple[int, int]:
-        """Tokens that are the same for every text, and how many of them are unknown."""
+    def _fixed_tokens(self) -> tuple[int, int]:
+        """(number of tokens that are the same for every text, number of unknown tokens among them)."""
         same = [*self.prefix, *(self.pieces([self.prompt])[0] if self.prompt else ()), *self.suffix]
         return len(same), int(np.isin(same, self.unknown).sum())
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokens of every text, in order."""
+        """Tokenize the texts, in order."""
         rows: list[list[int]] = []
         absent: list[tuple[int, int]] = []
-        for batch in _batches(
-            [self.prompt + text for text in (map(_ended, texts) if self.ends_sentences else texts)]
-        ):
-            contents, without = self._contents(batch)
+        ended = map(_end_sentence, texts) if self.ends_sentences else texts
+        for batch in _batches([self.prompt + text for text in ended]):
+            contents, counts = self._tokenize_contents(batch)
             rows += contents
-            absent += without
+            absent += counts
         missing = np.array(absent, dtype=np.int64).reshape(-1, 2)
         truncated = missing[:, 0] > 0
-        ends = (
-            len(self.prefix)
-            + len(self.suffix)
-            + np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
-        )
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
+        fitting = np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
+        lengths = fitting + len(self.prefix) + len(self.suffix)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         ids = np.empty(offsets[-1], np.int32)
         for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            ids[start:end] = [
-                *self.prefix,
-                *(row[: self.room] if self.cuts == "end" else row[-self.room :]),
-                *self.suffix,
-            ]
+            content = row[: self.room] if self.cuts == "end" else row[-self.room :]
+            ids[start:end] = [*self.prefix, *content, *self.suffix]
         if self.mask is None:
             return Tokens(ids, offsets, truncated, absent=missing)
-        return Tokens(
-            ids,
-            offsets,
-            truncated,
-            *framed(offsets, len(self.prefix), len(self.suffix), self.mask),
-            absent=missing,
-        )
+        kept, around = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
+        return Tokens(ids, offsets, truncated, kept, around, missing)
 
-    def _contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
-        """(ids of each text without its special tokens, from the side that is kept: up to `room` of them and
-        one more; its tokens that are absent).
+    def _tokenize_contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
+        """Tokenize texts without their special tokens.
+
+        Returns:
+            For each text, up to `room` + 1 ids from the side that is kept, and (tokens that do not fit, words
+            that were skipped).
         """
-        if self.cuts == "start":  # the whole text is read: seams are known from the left alone
-            whole, left_out = self._read(texts)
-            lost = [max(len(row) - self.room, 0) for row in whole]
-            return [row[-self.room - 1 :] for row in whole], list(zip(lost, left_out, strict=True))
+        if self.cuts == "start":  # seams are only known from the left, so the whole text is tokenized
+            wholes, skipped = self._tokenize(texts)
+            lost = [max(len(row) - self.room, 0) for row in wholes]
+            return [row[-self.room - 1 :] for row in wholes], list(zip(lost, skipped, strict=True))
         heads = [self._head(text, _CHARACTERS_PER_TOKEN * self.max_length) for text in texts]
-        rows, left_out = self._read(heads)
+        rows, skipped = self._tokenize(heads)
         absent = []
-        for place, (text, head) in enumerate(zip(texts, heads, strict=True)):
-            while len(head) < len(text) and len(rows[place]) <= self.room:
+        for row, (text, head) in enumerate(zip(texts, heads, strict=True)):
+            while len(head) < len(text) and len(rows[row]) <= self.room:
                 head = self._head(text, 4 * len(head))
-                (rows[place],), (left_out[place],) = self._read([head])
-            there = (
-                len(rows[place])
-                if len(head) == len(text)
-                else round(len(rows[place]) * len(text) / len(head))
-            )
-            absent.append((max(there - self.room, 0), left_out[place]))
-            del rows[place][self.room + 1 :]
+                (rows[row],), (skipped[row],) = self._tokenize([head])
+            whole = len(head) == len(text)
+            tokens = len(rows[row]) if whole else round(len(rows[row]) * len(text) / len(head))
+            absent.append((max(tokens - self.room, 0), skipped[row]))
+            del rows[row][self.room + 1 :]
         return rows, absent
 
-    def _read(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
-        """(ids, how many words were left out) of each text."""
+    def _tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
+        """(token ids, number of skipped words) of each text."""
         rows = self.source(texts)
-        if not self.leaves_out:
+        if not self.skips_words:
             return rows, [0] * len(rows)
-        known = [[number for number in row if number != LEFT_OUT] for row in rows]
+        known = [[number for number in row if number != SKIPPED_WORD] for row in rows]
         return known, [len(row) - len(kept) for row, kept in zip(rows, known, strict=True)]
 
     def _head(self, text: str, characters: int) -> str:
-        """The text up to the first seam at `characters` or later; the whole text where there is none."""
+        """The text up to the first seam at or after `characters`; the whole text if there is none."""
         seam = self.seam.search(text, characters) if self.seam and len(text) > characters else None
         return text[: seam.start()] if seam else text
 
 
-def framed(offsets: np.ndarray, before: int, behind: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, around), each (tokens,) bool, of rows with `before` tokens before the text and `behind` behind it: the one token at `mask` of a row, and all of those."""
+def frame_masks(offsets: np.ndarray, before: int, behind: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of rows that all have `before` tokens before their text and `behind` tokens after it.
+
+    Args:
+        offsets: (n + 1,) of the rows.
+        before: tokens before each text.
+        behind: tokens after each text.
+        mask: position of the mask token in every row, negative if counted from the row's end.
+
+    Returns:
+        Two masks (tokens,) bool: the mask tokens, and all tokens around the texts.
+    """
     lengths = np.diff(offsets)
     inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    left = np.repeat(lengths, lengths) - inside  # tokens from this one to the row's end
-    return inside == mask if mask >= 0 else left == -mask, (inside < before) | (left <= behind)
+    to_end = np.repeat(lengths, lengths) - inside  # tokens from this one to the row's end, itself included
+    return inside == mask if mask >= 0 else to_end == -mask, (inside < before) | (to_end <= behind)
 
 
-def _ended(text: str) -> str:
-    """As the evaluation of PromptBERT (Jiang et al. 2022) does it; an empty text stays empty."""
+def _end_sentence(text: str) -> str:
+    """Add a full stop as the evaluation of PromptBERT does (Jiang et al. 2022); an empty text stays empty."""
     return text if not text.strip() or text.rstrip().endswith(_FINAL) else f"{text.rstrip()}."
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:
-    """Runs of texts with bounded numbers of texts and characters."""
+    """Split texts into runs with a bounded number of texts and characters."""
     batch: list[str] = []
     characters = 0
     for text in texts:

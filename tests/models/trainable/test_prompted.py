@@ -19,7 +19,7 @@ from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from pipeline.text.tokens.templates import in_template
+from pipeline.text.tokens.templates import apply_template
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_of_language_model
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
@@ -88,7 +88,7 @@ def moved(encoder: PromptedEncoder) -> PromptedEncoder:
 
 def test_the_template_alone_keeps_the_positions_that_a_text_leaves_it():
     path = locate("all-MiniLM-L6-v2")
-    tokenizer = in_template(load_tokenizer(path, 20), path, TEMPLATE, masked=True)
+    tokenizer = apply_template(load_tokenizer(path, 20), path, TEMPLATE, masked=True)
     tokens = tokenizer(["two dogs run", "", "one two three"])
     alone, positions, which = without_texts(tokens)
     assert (tokens.lengths[0], np.flatnonzero(tokens.kept).tolist()[0]) == (13, 10)

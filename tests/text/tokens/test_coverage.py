@@ -1,6 +1,4 @@
-"""What a tokenizer does not know is counted for every kind of tokenizer, and what does not fit, script by
-script.
-"""
+"""Unknown and lost tokens are counted for every kind of tokenizer, script by script."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +11,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pipeline.models.folder.word_vectors import load_words
-from pipeline.text.tokens.coverage import Covered, Tally, token_counts, token_facts, token_warnings
+from pipeline.text.tokens.coverage import (
+    CoverageCounter,
+    ScriptCoverage,
+    token_counts,
+    token_facts,
+    token_warnings,
+)
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import Tokenizer
@@ -23,7 +27,7 @@ ENGLISH, CHINESE, RUSSIAN = "Two dogs run on the grass.", "我们在学校学习
 MIXED = [ENGLISH, CHINESE, f"{ENGLISH} {CHINESE}", RUSSIAN, "x", "\U0001f600", LONG]
 
 
-def pieces(*, byte_fallback: bool) -> tokenizers.Tokenizer:
+def unigram_model(*, byte_fallback: bool) -> tokenizers.Tokenizer:
     """A unigram model of single letters, with or without a token for every byte."""
     spelled = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
     vocabulary = [
@@ -36,7 +40,9 @@ def pieces(*, byte_fallback: bool) -> tokenizers.Tokenizer:
     return made
 
 
-def saved(folder: Path, made: tokenizers.Tokenizer, max_length: int = 512, **options: str) -> Tokenizer:
+def save_and_load(
+    folder: Path, made: tokenizers.Tokenizer, max_length: int = 512, **options: str
+) -> Tokenizer:
     made.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder, max_length, **options)
 
@@ -46,19 +52,19 @@ def names(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
 
 
 KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], Callable[[str], bool]]] = {
-    "word pieces": (word_piece, lambda token: token == "[UNK]"),
+    "word unigram_model": (word_piece, lambda token: token == "[UNK]"),
     "bytes": (byte_level, lambda token: False),
-    "unigram": (lambda: pieces(byte_fallback=False), lambda token: token == "[UNK]"),
-    "unigram with bytes": (lambda: pieces(byte_fallback=True), lambda token: token.startswith("<0x")),
+    "unigram": (lambda: unigram_model(byte_fallback=False), lambda token: token == "[UNK]"),
+    "unigram with bytes": (lambda: unigram_model(byte_fallback=True), lambda token: token.startswith("<0x")),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompt", ["", "dogs: "])
-def test_unknown_tokens_are_those_that_the_library_names_so(kind: str, prompt: str, tmp_path: Path):
+def test_unknown_tokens_match_the_library(kind: str, prompt: str, tmp_path: Path):
     make, is_unknown = KINDS[kind]
     own = make()
-    tokenizer = saved(tmp_path, make(), prompt=prompt)
+    tokenizer = save_and_load(tmp_path, make(), prompt=prompt)
     counts = tokenizer.counts(tokenizer(MIXED))
     named = [names(own, prompt + text) for text in MIXED]
     before = names(own, prompt)
@@ -70,14 +76,14 @@ def test_unknown_tokens_are_those_that_the_library_names_so(kind: str, prompt: s
     assert (counts.unknown > 0)[1] == (kind != "bytes")
 
 
-def test_white_space_that_is_spelled_in_bytes_is_known(tmp_path: Path):
-    made = pieces(byte_fallback=True)
-    tokenizer = saved(tmp_path, made)
+def test_white_space_encoded_as_bytes_is_known(tmp_path: Path):
+    made = unigram_model(byte_fallback=True)
+    tokenizer = save_and_load(tmp_path, made)
     assert "<0x0A>" in made.encode("a\nb").tokens
     assert tokenizer.counts(tokenizer(["a\nb\tc", "aéb"])).unknown.tolist() == [0, 2]
 
 
-def test_words_that_word_vectors_leave_out_are_unknown(tmp_path: Path):
+def test_words_without_a_vector_are_unknown(tmp_path: Path):
     (tmp_path / "vocab.txt").write_text("two\ndogs\nrun")
     tokenizer = load_words(tmp_path, 4, prompt="", lower=True, cuts="end")
     counts = tokenizer.counts(tokenizer(["Two dogs run", "two qqq dogs zzz", CHINESE, "", "dogs " * 9]))
@@ -87,8 +93,8 @@ def test_words_that_word_vectors_leave_out_are_unknown(tmp_path: Path):
     assert counts.lost.tolist() == [0, 0, 0, 0, 5]
 
 
-def test_word_vectors_without_punctuation_numbers_and_stop_words_know_plain_english(tmp_path: Path):
-    """As those that are trained on running text without them."""
+def test_missing_punctuation_numbers_and_stop_words_do_not_count_as_unknown(tmp_path: Path):
+    """Vectors trained on text from which those were removed."""
     (tmp_path / "vocab.txt").write_text("dogs\nrun\ngrass\nbank\nDon\nxylophone")
     tokenizer = load_words(tmp_path, 64, prompt="", lower=False, cuts="end")
     english = "The dogs, and 12 of 3.5 -- don't (they've) run to a bank; 'grass' isn't 1990s x2 (Don's)!"
@@ -105,8 +111,8 @@ def test_word_vectors_without_punctuation_numbers_and_stop_words_know_plain_engl
 
 
 @pytest.mark.parametrize("cuts", ["end", "start"])
-def test_lost_tokens_are_those_beyond_the_limit(cuts: str, tmp_path: Path):
-    """Exactly where a text is read whole; from its beginning a long one is known to a few percent."""
+def test_lost_tokens_are_those_beyond_max_length(cuts: str, tmp_path: Path):
+    """Exact if a text is tokenized whole, within 10 percent if only its start is tokenized."""
     word_piece().save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 16, cuts=cuts)  # type: ignore[arg-type]
     texts = [*TEXTS, LONG, 50 * LONG]
@@ -118,8 +124,8 @@ def test_lost_tokens_are_those_beyond_the_limit(cuts: str, tmp_path: Path):
     assert counts.lost[: len(TEXTS)].tolist() == lost[: len(TEXTS)].tolist()
 
 
-def test_counts_of_chosen_and_joined_texts_are_those_of_the_texts(tmp_path: Path):
-    tokenizer = saved(tmp_path, word_piece(), 16)
+def test_counts_of_selected_and_concatenated_tokens_equal_counts_of_the_texts(tmp_path: Path):
+    tokenizer = save_and_load(tmp_path, word_piece(), 16)
     one, other = tokenizer(MIXED[:4]), tokenizer(MIXED[4:])
     rows = np.array([6, 1, 3])
     joined = type(one).joined([one, other])
@@ -128,31 +134,45 @@ def test_counts_of_chosen_and_joined_texts_are_those_of_the_texts(tmp_path: Path
             np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize(("text", "script"), [
-    (ENGLISH, "latin"), ("Où est la bibliothèque ?", "latin"), (CHINESE, "chinese"), (RUSSIAN, "cyrillic"), ("今日はとても天気が良いです。", "japanese"),
-    ("東京タワー", "japanese"), ("안녕하세요 세계", "korean"), ("مرحبا بالعالم", "arabic"), ("สวัสดีชาวโลก", "thai"), ("नमस्ते दुनिया", "devanagari"),
-    ("שלום עולם", "hebrew"), ("Γειά σου Κόσμε", "greek"), ("42 %", "symbols"), ("\U0001f600\U0001f680", "symbols"), ("", "symbols"),
-    (f"API {CHINESE} v2", "chinese"), ("ok 3,14 — 2 × 3", "latin"),
-])  # fmt: skip
-def test_the_script_is_that_of_most_letters(text: str, script: str):
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        (ENGLISH, "latin"),
+        ("Où est la bibliothèque ?", "latin"),
+        ("ok 3,14 — 2 × 3", "latin"),
+        (RUSSIAN, "cyrillic"),
+        ("Γειά σου Κόσμε", "greek"),
+        ("שלום עולם", "hebrew"),
+        ("مرحبا بالعالم", "arabic"),
+        ("नमस्ते दुनिया", "devanagari"),
+        ("สวัสดีชาวโลก", "thai"),
+        (CHINESE, "chinese"),
+        (f"API {CHINESE} v2", "chinese"),
+        ("今日はとても天気が良いです。", "japanese"),
+        ("東京タワー", "japanese"),
+        ("안녕하세요 세계", "korean"),
+        ("42 %", "symbols"),
+        ("\U0001f600\U0001f680", "symbols"),
+        ("", "symbols"),
+    ],
+)
+def test_script_of_a_text_is_that_of_most_letters(text: str, script: str):
     around = [ENGLISH, text, RUSSIAN]
     assert SCRIPTS[scripts_of(pa.array(around, pa.large_string()))[1]] == script
     assert SCRIPTS[scripts_of(pa.array([text], pa.string()))[0]] == script
 
 
-def test_a_tally_does_not_depend_on_the_batches(tmp_path: Path):
-    tokenizer = saved(tmp_path, word_piece(), 16)
-    whole, parts = Tally(), Tally()
-    for tally, batches in ((whole, [MIXED]), (parts, [MIXED[:3], MIXED[3:]])):
+def test_coverage_does_not_depend_on_the_batches(tmp_path: Path):
+    tokenizer = save_and_load(tmp_path, word_piece(), 16)
+    whole, parts = CoverageCounter(), CoverageCounter()
+    for counter, batches in ((whole, [MIXED]), (parts, [MIXED[:3], MIXED[3:]])):
         for batch in batches:
-            tally.add(pa.array(batch, pa.large_string()), tokenizer.counts(tokenizer(batch)))
+            counter.add(pa.array(batch, pa.large_string()), tokenizer.counts(tokenizer(batch)))
     assert whole.counts() == parts.counts()
-    covered = Covered.of(whole.counts())
+    covered = ScriptCoverage.of(whole.counts())
     assert covered.total.rows == len(MIXED)
-    assert (covered.scripts["chinese"].rows, covered.scripts["chinese"].unknown_share) == (
-        1,
-        8 / 9,
-    )  # one of the nine signs is known
+    chinese = covered.scripts["chinese"]
+    assert (chinese.rows, chinese.unknown_share) == (1, 8 / 9)  # one of the nine characters is known
     assert covered.total.cut == int(tokenizer(MIXED).truncated.sum())
 
 
@@ -163,28 +183,39 @@ def unit(script: str, rows: int, tokens: int, unknown: int) -> dict[str, int]:
     }
 
 
-def test_units_of_a_version_that_did_not_count_make_the_proportion_a_lower_bound():
+def test_uncounted_units_make_the_unknown_proportion_a_lower_bound():
     old, new = {"rows": 100, "tokens": 900}, unit("chinese", 10, 100, 100)
     counts = token_counts([old, new], [new])
     assert counts["uncounted_rows"] == 100
-    assert Covered.of(counts).unknown_share == 100 / (100 + 900)
+    assert ScriptCoverage.of(counts).unknown_share == 100 / (100 + 900)
     assert token_facts(token_counts([old], [])) is None
 
 
-@pytest.mark.parametrize(("units", "fresh", "words"), [
-    ([unit("latin", 1000, 9000, 300)], [], []),
-    ([unit("latin", 1000, 9000, 450)], [], ["5.0% of the tokens of 1,000 Latin texts"]),
-    ([unit("latin", 99_990, 10**6, 0), unit("thai", 10, 20, 20)], [], []),
-    ([unit("latin", 9_980, 10**6, 0), unit("thai", 20, 20, 20)], [], ["100.0% of the tokens of 20 Thai texts"]),
-    ([unit("latin", 1000, 9000, 0), unit("latin", 10, 100, 50)], [1], ["50.0% of the 100 tokens that were encoded for this release"]),
-])  # fmt: skip
-def test_warnings_begin_at_five_percent(units: list[dict[str, int]], fresh: list[int], words: list[str]):
-    found = token_warnings(token_counts(units, [units[place] for place in fresh] if fresh else units))
-    assert len(found) == len(words)
-    assert all(sentence.startswith(beginning) for sentence, beginning in zip(found, words, strict=True))
+@pytest.mark.parametrize(
+    ("units", "warnings"),
+    [
+        ([unit("latin", 1000, 9000, 300)], []),
+        ([unit("latin", 1000, 9000, 450)], ["5.0% of the tokens of 1,000 Latin texts"]),
+        ([unit("latin", 99_990, 10**6, 0), unit("thai", 10, 20, 20)], []),
+        (
+            [unit("latin", 9_980, 10**6, 0), unit("thai", 20, 20, 20)],
+            ["100.0% of the tokens of 20 Thai texts"],
+        ),
+    ],
+)
+def test_warnings_begin_at_five_percent(units: list[dict[str, int]], warnings: list[str]):
+    found = token_warnings(token_counts(units, units))
+    assert len(found) == len(warnings)
+    assert all(sentence.startswith(beginning) for sentence, beginning in zip(found, warnings, strict=True))
 
 
-def test_facts_are_plain_json(tmp_path: Path):
+def test_unknown_tokens_of_tonights_units_give_a_warning_of_their_own():
+    units = [unit("latin", 1000, 9000, 0), unit("latin", 10, 100, 50)]
+    (found,) = token_warnings(token_counts(units, units[1:]))
+    assert found.startswith("50.0% of the 100 tokens that were encoded for this release")
+
+
+def test_token_facts_are_json(tmp_path: Path):
     counts = token_counts([unit("latin", 10, 100, 5), unit("thai", 5, 10, 10)], [])
     facts = json.loads(json.dumps(token_facts(counts)))
     assert facts["unknown_share"] == 15 / 110

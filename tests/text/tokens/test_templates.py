@@ -1,4 +1,4 @@
-"""A text is cut first and wrapped then: one mask in each row, at a place that no text can move."""
+"""A text is truncated before it is put into a template, so every row has one mask at a known position."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.locate import locate
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from pipeline.text.tokens.templates import frame_of, in_template, wrap_tokenizer
+from pipeline.text.tokens.templates import apply_template, template_frame, wrap_tokenizer
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 MINILM = locate("all-MiniLM-L6-v2")
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 def tokenizer(template: str = TEMPLATE, max_length: int = 20, folder=MINILM, **options) -> Tokenizer:
-    return in_template(load_tokenizer(folder, max_length, **options), folder, template, masked=True)
+    return apply_template(load_tokenizer(folder, max_length, **options), folder, template, masked=True)
 
 
 def rows(values: np.ndarray, tokens: Tokens) -> list[list]:
@@ -42,7 +42,7 @@ def pieces(text: str) -> list[int]:
     return backend.encode(text, add_special_tokens=False).ids
 
 
-def test_a_row_is_the_template_as_it_is_published():
+def test_tokens_equal_the_published_template():
     tokens = tokenizer()(["two dogs run"])
     backend = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     assert [backend.id_to_token(number) for number in tokens.ids] == [
@@ -64,7 +64,7 @@ def test_a_row_is_the_template_as_it_is_published():
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, "[MASK] is what [X] means", "[X] [MASK]"])
-def test_every_row_keeps_the_templates_own_mask_whatever_the_text(template):
+def test_every_row_keeps_the_mask_of_its_template(template):
     made = tokenizer(template)
     tokens = made(TEXTS)
     before, behind = template.split("[X]")
@@ -84,17 +84,17 @@ def test_every_row_keeps_the_templates_own_mask_whatever_the_text(template):
 
 
 @pytest.mark.parametrize("cuts", ["start", "end"])
-def test_wrapping_tokens_anew_equals_tokenizing_into_the_template(cuts):
+def test_replacing_the_frame_equals_tokenizing_with_the_template(cuts):
     plain = load_tokenizer(MINILM, 256, cuts=cuts)
-    other = in_template(load_tokenizer(MINILM, 18, cuts=cuts), MINILM, "It says [X] : [MASK]", masked=True)
+    other = apply_template(load_tokenizer(MINILM, 18, cuts=cuts), MINILM, "It says [X] : [MASK]", masked=True)
     expected = other(TEXTS)
     for tokens, specials in ((plain(TEXTS), (1, 1)), (tokenizer(max_length=256)(TEXTS), (5, 5))):
-        found = frame_of(other).around(tokens, specials, limit=other.room, cuts=cuts)
+        found = template_frame(other).around(tokens, specials, limit=other.room, cuts=cuts)
         for name in ("ids", "offsets", "truncated", "kept", "around"):
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-def test_rows_taken_out_and_joined_keep_their_masks():
+def test_selected_and_concatenated_rows_keep_their_masks():
     tokens = tokenizer()(TEXTS)
     parts = [tokens.of_rows(np.array([3])), tokens.of_rows(np.array([0, 2]))]
     expected = tokenizer()([TEXTS[3], TEXTS[0], TEXTS[2]])
@@ -102,21 +102,22 @@ def test_rows_taken_out_and_joined_keep_their_masks():
         np.testing.assert_array_equal(getattr(Tokens.joined(parts), name), getattr(expected, name))
 
 
-def test_a_text_gets_a_full_stop_where_it_has_no_end_and_that_is_asked_for():
+def test_ends_sentences_adds_a_missing_full_stop():
     tokens = replace(load_tokenizer(MINILM, 20), ends_sentences=True)(
-        ["two dogs ", "two dogs.", "two?", 'he said "no"', "", "two!"]
+        ["two dogs ", "two dogs.", "two?", 'he message "no"', "", "two!"]
     )
     assert rows(tokens.ids, tokens) == [
-        [101, *pieces(text), 102] for text in ("two dogs.", "two dogs.", "two?", 'he said "no"', "", "two!.")
+        [101, *pieces(text), 102]
+        for text in ("two dogs.", "two dogs.", "two?", 'he message "no"', "", "two!.")
     ]
 
 
-def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
+def test_wrapped_tokenizer_file_gives_other_libraries_the_same_rows(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(MINILM / name, tmp_path)
     expected = tokenizer()(TEXTS)
     wrap_tokenizer(tmp_path, *tokenizer().around)
-    again = in_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
+    again = apply_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
     assert (again.prefix, again.suffix, again.mask) == (
         tokenizer().prefix,
         tokenizer().suffix,
@@ -127,11 +128,11 @@ def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
     library.enable_truncation(20)
     assert [library.encode(text).ids for text in TEXTS] == rows(expected.ids, expected)
     with pytest.raises(ModelError, match="an encoder without a template of its own"):
-        in_template(load_tokenizer(tmp_path, 20), tmp_path, TEMPLATE, masked=True)
+        apply_template(load_tokenizer(tmp_path, 20), tmp_path, TEMPLATE, masked=True)
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("a [MASK]", r"\[X\] once"),
         ("[X] [X] [MASK]", r"\[X\] once"),
@@ -139,16 +140,16 @@ def test_the_wrapped_file_gives_every_reader_the_same_rows(tmp_path):
         ("", r"\[X\] once"),
     ],
 )
-def test_a_template_has_one_text_and_one_mask(template, said):
-    with pytest.raises(ValidationError, match=said):
+def test_settings_require_one_text_and_one_mask(template, message):
+    with pytest.raises(ValidationError, match=message):
         EncoderSettings(template=template)
 
 
-def test_what_cannot_be_a_template_is_refused(tmp_path):
+def test_unusable_templates_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"max_length.*found 10, of which 10 belong to the template"):
         tokenizer(max_length=10)
     with pytest.raises(ModelError, match=r"one \[MASK\] around a text, found 0; give encoder.template"):
-        in_template(load_tokenizer(MINILM, 20), MINILM, None, masked=True)
+        apply_template(load_tokenizer(MINILM, 20), MINILM, None, masked=True)
     described = json.loads((MINILM / "tokenizer.json").read_text())
     described["model"]["vocab"]["nomask"] = described["model"]["vocab"].pop("[MASK]")
     described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] != "[MASK]"]

@@ -1,4 +1,4 @@
-"""Ids equal those of the model's own tokenizer; long texts cost little; what is cut is counted."""
+"""Ids equal the output of the tokenizers library; long texts cost little; truncated tokens are counted."""
 
 import random
 import shutil
@@ -36,7 +36,7 @@ UNUSUAL = (
 
 
 def reference(text: str, max_length: int) -> list[int]:
-    """The library's own truncation."""
+    """Ids by the library's own truncation."""
     backend = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     backend.no_padding()
     backend.enable_truncation(max_length)
@@ -53,7 +53,7 @@ def rows(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("max_length", [8, 256])
-def test_ids_equal_the_tokenizer_librarys_own(max_length):
+def test_ids_equal_the_tokenizers_library(max_length):
     texts = [*UNUSUAL, "one two three four five six seven eight nine ten " * 60]
     assert rows(load_tokenizer(MINILM, max_length), texts) == [reference(text, max_length) for text in texts]
 
@@ -66,14 +66,14 @@ def test_ids_equal_the_tokenizer_librarys_own(max_length):
     ),
     st.integers(60, 90),
 )
-def test_reading_only_the_head_of_a_text_changes_no_token(pieces, repeats):
+def test_tokenizing_only_the_start_of_a_text_changes_no_token(pieces, repeats):
     random.seed(repeats)
     text = random.choice(["", " "]).join(random.choice(pieces) for _ in range(repeats))
     assert rows(load_tokenizer(MINILM, 8), [text]) == [reference(text, 8)]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
-def test_other_kinds_of_tokenizers_also_read_the_head_alone(kind, tmp_path):
+def test_other_kinds_of_tokenizers_also_read_only_the_start(kind, tmp_path):
     from tokenizers import models, pre_tokenizers, trainers
 
     words = "the quick brown fox's 12 dogs, jumps; over! lazy "
@@ -92,7 +92,7 @@ def test_other_kinds_of_tokenizers_also_read_the_head_alone(kind, tmp_path):
     assert rows(tokenizer, [text]) == [made.encode(text).ids[:16]]
 
 
-def test_truncation_is_known_at_the_exact_length():
+def test_truncated_is_exact_at_max_length():
     tokenizer = load_tokenizer(MINILM, 8)
     tokens = tokenizer(["one two three four five six", "one two three four five six seven", ""])
     assert tokens.truncated.tolist() == [False, True, False]
@@ -111,18 +111,18 @@ def test_a_text_of_a_million_characters_costs_little(unit):
     seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert tokens.lengths[0] <= 256
-    assert seconds < 10  # about 1 s where the whole text must be read, here with Python's memory being traced
+    assert seconds < 10  # about 1 s if the whole text must be read, while memory is traced
     assert peak < 200e6
 
 
-def test_the_prompt_stands_before_every_text_and_its_tokens_are_known():
+def test_prompt_is_put_before_every_text_and_its_tokens_are_counted():
     tokenizer = load_tokenizer(MINILM, 16, prompt="query: ")
     assert rows(tokenizer, ["two dogs"]) == [reference("query: two dogs", 16)]
     assert tokenizer.prompt_tokens == 3  # [CLS] query :
     assert load_tokenizer(MINILM, 16).prompt_tokens == 0
 
 
-def test_lower_casing_is_added_where_the_tokenizer_has_none(tmp_path):
+def test_lower_adds_lower_casing_that_the_tokenizer_lacks(tmp_path):
     from tokenizers import models, pre_tokenizers
 
     made = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "dogs": 1, "Dogs": 2}, unk_token="[UNK]"))
@@ -132,7 +132,7 @@ def test_lower_casing_is_added_where_the_tokenizer_has_none(tmp_path):
     assert rows(load_tokenizer(tmp_path, 8, lower=True), ["Dogs dogs"]) == [[1, 1]]
 
 
-def test_padding_and_truncation_written_into_the_file_do_not_count(tmp_path):
+def test_padding_and_truncation_in_the_file_are_ignored(tmp_path):
     made = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     made.enable_padding(length=128)
     made.enable_truncation(5)
@@ -142,14 +142,14 @@ def test_padding_and_truncation_written_into_the_file_do_not_count(tmp_path):
     ]
 
 
-def test_a_vocabulary_without_tokenizer_json_goes_through_transformers(tmp_path):
+def test_folder_without_tokenizer_json_is_loaded_by_transformers(tmp_path):
     for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "config.json"):
         shutil.copy(MINILM / name, tmp_path)
     texts = ["Two Dogs run, déjà vu!", "x " * 100]
     assert rows(load_tokenizer(tmp_path, 32), texts) == [reference(text, 32) for text in texts]
 
 
-def test_a_folder_without_a_tokenizer_or_with_a_broken_one_is_refused(tmp_path):
+def test_missing_or_broken_tokenizer_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"tokenizer\.json or a vocabulary"):
         load_tokenizer(tmp_path, 32)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
@@ -159,7 +159,7 @@ def test_a_folder_without_a_tokenizer_or_with_a_broken_one_is_refused(tmp_path):
         load_tokenizer(tmp_path, 32)
 
 
-def test_a_limit_without_room_for_text_is_refused():
+def test_max_length_without_room_for_a_text_is_refused():
     with pytest.raises(ModelError, match=r"encoder\.max_length.*found 2, of which 2 are special tokens"):
         load_tokenizer(MINILM, 2)
 
