@@ -7,7 +7,7 @@ import numpy as np
 from pipeline.objectives import ALONE, Batch, Peers
 from pipeline.prefetch import ahead
 from pipeline.settings.training import TEXTS
-from pipeline.text.rows.batches import Order, Rows, Share, share_of
+from pipeline.text.rows.batches import Order, RankRows, RankSlice, rank_rows
 from pipeline.text.tokens.tokens import Tokens
 
 Tokenize = Callable[[Sequence[str]], Tokens]
@@ -18,7 +18,7 @@ def batches(
     tokenize: Tokenize,
     *,
     start: int = 0,
-    share: Share = Share(),
+    share: RankSlice = RankSlice(),
     peers: Peers = ALONE,
     roles: Sequence[str] = TEXTS,
 ) -> Generator[Batch, None, None]:
@@ -28,11 +28,11 @@ def batches(
     """
     return ahead(
         _batch(rows, tokenize, peers, roles)
-        for rows in share_of(order, start, share, together=peers is not ALONE)
+        for rows in rank_rows(order, start, share, together=peers is not ALONE)
     )
 
 
-def _batch(rows: Rows, tokenize: Tokenize, peers: Peers, roles: Sequence[str]) -> Batch:
+def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers, roles: Sequence[str]) -> Batch:
     texts = [str(text) for role in roles for text in rows.columns.get(role, ())]
     return Batch(
         rows.columns,

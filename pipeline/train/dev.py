@@ -23,7 +23,7 @@ from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.training import DevSettings, PairSettings, Values
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 from pipeline.text.tokens.budget import distinct, plan_buffers
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
@@ -70,7 +70,7 @@ class Dev:
         source = validated(
             PairSettings, {"uri": settings.uri, "columns": settings.columns, "values": values}, "train.dev"
         )
-        pairs = open_pairs(source, _LABELLED)
+        pairs = open_training_rows(source, _LABELLED)
         table = pa.concat_tables(pairs.read(pairs.spans()))
         left, right, labels = (table[role] for role in _LABELLED)
         return cls(

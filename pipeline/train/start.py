@@ -14,14 +14,14 @@ from pipeline.objectives.build import roles_of
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
 from pipeline.store.cache import digest_of_file
-from pipeline.text.rows.pairs import files_of, open_pairs
+from pipeline.text.rows.pairs import open_training_rows, training_files
 
 
 def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
     """`encoder`, or the new encoder of `train.recurrent` in a folder of this machine's cache, made once for equal settings and files: one pass over the texts of the
     training rows, no more than a piece of them in memory.
 
-    Errors as of `open_pairs` and `write_scratch`.
+    Errors as of `open_training_rows` and `write_scratch`.
     """
     if train.recurrent.cell is None:
         return encoder
@@ -49,7 +49,7 @@ def _texts(train: TrainSettings) -> Iterator[str]:
     """Every text that the objectives read."""
     columns, optional, _ = roles_of(train)
     for source in train.data:
-        pairs = open_pairs(source, columns, optional)
+        pairs = open_training_rows(source, columns, optional)
         roles = [role for role in pairs.roles if role in TEXTS]
         for piece in pairs.read(pairs.spans(), roles):
             for role in roles:
@@ -59,7 +59,10 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 def _files(train: TrainSettings) -> list[object]:
     columns, optional, _ = roles_of(train)
     stamps = [
-        [source.defining("weight"), [[file.name, file.size, file.stamp] for file in files_of(source.uri)]]
+        [
+            source.defining("weight"),
+            [[file.name, file.size, file.stamp] for file in training_files(source.uri)],
+        ]
         for source in train.data
     ]
     return [columns, optional, stamps]

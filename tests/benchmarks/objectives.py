@@ -37,8 +37,8 @@ from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import open_store
-from pipeline.text.rows.batches import Share
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.batches import RankSlice
+from pipeline.text.rows.pairs import open_training_rows
 from pipeline.text.rows.triples import write_triples
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
@@ -204,7 +204,7 @@ def prepared(root: Path) -> dict[str, Any]:
         )
         pq.write_table(couples, root / "captions.parquet", row_group_size=8_192)
         write_triples(
-            open_pairs(
+            open_training_rows(
                 PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")
             ),
             open_store(root),
@@ -254,7 +254,7 @@ def trained(job: Job) -> tuple[RunFolder, float]:
     if run.result() is None:
         plan = plan_of(job.train)
         begin(run, plan, job.encoder.path)
-        TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))(Share(), "cpu", lambda *_: None)
+        TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))(RankSlice(), "cpu", lambda *_: None)
     return run, time.perf_counter() - started
 
 

@@ -37,9 +37,9 @@ from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OrderSettings, PairSettings, TrainSettings
 from pipeline.store.store import open_store
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 from pipeline.text.rows.triples import write_triples
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.batches import batches
@@ -62,7 +62,7 @@ class Rows:
     columns: tuple[str, ...]
 
     def order(self, rows: int, bucket_batches: int = 1) -> ShuffledOrder:
-        pairs = open_pairs(PairSettings(uri=str(self.uri)), self.kind.columns, self.kind.optional)
+        pairs = open_training_rows(PairSettings(uri=str(self.uri)), self.kind.columns, self.kind.optional)
         return ShuffledOrder(pairs, OrderSettings(batch_rows=rows, bucket_batches=bucket_batches))
 
 
@@ -71,7 +71,7 @@ def prepared(scratch: Path) -> list[Rows]:
     data = Path(os.environ["MANTA_EVAL_DATA"])
     wiki = pq.read_table(data / "wiki" / "sentences.parquet", filters=[("source", "=", WIKIPEDIA)])
     pq.write_table(wiki.select(["text"]), scratch / "wiki.parquet")
-    labelled = open_pairs(
+    labelled = open_training_rows(
         PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")
     )
     write_triples(labelled, open_store(scratch), "triples.parquet")
@@ -88,7 +88,7 @@ def folder() -> EncoderFolder:
 
 
 def steps(
-    rows: Rows, settings: TrainSettings, *, share: Share = Share(), bucket_batches: int = 1
+    rows: Rows, settings: TrainSettings, *, share: RankSlice = RankSlice(), bucket_batches: int = 1
 ) -> Iterator[Step]:
     """Those of our training, without end."""
     torch.manual_seed(settings.seed)
@@ -329,7 +329,7 @@ def rank_at_work(
     own = steps(
         rows,
         TrainSettings(order=OrderSettings(batch_rows=batch_rows)),
-        share=Share(rank, world),
+        share=RankSlice(rank, world),
         bucket_batches=16,
     )
     took = [seconds(lambda: next(own)) for _ in range(WARM + pairs)][WARM:]

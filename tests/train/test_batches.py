@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.objectives import ALONE
-from pipeline.text.rows.batches import GlobalBatch, Share, share_of
+from pipeline.text.rows.batches import GlobalBatch, RankSlice, rank_rows
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.batches import batches
 from pipeline.train.gather import Ranks
@@ -63,8 +63,8 @@ def assert_equal(found: Tokens, expected: Tokens) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
     made, rows = (
-        batches(Counting(), tokenize, start=3, share=Share(rank, 2), peers=Ranks()),
-        share_of(Counting(), 3, Share(rank, 2)),
+        batches(Counting(), tokenize, start=3, share=RankSlice(rank, 2), peers=Ranks()),
+        rank_rows(Counting(), 3, RankSlice(rank, 2)),
     )
     for _ in range(4):
         batch, expected = next(made), next(rows)
@@ -80,7 +80,7 @@ def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
 
 def test_candidates_are_those_that_the_peers_gather():
     for peers, seen in ((Ranks(), 6), (ALONE, 3)):
-        made = batches(Counting(), tokenize, share=Share(1, 2), peers=peers)
+        made = batches(Counting(), tokenize, share=RankSlice(1, 2), peers=peers)
         assert next(made).false_negatives["anchor"].shape == (3, seen)
         made.close()
 
@@ -126,4 +126,4 @@ def test_few_batches_wait_and_closing_ends_the_thread():
 
 def test_a_batch_that_cannot_be_shared_is_refused_at_once():
     with pytest.raises(ConfigError, match="share equally"):
-        batches(Counting(), tokenize, share=Share(0, 4))
+        batches(Counting(), tokenize, share=RankSlice(0, 4))

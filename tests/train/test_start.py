@@ -18,10 +18,10 @@ from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_joined
 from pipeline.objectives.build import build_objective, roles_of
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 from pipeline.train.batches import batches
 from pipeline.train.loop import Training, fit
 from pipeline.train.start import start_of
@@ -76,14 +76,14 @@ def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     settings = job.train
     folder = open_folder(start_of(settings, job.encoder))
     columns, optional, order = roles_of(settings)
-    rows = open_pairs(settings.data[0], columns, optional)
+    rows = open_training_rows(settings.data[0], columns, optional)
     torch.manual_seed(settings.seed)
     objective = build_objective(
         settings, load_trainable(folder, dropout=settings.dropout, fresh=settings.fresh)
     )
     ordered = (NeighbourOrder if order == "contiguous" else ShuffledOrder)(rows, settings.order)
     training = Training(objective, settings, steps=steps, steps_per_epoch=ordered.steps_per_epoch)
-    stream = batches(ordered, folder.tokenizer(), start=0, share=Share(0, 1))
+    stream = batches(ordered, folder.tokenizer(), start=0, share=RankSlice(0, 1))
     return training, [float(step.loss.total) for step in islice(fit(training, stream, until=steps), steps)]
 
 

@@ -25,7 +25,7 @@ from pipeline.store.base import Store
 from pipeline.store.schema import corpus_schema, writer_options
 from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, stored_by_content, total
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
-from pipeline.text.rows.pairs import Pairs, open_pairs
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 _VERSION = 1  # of what is mined and how: another one is mined anew
 _ROLES = ("anchor", "positive")
@@ -95,7 +95,7 @@ def check_mining(job: Job) -> None:
 
 
 def _source(job: Job, source: PairSettings, store: Store, cluster: Cluster, stages: Stages) -> PairSettings:
-    pairs = open_pairs(source, _ROLES)
+    pairs = open_training_rows(source, _ROLES)
     folder = f"pairs/{_identity(job, pairs)}"
     mined = Mined.left(store, f"{folder}/mined.json")
     if mined is None or not mined.is_whole(store):
@@ -108,7 +108,7 @@ def _source(job: Job, source: PairSettings, store: Store, cluster: Cluster, stag
     return PairSettings(uri=store.uri_of(f"{folder}/rows"), weight=source.weight)
 
 
-def _identity(job: Job, pairs: Pairs) -> str:
+def _identity(job: Job, pairs: TrainingRows) -> str:
     """24 hexadecimal digits over all that decides which negatives there are."""
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     settings = job.train.mine.model_dump(mode="json", exclude={"enabled"})
@@ -136,7 +136,9 @@ def _identity(job: Job, pairs: Pairs) -> str:
     )[:24]
 
 
-def _mined(job: Job, pairs: Pairs, store: Store, folder: str, cluster: Cluster, stages: Stages) -> Mined:
+def _mined(
+    job: Job, pairs: TrainingRows, store: Store, folder: str, cluster: Cluster, stages: Stages
+) -> Mined:
     with stages("read", len(pairs)) as bar:
         units = []
         for unit in _units(pairs, job.encode.unit_rows, store):
@@ -198,7 +200,7 @@ def _searched(
     return [made[number] for number in range(len(both))]
 
 
-def _units(pairs: Pairs, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
+def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
     """Units of anchors and of positives, row for row, in the files' order."""
     held: list[pa.Table] = []
     first = 0

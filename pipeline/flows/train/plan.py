@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import OrderSettings, TrainSettings, Values
-from pipeline.text.rows.batches import Order, Share
-from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, parts_of, weights_of
+from pipeline.text.rows.batches import Order, RankSlice
+from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import Pairs, open_pairs
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 if TYPE_CHECKING:
     from pipeline.train.dev import Dev
@@ -50,7 +50,7 @@ def plan_of(settings: TrainSettings) -> Plan:
 
     check_settings(settings)
     columns, optional, order = roles_of(settings)
-    sources = tuple(open_pairs(source, columns, optional) for source in settings.data)
+    sources = tuple(open_training_rows(source, columns, optional) for source in settings.data)
     rows = order_of(settings, sources, contiguous=order == "contiguous")
     return Plan(
         rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources)
@@ -68,10 +68,10 @@ def open_dev(settings: TrainSettings) -> "Dev | None":
     )
 
 
-def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: bool) -> Order:
+def order_of(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:
     """One order of all rows. contiguous: batches are pieces of documents. ConfigError where such pieces would be blended, and for weights that do not divide a batch."""
     kind = NeighbourOrder if contiguous else ShuffledOrder
-    weights = weights_of([source.settings.weight for source in sources])
+    weights = reduce_weights([source.settings.weight for source in sources])
     if len(sources) == 1:
         return kind(sources[0], settings.order)
     if settings.mixing == "alternate":
@@ -85,7 +85,7 @@ def order_of(settings: TrainSettings, sources: Sequence[Pairs], *, contiguous: b
             "blend",
             "leave it out",
         )
-    parts = parts_of(settings.order.batch_rows, weights)
+    parts = rows_per_source(settings.order.batch_rows, weights)
     orders = tuple(
         kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True)
     )
@@ -140,7 +140,7 @@ def _check_rows(settings: TrainSettings) -> None:
     from pipeline.objectives import OBJECTIVES
 
     rows = settings.order.batch_rows
-    first, last = Share(0, settings.workers).bounds(rows)
+    first, last = RankSlice(0, settings.workers).bounds(rows)
     seen = rows if settings.across_ranks else last - first
     for one in settings.objective:
         OBJECTIVES[one.name].check_batch(one.options, seen, everyone=seen == rows)

@@ -16,7 +16,7 @@ from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 
 if TYPE_CHECKING:
     from pipeline.flows.train.course import Course
@@ -40,7 +40,7 @@ class TrainRank:
     dev: "Dev | None" = None
     begun: int = 0
 
-    def __call__(self, share: Share, device: str, tell: Tell) -> None:
+    def __call__(self, share: RankSlice, device: str, tell: Tell) -> None:
         """Train to the end, and publish what came of it. DataError where numbers are not finite any more, with the batch in refused/."""
         from pipeline.flows.train.course import Course
         from pipeline.train.checkpoint import Checkpoints
@@ -77,7 +77,7 @@ class TrainRank:
         except (NonFinite, ModelError) as error:
             raise self._refused(error, course.number + 1) from None
 
-    def _log(self, course: "Course", share: Share) -> "AbstractContextManager[TrainingLog | None]":
+    def _log(self, course: "Course", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
         """What the first rank tells of the steps."""
         from pipeline.train.metrics import MetricsFile, TrainingLog
         from pipeline.train.trackers import Watched, open_trackers
@@ -125,7 +125,7 @@ class TrainRank:
         adapt(encoder, self.settings.lora)
         return build_objective(self.settings, encoder)
 
-    def _batches(self, start: int, share: Share) -> "Generator[Batch, None, None]":
+    def _batches(self, start: int, share: RankSlice) -> "Generator[Batch, None, None]":
         from pipeline.objectives import ALONE
         from pipeline.train.batches import batches
         from pipeline.train.gather import Ranks

@@ -18,7 +18,7 @@ from pipeline.flows.workers.watch import Watch, watched
 from pipeline.log import Running, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 
 _LOOK_S = 0.5
 _LONGER = 1.2  # Ray's own patience: ours ends first, and says what is missing
@@ -41,7 +41,7 @@ _LOST = (
 class Work(Protocol):
     """What every worker does: a value that travels. tell: a step that is done, and a figure worth showing; one worker's word counts."""
 
-    def __call__(self, share: Share, device: str, tell: Callable[[int, str], None]) -> None: ...
+    def __call__(self, share: RankSlice, device: str, tell: Callable[[int, str], None]) -> None: ...
 
 
 class LostPeer(Exception):
@@ -185,7 +185,7 @@ def _work(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(config["threads"])
     context, call = ray.train.get_context(), config["call"]
-    share = Share(context.get_world_rank(), context.get_world_size())
+    share = RankSlice(context.get_world_rank(), context.get_world_size())
     with call.alive(), listening() as heard:
         if share.rank == 0:
             call.begin(0)  # whoever hangs, the first rank waits for it, and stands still

@@ -13,7 +13,7 @@ from pipeline.store.base import Store, room
 from pipeline.store.store import open_store
 from pipeline.store.units import Stored
 from pipeline.text.corpus.sources import SourceFile
-from pipeline.text.rows.pairs import files_of
+from pipeline.text.rows.pairs import training_files
 
 RUN, RESULT, METRICS, CHECKPOINTS, ENCODER, REPORT = (
     "run.json",
@@ -147,8 +147,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         "version": _VERSION,
         "encoder": {"space_id": encoder.space_id},
         "train": settings.model_dump(mode="json", exclude=_shapes_nothing(settings)),
-        "data": [_identity(source, files_of(source.uri)) for source in settings.data],
-        "dev": [_stamp(file) for file in files_of(settings.dev.uri)] if settings.dev.uri else [],
+        "data": [_identity(source, training_files(source.uri)) for source in settings.data],
+        "dev": [_stamp(file) for file in training_files(settings.dev.uri)] if settings.dev.uri else [],
     }
     name = (
         _checked(settings.name)

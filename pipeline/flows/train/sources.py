@@ -1,4 +1,4 @@
-"""Which manifest a training reads where a folder of them is named: the one that it began with, though there are later ones; else the newest."""
+"""Which manifest a training reads where a folder of them is named: the one that it began with, though there are later ones; else the newest_manifest."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,13 +7,13 @@ from pipeline.flows.train.run_folder import RESULT, RUN, RunRecord
 from pipeline.settings.training import PairSettings, TrainSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
-from pipeline.text.rows.augmented import folder_of, newest, same_folder
+from pipeline.text.rows.augmented import manifest_folder, newest_manifest, same_folder
 
 
 def pinned(settings: TrainSettings) -> Iterator[TrainSettings]:
     """The settings with a manifest in the place of every folder of manifests: first as the trainings below train.root began that have not ended, the latest of them
-    first, whatever else they are about; last the newest ones. The settings alone where no folder is named. DataError where manifests cannot be listed."""
-    last = [newest(source.uri) for source in settings.data]
+    first, whatever else they are about; last the newest_manifest ones. The settings alone where no folder is named. DataError where manifests cannot be listed."""
+    last = [newest_manifest(source.uri) for source in settings.data]
     if not any(last):
         yield settings
         return
@@ -37,7 +37,7 @@ def _reading(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettin
 def _fit(given: Sequence[PairSettings], last: Sequence[str | None], sources: Sequence[str]) -> bool:
     """Whether `sources` name a manifest of the same folder wherever a folder is given."""
     return len(given) == len(sources) and all(
-        now is None or ((folder := folder_of(then)) is not None and same_folder(folder, source.uri))
+        now is None or ((folder := manifest_folder(then)) is not None and same_folder(folder, source.uri))
         for source, now, then in zip(given, last, sources, strict=True)
     )
 

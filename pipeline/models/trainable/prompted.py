@@ -56,11 +56,11 @@ class PromptedEncoder(TrainableEncoder):
         """Tokens of a text beside the template."""
         return self.folder.max_length - len(self.frame)
 
-    def frame_masks(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
+    def framed(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
         """The texts as the tokenizer of the encoder that this one was made of gives them, cut to the limit and put into a frame."""
         return frame.around(tokens, self._specials, limit=self.limit, cuts=self.folder.cuts)
 
-    def template_frame(self, template: str) -> TemplateFrame:
+    def frame_of(self, template: str) -> TemplateFrame:
         """Another template's frame."""
         return template_frame(replace(self.folder, template=template, max_length=_ANY).tokenizer())
 

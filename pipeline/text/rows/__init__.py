@@ -1,4 +1,5 @@
-"""Rows for training and evaluation: roles of columns, pairs, batches, mixtures, false negatives.
+"""Rows for training: columns by role, the order of batches, mixtures of sources, false negatives.
 
-Nothing in here reads a corpus for a night.
+Training and its flows import from here: `open_training_rows`, the orders, `rank_rows`. The units that `manta
+augment` writes are read as training files too.
 """

@@ -1,4 +1,4 @@
-"""Units of variants as files of rows: named by the manifest that `manta augment` left, or by the folder of its manifests."""
+"""Units of variants as training files, read through a manifest of `manta augment` or a folder of them."""
 
 import os
 import re
@@ -11,17 +11,18 @@ from pipeline.store.store import open_store
 from pipeline.store.units import UnitRecord
 from pipeline.text.corpus.sources import SourceFile, explained, local_path
 
-_ENDING = ".json"
-_HASHED = (
-    256 << 20
-)  # bytes on this machine's disk whose content is checked before a training: half a second; what is more is known by its size
-_REMEDY = "run manta augment again, which makes what is missing, or name another manifest"
+_SUFFIX = ".json"
+# of local files that are hashed before a training, which takes half a second; larger ones are checked by size
+_MAX_HASHED_BYTES = 256 << 20
+_REMEDY = "run manta augment again, which restores missing units, or name another manifest"
 
 
-def newest(uri: str) -> str | None:
-    """The URI of the newest manifest, where `uri` is a folder of them: augmented/<name> below a root; None where it is none."""
-    root, path = _parted(uri)
-    if PurePosixPath(path).parent.as_posix() != TOP or path.endswith(_ENDING):
+def newest_manifest(uri: str) -> str | None:
+    """URI of the newest manifest if `uri` is a folder of manifests (augmented/NAME below a root); None if it
+    is not.
+    """
+    root, path = _split_uri(uri)
+    if PurePosixPath(path).parent.as_posix() != TOP or path.endswith(_SUFFIX):
         return None
     series = Series(open_store(root), PurePosixPath(path).name)
     with explained(uri, ""):
@@ -30,69 +31,67 @@ def newest(uri: str) -> str | None:
 
 
 def is_manifest(uri: str) -> bool:
-    """Whether it can only be a manifest, by its ending."""
-    return uri.endswith(_ENDING)
+    """Whether a URI can only be a manifest, by its file name."""
+    return uri.endswith(_SUFFIX)
 
 
-def folder_of(uri: str) -> str | None:
-    """The folder of a manifest, as `resolved` has it; None for another URI."""
-    return _resolved(uri).rpartition("/")[0] if is_manifest(uri) else None
+def manifest_folder(uri: str) -> str | None:
+    """Absolute path or URI of a manifest's folder; None if the URI is not a manifest."""
+    return _resolve(uri).rpartition("/")[0] if is_manifest(uri) else None
 
 
 def same_folder(left: str, right: str) -> bool:
-    """Whether two URIs, which may be relative paths or have links in them, lead to one place."""
-    return _resolved(left) == _resolved(right)
+    """Whether two URIs, which may be relative paths or contain links, name the same folder."""
+    return _resolve(left) == _resolve(right)
 
 
-def units_of(uri: str) -> list[SourceFile]:
-    """The Parquet files of a manifest, in its order; a unit's stamp is its sha256. DataError for a manifest that is not there or damaged, and for a unit that is not
-    there in full, or has another content where that is quickly said."""
-    root, path = _parted(uri)
+def manifest_units(uri: str) -> list[SourceFile]:
+    """List the Parquet files of a manifest, in its order. The stamp of a file is its sha256.
+
+    Raises:
+        DataError: the manifest is missing or damaged, or a unit is missing, has another size or, on a local
+            disk and if the units are small enough to be hashed, another content.
+    """
+    root, path = _split_uri(uri)
     store = open_store(root)
     with explained(uri, ""):
-        manifest = _loaded(store, path, uri)
+        manifest = _load_manifest(store, path, uri)
         folders = {unit.path.rpartition("/")[0] for unit in manifest.units}
         sizes = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
         for unit in manifest.units:
-            if (found := sizes.get(unit.path)) != unit.bytes:
-                said = "no such file" if found is None else f"{found:,} bytes"
-                raise DataError(
-                    store.uri_of(unit.path), f"a unit of {unit.bytes:,} bytes, as {path} says", said, _REMEDY
-                )
-        if local_path(root) is not None and sum(unit.bytes for unit in manifest.units) <= _HASHED:
+            if (size := sizes.get(unit.path)) != unit.bytes:
+                expected = f"a unit of {unit.bytes:,} bytes, as {path} says"
+                found = "no such file" if size is None else f"{size:,} bytes"
+                raise DataError(store.uri_of(unit.path), expected, found, _REMEDY)
+        if local_path(root) is not None and sum(unit.bytes for unit in manifest.units) <= _MAX_HASHED_BYTES:
             for unit in manifest.units:
                 store.local(unit.path, unit.sha256)
-    return [_file(store, unit) for unit in manifest.units]
+    return [_source_file(store, unit) for unit in manifest.units]
 
 
-def _loaded(store: Store, path: str, uri: str) -> Augmented:
+def _load_manifest(store: Store, path: str, uri: str) -> Augmented:
     manifest = Augmented.load(store, path)
     if manifest is None:
-        raise DataError(
-            uri, "a manifest of manta augment", "no such file", "check the URI of the training rows"
-        )
+        remedy = "check the URI of the training rows"
+        raise DataError(uri, "a manifest of manta augment", "no such file", remedy)
     if not manifest.units:
-        raise DataError(
-            uri,
-            "a manifest with units",
-            "none: the corpus had no row",
-            "check the corpus, and run manta augment again",
-        )
+        remedy = "check the corpus, and run manta augment again"
+        raise DataError(uri, "a manifest with units", "none: the corpus had no row", remedy)
     return manifest
 
 
-def _file(store: Store, unit: UnitRecord) -> SourceFile:
+def _source_file(store: Store, unit: UnitRecord) -> SourceFile:
     return SourceFile(unit.path, store.uri_of(unit.path), unit.bytes, f"sha256:{unit.sha256}", "parquet")
 
 
-def _parted(uri: str) -> tuple[str, str]:
-    """(the root, the path below it) of a manifest, or of a folder of manifests."""
-    place = _resolved(uri)
-    parts = place.split("/")
-    below = 3 if is_manifest(uri) else 2
-    return "/".join(parts[:-below]) or "/", "/".join(parts[-below:])
+def _split_uri(uri: str) -> tuple[str, str]:
+    """(root, path below it) of a manifest, or of a folder of manifests."""
+    parts = _resolve(uri).split("/")
+    depth = 3 if is_manifest(uri) else 2  # augmented/NAME/0001.json, augmented/NAME
+    return "/".join(parts[:-depth]) or "/", "/".join(parts[-depth:])
 
 
-def _resolved(uri: str) -> str:
+def _resolve(uri: str) -> str:
+    """The URI without trailing slashes; for a local path, the absolute path without links."""
     path = local_path(uri)
     return re.sub(r"/+$", "", uri) if path is None else os.path.realpath(path)

@@ -1,4 +1,6 @@
-"""Batches of training rows: whole ones as an order deals them out, and the part of each that one rank works on."""
+"""Batches of training rows: global ones as an order deals them out, and the slice of each that one rank works
+on.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +18,11 @@ from pipeline.text.rows.roles import BLANK, COMPARED
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The rows of one step on all ranks. table: columns named by role, and `row`; exchanged: rows that came from another batch, in the place of one that went
-    there; mask: whether false negatives are to be told."""
+    """The rows of one step on all ranks.
+
+    table: columns named by role, and `row`; exchanged: rows that changed places with a row of another batch;
+    mask: whether the false negatives are wanted.
+    """
 
     source: str
     table: pa.Table
@@ -29,7 +34,7 @@ class GlobalBatch:
 
 
 class Order(Protocol):
-    """The same rows in the same batches for everybody, whatever the number of ranks."""
+    """A sequence of global batches, the same for every rank and every number of ranks."""
 
     @property
     def batch_rows(self) -> int:
@@ -37,65 +42,79 @@ class Order(Protocol):
         ...
 
     @property
-    def steps_per_epoch(self) -> int: ...
+    def steps_per_epoch(self) -> int:
+        """Global batches of an epoch."""
+        ...
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
-        """That of step `start` and all later ones, epoch after epoch, without end."""
+        """Yield the batch of step `start` and all later ones, epoch after epoch, without end."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RankRows:
     """Rows of one step on one rank."""
 
     columns: Mapping[str, Sequence[str] | np.ndarray]
     """role -> n texts, or (n,) numbers"""
     rows: np.ndarray
-    """(n,) int64: their numbers in the source"""
+    """(n,) int64: numbers of the rows in the source"""
     source: str
     counts: Mapping[str, int] = field(default_factory=dict)
-    """of the global batch: repeated (rows that have a text with an earlier one in common), exchanged (rows that changed
-    places with one of another batch, so that fewer are), blank (texts that were missing, or are one blank)"""
+    """Counts of the global batch.
+
+    repeated: rows that share a text with an earlier row; exchanged: rows that changed places with a row of
+    another batch, to reduce the repeated ones; blank: texts that were missing or are a single blank.
+    """
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """role text or anchor -> (n, m) bool: candidate j, of all ranks or of this one, says the same as row i without being its own, as of
-    `pipeline.text.rows.false_negatives.false_negatives`; nothing where it is not asked for"""
+    """Role (text or anchor) -> (n, m) bool: candidate j has the same meaning as row i without being its own.
+
+    The candidates are those of all ranks, or of this rank only; see `false_negatives.false_negatives`. Empty
+    unless the batch asks for a mask.
+    """
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 @dataclass(frozen=True)
-class Share:
-    """Which part of every global batch: the rank's of `world` equal ones."""
+class RankSlice:
+    """The part of every global batch that belongs to one rank: one of `world` equal slices."""
 
     rank: int = 0
     world: int = 1
 
     def bounds(self, batch_rows: int) -> tuple[int, int]:
-        """First row and the one after the last. ConfigError where the batch cannot be shared equally."""
+        """(first row, end) of the slice. ConfigError if the batch cannot be divided equally."""
         if batch_rows % self.world:
             less, more = batch_rows - batch_rows % self.world, batch_rows + -batch_rows % self.world
-            remedy = f"set it to {f'{less} or ' if less else ''}{more}, or the number of workers to a divisor of it"
-            raise ConfigError(
-                "batch",
-                f"a number of rows that {self.world} workers can share equally",
-                f"{batch_rows}",
-                remedy,
-            )
+            sizes = f"{less} or {more}" if less else f"{more}"
+            remedy = f"set it to {sizes}, or the number of workers to a divisor of it"
+            expected = f"a number of rows that {self.world} workers can share equally"
+            raise ConfigError("batch", expected, f"{batch_rows}", remedy)
         size = batch_rows // self.world
         return self.rank * size, (self.rank + 1) * size
 
 
-def share_of(order: Order, start: int, share: Share = Share(), *, together: bool = True) -> Iterator[Rows]:
-    """This rank's rows of step `start` and all later ones, without end. together: whether other ranks' rows are candidates too, which may be false negatives.
+def rank_rows(
+    order: Order, start: int, share: RankSlice = RankSlice(), *, together: bool = True
+) -> Iterator[RankRows]:
+    """Yield this rank's rows of step `start` and all later ones, without end.
 
-    ConfigError where the batch cannot be shared equally.
+    Args:
+        order: deals out the global batches.
+        start: step of the first batch.
+        share: this rank's slice of every batch.
+        together: whether rows of other ranks are candidates too, so that they may be false negatives.
+
+    Raises:
+        ConfigError: the batch cannot be divided equally among the ranks.
     """
     first, last = share.bounds(order.batch_rows)
     return (_rows(batch, first, last, together) for batch in order.batches(start))
 
 
-def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> Rows:
+def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> RankRows:
     own = batch.table.slice(first, last - first)
     columns = {
         role: own[role].to_pylist() if pa.types.is_large_string(own[role].type) else own[role].to_numpy()
@@ -104,7 +123,7 @@ def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> Rows:
     }
     candidates = (batch.table, first, last) if together else (own, 0, last - first)
     masked = false_negatives(*candidates) if batch.mask else {}
-    return Rows(columns, own["row"].to_numpy(), batch.source, _counts(batch), masked)
+    return RankRows(columns, own["row"].to_numpy(), batch.source, _counts(batch), masked)
 
 
 def _counts(batch: GlobalBatch) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""Rows with a text in common: in one batch each of them is a false negative of the other."""
+"""Rows of a batch with a text in common: each is a false negative of the other.
+
+Texts are compared as integer codes: two codes are equal if and only if the texts are.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -6,91 +9,106 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-_BATCHES, _PLACES = (
-    64,
-    16,
-)  # looked at for one row, and rows of each: in a window where most rows are alike the search would be quadratic
+# batches searched for an exchange, and rows of each: unlimited, the search is quadratic if most rows repeat
+_MAX_BATCHES, _MAX_ROWS = 64, 16
 
 
-def codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
-    """(n, roles) int64: equal numbers are equal texts, in whichever column."""
+def text_codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
+    """(n, roles) int64: a code for each text; equal texts have equal codes, in every column."""
     texts = pa.chunked_array([chunk for role in roles for chunk in table[role].chunks], pa.large_string())
     found = texts.combine_chunks().dictionary_encode().indices
     return np.asarray(found.to_numpy(), np.int64).reshape(len(roles), table.num_rows).T
 
 
 def repeated(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
-    """(n,) bool: rows that have a text, in any of the roles, in common with an earlier row."""
-    return _repeated(codes(table, roles))
+    """(n,) bool: rows that share a text, in any of the roles, with an earlier row."""
+    return _repeated(text_codes(table, roles))
 
 
 def false_negatives(table: pa.Table, first: int, last: int) -> dict[str, np.ndarray]:
-    """For the rows first to last of a batch of n, by the role that is compared with candidates: text (last - first, n) bool, true where another row's text is equal;
-    anchor (last - first, n, or 2 n with negatives), true where another row's positive, or any negative, equals the row's anchor or positive, or that row's anchor does:
-    its positive is then one of this row's too, while its negative is as good as any. Roles that the table has not are not there.
+    """Masks of the candidates that are false negatives of the rows `first` to `last` of a batch.
+
+    Args:
+        table: all n rows of the batch, columns by role.
+        first: first of the rows asked about.
+        last: end of the rows asked about.
+
+    Returns:
+        For each of these roles that the table has:
+        text: (last - first, n) bool: another row has an equal text.
+        anchor: (last - first, n) bool, or (last - first, 2 n) with negatives: candidate j is the positive of
+            another row whose anchor or positive equals this row's anchor or positive, so it is a positive of
+            this row too; candidate n + j is a negative that equals this row's anchor or positive.
     """
     found = {}
     if "text" in table.column_names:
-        found["text"] = _others(codes(table, ["text"]), first, last)
+        found["text"] = _rows_with_common_text(text_codes(table, ["text"]), first, last)
     if {"anchor", "positive"} <= set(table.column_names):
-        texts = codes(
-            table, ["anchor", "positive", *(["negative"] if "negative" in table.column_names else [])]
+        roles = ["anchor", "positive", "negative"]
+        texts = text_codes(table, [role for role in roles if role in table.column_names])
+        negatives = [_contains(column, texts[first:last, :2]) for column in texts.T[2:]]
+        found["anchor"] = np.concatenate(
+            [_rows_with_common_text(texts[:, :2], first, last), *negatives], axis=1
         )
-        negatives = [_among(column, texts[first:last, :2]) for column in texts.T[2:]]
-        found["anchor"] = np.concatenate([_others(texts[:, :2], first, last), *negatives], axis=1)
     return found
 
 
-def _others(found: np.ndarray, first: int, last: int) -> np.ndarray:
-    """(last - first, n) bool: other rows that have a code with the row in common."""
-    alike = np.any([_among(column, found[first:last]) for column in found.T], axis=0)
-    alike[np.arange(last - first), np.arange(first, last)] = False
-    return np.asarray(alike)
+def _rows_with_common_text(found: np.ndarray, first: int, last: int) -> np.ndarray:
+    """(last - first, n) bool: other rows that share a code with the row."""
+    common = np.any([_contains(column, found[first:last]) for column in found.T], axis=0)
+    common[np.arange(last - first), np.arange(first, last)] = False
+    return np.asarray(common)
 
 
-def _among(column: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """(rows, n) bool: codes of a column (n,) that are among those of each row, own (rows, k)."""
+def _contains(column: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """(rows, n) bool: which codes of a column (n,) are among the codes `own` (rows, k) of each row."""
     return np.asarray((column == own[:, :, None]).any(axis=1))
 
 
-def apart(order: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """(k, n) rows of k batches, each once, exchanged between batches so that none has two rows with a text in common, as far as that can be had.
+def separate_repeats(order: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Exchange rows between batches so that, as far as possible, no batch has two rows with a text in common.
 
-    order: (k, n) rows; found: (rows, roles) their codes. A row that repeats an earlier one of its batch changes places with one of the next batches, the nearest first:
-    where batches are sorted by length it meets its like.
+    A row that repeats an earlier one of its batch changes places with a row of one of the next batches, the
+    nearest first: if batches are sorted by length, the two rows have similar lengths.
+
+    Args:
+        order: (k, n) rows of k batches.
+        found: (rows, roles) codes of all rows.
+
+    Returns:
+        (k, n): the same rows, exchanged.
     """
     repeats = [
-        (batch, place) for batch, rows in enumerate(order) for place in np.flatnonzero(_repeated(found[rows]))
+        (batch, row) for batch, rows in enumerate(order) for row in np.flatnonzero(_repeated(found[rows]))
     ]
     if not repeats or len(order) == 1:
         return order
     order = order.copy()
     texts = [frozenset(row) for row in found.tolist()]
     held = [Counter(code for row in rows for code in texts[row]) for rows in order]
-    for batch, place in repeats:
-        mine = texts[order[batch, place]]
-        others = _without(mine, held, batch) if any(held[batch][code] > 1 for code in mine) else ()
-        for other, there in (
-            (other, there) for other in others for there in range(min(_PLACES, order.shape[1]))
-        ):
-            theirs = texts[order[other, there]]
+    for batch, row in repeats:
+        mine = texts[order[batch, row]]
+        others = _batches_without(mine, held, batch) if any(held[batch][code] > 1 for code in mine) else ()
+        partners = range(min(_MAX_ROWS, order.shape[1]))
+        for other, partner in ((other, partner) for other in others for partner in partners):
+            theirs = texts[order[other, partner]]
             if not any(held[batch][code] > (code in mine) for code in theirs):
-                _move(mine, held[batch], held[other])
-                _move(theirs, held[other], held[batch])
-                order[batch, place], order[other, there] = order[other, there], order[batch, place]
+                _move_texts(mine, held[batch], held[other])
+                _move_texts(theirs, held[other], held[batch])
+                order[batch, row], order[other, partner] = order[other, partner], order[batch, row]
                 break
     return order
 
 
-def _without(texts: frozenset[int], held: Sequence[Counter[int]], batch: int) -> Iterator[int]:
-    """Batches that have none of the texts, those that follow `batch` first."""
-    for after in range(1, min(_BATCHES, len(held))):
-        other = (batch + after) % len(held)
+def _batches_without(texts: frozenset[int], held: Sequence[Counter[int]], batch: int) -> Iterator[int]:
+    """Yield the batches that have none of the texts, beginning after `batch`."""
+    for distance in range(1, min(_MAX_BATCHES, len(held))):
+        other = (batch + distance) % len(held)
         if not any(held[other][code] for code in texts):
             yield other
 
 
-def _move(texts: frozenset[int], source: Counter[int], target: Counter[int]) -> None:
+def _move_texts(texts: frozenset[int], source: Counter[int], target: Counter[int]) -> None:
     source.subtract(texts)
     target.update(texts)
 

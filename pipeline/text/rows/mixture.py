@@ -1,4 +1,4 @@
-"""Several sources in one training, each by its weight: which one a step is of follows from seed and step alone."""
+"""Several sources in one training, each with a weight; seed and step alone decide the source of a step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,35 +13,32 @@ from pipeline.errors import ConfigError
 from pipeline.text.rows.batches import GlobalBatch, Order
 
 
-def weights_of(weights: Sequence[int]) -> tuple[int, ...]:
-    """The smallest whole numbers of the same proportions. ConfigError for one below 1, or none at all."""
+def reduce_weights(weights: Sequence[int]) -> tuple[int, ...]:
+    """The smallest whole numbers in the same proportions. ConfigError if one is below 1 or there are none."""
     if not weights or min(weights) < 1:
-        raise ConfigError(
-            "mixture",
-            "a whole number of 1 or more as the weight of every source",
-            ", ".join(map(str, weights)) or "no source",
-            "set the weights",
-        )
+        found = ", ".join(map(str, weights)) or "no source"
+        expected = "a whole number of 1 or more as the weight of every source"
+        raise ConfigError("mixture", expected, found, "set the weights")
     return tuple(weight // reduce(gcd, weights) for weight in weights)
 
 
 @dataclass(frozen=True)
 class AlternatingOrder:
-    """Batches of one source each. In a cycle of as many steps as the weights sum up to, each source has as many as its weight, in an order drawn anew for each cycle."""
+    """Batches of one source each.
+
+    A cycle has as many steps as the weights sum to. In each cycle every source has as many batches as its
+    weight, in an order drawn for that cycle.
+    """
 
     orders: tuple[Order, ...]
     weights: tuple[int, ...]
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", _fitting(self.orders, self.weights))
+        object.__setattr__(self, "weights", _check_weights(self.orders, self.weights))
         if len(sizes := {order.batch_rows for order in self.orders}) > 1:
-            raise ConfigError(
-                "mixture",
-                "batches of one size from all sources",
-                ", ".join(map(str, sorted(sizes))),
-                "set one",
-            )
+            found = ", ".join(map(str, sorted(sizes)))
+            raise ConfigError("mixture", "batches of one size from all sources", found, "set one size")
 
     @property
     def batch_rows(self) -> int:
@@ -49,11 +46,16 @@ class AlternatingOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """As many as the sources have together, though one of greater weight has begun another epoch of its own by then."""
+        """Batches of all sources together. By then a source with a greater weight has begun another epoch of
+        its own.
+        """
         return sum(order.steps_per_epoch for order in self.orders)
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
-        """That of step `start` and all later ones, without end; each source is begun where it has to go on."""
+        """Yield the batch of step `start` and all later ones, without end.
+
+        Each source begins at the batch that it would have reached.
+        """
         cycle, done = divmod(start, sum(self.weights))
         past = np.bincount(self._cycle(cycle)[:done], minlength=len(self.orders))
         streams = [
@@ -65,20 +67,25 @@ class AlternatingOrder:
             done = 0
 
     def _cycle(self, number: int) -> np.ndarray:
-        """(sum of weights,) int64: the source of each of its steps."""
+        """(sum of weights,) int64: the source of each step of the cycle."""
         sources = np.repeat(np.arange(len(self.orders)), self.weights)
         return np.random.default_rng((self.seed, number)).permutation(sources)
 
 
 @dataclass(frozen=True)
 class BlendedOrder:
-    """Batches of rows of all sources, each batch in the same proportions: they are those of the sources' own batches. Rows are numbered one source after the other."""
+    """Batches that mix rows of all sources in the same proportions.
+
+    Each batch joins one batch of every source. Rows are numbered source after source.
+    """
 
     orders: tuple[Order, ...]
     roles: tuple[str, ...]
-    """that are read; every source has them"""
+    """the columns that are read; every source has them"""
     rows: tuple[int, ...]
-    """of each source, with those that are left out: a row's number begins after those of the sources before"""
+    """rows of each source, those left out included: a source's row numbers start after the rows of the
+    sources before it
+    """
     seed: int = 0
 
     @property
@@ -87,52 +94,42 @@ class BlendedOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """As many as have as many rows as the sources together."""
+        """Batches that hold as many rows as the sources have together."""
         return sum(order.steps_per_epoch * order.batch_rows for order in self.orders) // self.batch_rows
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
-        """That of step `start` and all later ones, without end; a source that is exhausted begins its next epoch."""
-        before = np.cumsum([0, *self.rows[:-1]])
-        for step, parts in enumerate(
-            zip(*(order.batches(start) for order in self.orders), strict=True), start
-        ):
-            tables = [
-                self._numbered(part.table, int(first)) for part, first in zip(parts, before, strict=True)
-            ]
-            turn = np.random.default_rng((self.seed, step)).permutation(self.batch_rows)
-            table = pa.concat_tables(tables).combine_chunks().take(turn)
-            yield GlobalBatch(
-                " + ".join(part.source for part in parts),
-                table,
-                sum(part.exchanged for part in parts),
-                any(part.mask for part in parts),
+        """Yield the batch of step `start` and all later ones, without end; an exhausted source begins its
+        next epoch.
+        """
+        first_rows = np.cumsum([0, *self.rows[:-1]]).tolist()
+        streams = zip(*(order.batches(start) for order in self.orders), strict=True)
+        for step, parts in enumerate(streams, start):
+            numbered = (
+                self._numbered(part.table, first) for part, first in zip(parts, first_rows, strict=True)
             )
+            shuffled = np.random.default_rng((self.seed, step)).permutation(self.batch_rows)
+            table = pa.concat_tables(numbered).combine_chunks().take(shuffled)
+            source = " + ".join(part.source for part in parts)
+            exchanged = sum(part.exchanged for part in parts)
+            yield GlobalBatch(source, table, exchanged, any(part.mask for part in parts))
 
     def _numbered(self, table: pa.Table, first: int) -> pa.Table:
         return table.select(list(self.roles)).append_column("row", pa.array(table["row"].to_numpy() + first))
 
 
-def parts_of(batch_rows: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Rows that each source has in a blended batch. ConfigError where the proportions are not exact."""
-    weights = weights_of(weights)
+def rows_per_source(batch_rows: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Rows of each source in a blended batch. ConfigError if the proportions are not exact."""
+    weights = reduce_weights(weights)
     whole = sum(weights)
     if batch_rows % whole:
+        expected = f"batches that the weights {', '.join(map(str, weights))} divide exactly"
         remedy = f"set the batch to a multiple of {whole}, or other weights"
-        raise ConfigError(
-            "mixture",
-            f"batches that the weights {', '.join(map(str, weights))} divide exactly",
-            f"{batch_rows} rows",
-            remedy,
-        )
+        raise ConfigError("mixture", expected, f"{batch_rows} rows", remedy)
     return tuple(weight * (batch_rows // whole) for weight in weights)
 
 
-def _fitting(orders: Sequence[Order], weights: Sequence[int]) -> tuple[int, ...]:
+def _check_weights(orders: Sequence[Order], weights: Sequence[int]) -> tuple[int, ...]:
     if len(orders) != len(weights):
-        raise ConfigError(
-            "mixture",
-            f"a weight for each of {len(orders)} sources",
-            f"{len(weights)}",
-            "give every source one",
-        )
-    return weights_of(weights)
+        expected = f"a weight for each of {len(orders)} sources"
+        raise ConfigError("mixture", expected, f"{len(weights)}", "give every source a weight")
+    return reduce_weights(weights)

@@ -1,4 +1,4 @@
-"""Batches of neighbouring sentences: each is a piece of one document, from one sentence on."""
+"""Batches of neighbouring sentences: each batch is a run of consecutive sentences of one document."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -10,25 +10,31 @@ import pyarrow.compute as pc
 from pipeline.errors import DataError
 from pipeline.settings.training import OrderSettings
 from pipeline.text.rows.batches import GlobalBatch
-from pipeline.text.rows.order import without_first
-from pipeline.text.rows.pairs import Pairs
+from pipeline.text.rows.order import skip_rows
+from pipeline.text.rows.pairs import TrainingRows
 
 
 class NeighbourOrder:
-    """Pieces of `batch_rows` sentences that follow each other in a document, in its order. Windows are read in the files' order, their pieces shuffled for each epoch.
+    """Deal out pieces of `batch_rows` consecutive sentences of one document, in the document's order.
 
-    The columns document and position say what follows what: a position one higher, in the next row; a row of no document has no neighbours. Where a document does not
-    divide into whole pieces the first one begins at a row drawn for each epoch, and what is left over takes no part. DataError where no document is as long as a batch.
-    `bucket_batches` and `repeats` of the settings have no meaning here: neighbours stay together.
+    The columns document and position say which rows are neighbours: the next row of the same document, with a
+    position one higher. A row without a document has no neighbours. If a document does not divide into whole
+    pieces, each epoch draws the row at which its first piece begins, and the remaining rows take no part in
+    that epoch. Pieces are read in windows in the order of the files, and shuffled within a window.
+
+    The settings `bucket_batches` and `repeats` have no effect, because neighbours stay together.
+
+    Raises:
+        DataError: no document is as long as a batch.
     """
 
-    def __init__(self, pairs: Pairs, settings: OrderSettings) -> None:
+    def __init__(self, pairs: TrainingRows, settings: OrderSettings) -> None:
         self._pairs, self._settings = pairs, settings
-        lengths = _runs(pairs)
+        lengths = _run_lengths(pairs)
         self._starts = np.cumsum(lengths) - lengths
         self._lengths = lengths
         if not self.steps_per_epoch:
-            remedy = "make the batch smaller, or see that rows stand in the document's order"
+            remedy = "make the batch smaller, or write the rows in the order of the document"
             raise DataError(
                 pairs.name,
                 f"a document of {settings.batch_rows:,} sentences in a row",
@@ -44,26 +50,24 @@ class NeighbourOrder:
     def steps_per_epoch(self) -> int:
         return int((self._lengths // self.batch_rows).sum())
 
-    @property
-    def left_over(self) -> int:
-        """Rows of an epoch that are in no batch."""
-        return len(self._pairs) - self.steps_per_epoch * self.batch_rows
-
     def batches(self, start: int) -> Iterator[GlobalBatch]:
-        """That of step `start` and all later ones, without end. Of the row groups before that of step `start` none is opened."""
+        """Yield the batch of step `start` and all later ones, without end.
+
+        Row groups before that of step `start` are not opened.
+        """
         per_window = max(1, self._settings.window_rows // self.batch_rows)
         for epoch in count(start // self.steps_per_epoch):
             pieces = self._pieces(epoch)
             done = max(0, start - epoch * self.steps_per_epoch)
             first = done - done % per_window
-            tables = _read(self._pairs, pieces[first:], self.batch_rows)
-            for place in range(first, len(pieces), per_window):
-                yield from self._window(
-                    tables, min(per_window, len(pieces) - place), (epoch, place), done - place
-                )
+            tables = _read_pieces(self._pairs, pieces[first:], self.batch_rows)
+            for start_piece in range(first, len(pieces), per_window):
+                size = min(per_window, len(pieces) - start_piece)
+                rng = np.random.default_rng((self._settings.seed, epoch, start_piece + 1))
+                yield from self._window(tables, size, rng, skip=done - start_piece)
 
     def _pieces(self, epoch: int) -> np.ndarray:
-        """(steps,) int64 first row of every piece, ascending."""
+        """(steps,) int64: first row of every piece, ascending."""
         rng = np.random.default_rng((self._settings.seed, epoch))
         whole = self._lengths // self.batch_rows
         first = self._starts + rng.integers(0, self._lengths - whole * self.batch_rows + 1)
@@ -72,34 +76,38 @@ class NeighbourOrder:
         )
 
     def _window(
-        self, tables: Iterator[pa.Table], size: int, place: tuple[int, int], skip: int
+        self, tables: Iterator[pa.Table], size: int, rng: np.random.Generator, *, skip: int
     ) -> Iterator[GlobalBatch]:
-        """The next `size` pieces in the window's order, without the first `skip`."""
+        """Yield the next `size` pieces in the window's order, without the first `skip`."""
         held = [next(tables) for _ in range(size)]
-        order = np.random.default_rng((self._settings.seed, place[0], place[1] + 1)).permutation(size)
-        yield from (GlobalBatch(self._pairs.name, held[piece]) for piece in order[max(0, skip) :])
+        order = rng.permutation(size)[max(0, skip) :]
+        yield from (GlobalBatch(self._pairs.name, held[piece]) for piece in order)
 
 
-def _runs(pairs: Pairs) -> np.ndarray:
-    """(runs,) int64: how many rows, one run after the other, have one document and positions that rise by one; 1 for a row of no document."""
+def _run_lengths(pairs: TrainingRows) -> np.ndarray:
+    """(runs,) int64: lengths of the runs of rows with one document and positions that rise by one.
+
+    A row without a document is a run of its own.
+    """
     breaks, rows = [], 0
     last: tuple[object, int] | None = None
     for table in pairs.read(pairs.spans(), ["document", "position"]):
-        place = pc.fill_null(table["document"].combine_chunks().dictionary_encode().indices, -1).to_numpy()
+        encoded = table["document"].combine_chunks().dictionary_encode()
+        document = pc.fill_null(encoded.indices, -1).to_numpy()
         positions = table["position"].to_numpy()
-        same = (np.diff(place) == 0) & (np.diff(positions) == 1) & (place[1:] >= 0)
-        goes_on = place[0] >= 0 and (table["document"][0].as_py(), positions[0] - 1) == last
-        breaks.append(rows + np.flatnonzero(~np.concatenate([[goes_on], same])))
+        same = (np.diff(document) == 0) & (np.diff(positions) == 1) & (document[1:] >= 0)
+        continues = document[0] >= 0 and (table["document"][0].as_py(), positions[0] - 1) == last
+        breaks.append(rows + np.flatnonzero(~np.concatenate([[continues], same])))
         rows, last = rows + len(table), (table["document"][-1].as_py(), int(positions[-1]))
     return np.diff(np.concatenate([*breaks, [rows]]))
 
 
-def _read(pairs: Pairs, pieces: np.ndarray, size: int) -> Iterator[pa.Table]:
-    """The `size` rows from each of the ascending rows `pieces` on."""
+def _read_pieces(pairs: TrainingRows, pieces: np.ndarray, size: int) -> Iterator[pa.Table]:
+    """Yield the `size` rows from each row number in `pieces` on; `pieces` ascend."""
     if not len(pieces):
         return
     held, first = None, int(pieces[0])
-    blocks = pairs.read(without_first(pairs.spans(), first))
+    blocks = pairs.read(skip_rows(pairs.spans(), first))
     for piece in pieces.tolist():
         while held is None or piece + size > first + len(held):
             block = next(blocks)

@@ -1,6 +1,7 @@
-"""Roles of a training file's columns, and their values as training reads them."""
+"""Roles of a training file's columns, and how their values are converted for training."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +12,17 @@ from pipeline.settings.training import TEXTS, Values
 from pipeline.text.corpus.columns import decoded
 from pipeline.text.corpus.normalize import valid_utf8
 
-BLANK = " "  # what a missing text is read as: leaving the row out would change what the other columns mean
-COMPARED = (
-    "text",
-    "anchor",
-    "positive",
-)  # in these two rows of a batch can be alike: each is then a false negative of the other
+BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
+# two rows of a batch that have an equal text in one of these roles are false negatives of each other
+COMPARED = ("text", "anchor", "positive")
+
+
+class _Converted(NamedTuple):
+    """A converted column, the rows with a valid value, and the valid values as a phrase."""
+
+    column: pa.ChunkedArray
+    valid: np.ndarray
+    expected: str
 
 
 def has_type(role: str, kind: pa.DataType) -> bool:
@@ -35,7 +41,7 @@ def has_type(role: str, kind: pa.DataType) -> bool:
 
 
 def expected_type(role: str) -> str:
-    """Which types can, in words."""
+    """The types that a column of the role can have, as a phrase for error messages."""
     return {
         "score": "numbers",
         "position": "integers",
@@ -44,81 +50,77 @@ def expected_type(role: str) -> str:
     }.get(role, "strings")
 
 
-def labelled(column: pa.ChunkedArray, values: Values) -> np.ndarray:
-    """(n,) bool: rows that have a label, if a wrong one."""
-    unlabelled = pc.is_in(
-        column.cast(pa.large_string()), value_set=pa.array(values.no_label, pa.large_string())
-    )
+def has_label(column: pa.ChunkedArray, values: Values) -> np.ndarray:
+    """(n,) bool: whether each row has a label, valid or not."""
+    no_label = pa.array(values.no_label, pa.large_string())
+    unlabelled = pc.is_in(column.cast(pa.large_string()), value_set=no_label)
     return ~np.asarray(unlabelled.to_numpy(), bool)
 
 
-def converted(table: pa.Table, values: Values, where: str) -> pa.Table:
-    """Columns named by role, with `row` beside them: texts as large_string without nulls, labels as int64 places, scores as float64 from 0 to 1, positions as int64,
-    documents as large_string, null where a row is of none.
+def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
+    """Convert columns that are named by role; the column `row` is passed through.
 
-    DataError with the file, its row and what it may hold, for a label outside the set, a score outside the range or missing, a text that is no UTF-8.
+    Args:
+        table: columns by role, and `row`: the number of each row in its file.
+        values: the labels and the range of scores.
+        where: URI of the file, for errors.
+
+    Returns:
+        Texts as large_string without nulls, labels as int64 indices, scores as float64 from 0 to 1, positions
+        as int64, documents as large_string with null for a row without a document.
+
+    Raises:
+        DataError: a label is not in the set, a score is missing or out of range, or a text is not valid
+            UTF-8.
     """
-    convert: dict[str, Callable[[pa.ChunkedArray, Values], tuple[pa.ChunkedArray, np.ndarray, str]]]
+    convert: dict[str, Callable[[pa.ChunkedArray, Values], _Converted]]
     convert = {"label": _labels, "score": _scores, "position": _positions, "document": _documents}
-    made = {"row": table["row"]}
+    converted = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
-        column = (
-            table[role].cast(plain)
-            if (plain := decoded(table[role].type)) != table[role].type
-            else table[role]
-        )
-        made[role], right, expected = convert.get(role, _texts)(column, values)
-        if not right.all():
-            first = int(np.argmin(right))
-            raise _wrong(where, table["row"][first].as_py(), role, column, first, expected)
-    return pa.table(made)
+        column = table[role]
+        if (plain := decoded(column.type)) != column.type:
+            column = column.cast(plain)
+        converted[role], valid, expected = convert.get(role, _texts)(column, values)
+        if not valid.all():
+            first = int(np.argmin(valid))
+            row = f"{where}: row {table['row'][first].as_py()} (counted from 0), {role}"
+            found = "bytes that are not valid UTF-8" if role in TEXTS else repr(column[first].as_py())
+            remedy = "fix the row, or name another column in `columns`, or set what its values mean"
+            raise DataError(row, expected, found, remedy)
+    return pa.table(converted)
 
 
-def _wrong(where: str, row: int, role: str, column: pa.ChunkedArray, place: int, expected: str) -> DataError:
-    found = "bytes that are none" if role in TEXTS else repr(column[place].as_py())
-    return DataError(
-        f"{where}: row {row} (counted from 0), {role}",
-        expected,
-        found,
-        "mend the row, or name another column in `columns`, or set what its values mean",
-    )
+def _texts(column: pa.ChunkedArray, values: Values) -> _Converted:
+    texts = column.cast(pa.large_string())
+    valid = np.concatenate([np.ones(0, bool), *(valid_utf8(chunk) for chunk in texts.chunks)])
+    return _Converted(pc.fill_null(texts, BLANK), valid, "text in UTF-8")
 
 
-def _texts(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
-    whole = column.cast(pa.large_string())
-    right = np.concatenate([np.ones(0, bool), *(valid_utf8(chunk) for chunk in whole.chunks)])
-    return pc.fill_null(whole, BLANK), right, "text in UTF-8"
-
-
-def _labels(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
+def _labels(column: pa.ChunkedArray, values: Values) -> _Converted:
     if pa.types.is_integer(column.type):
-        places = np.asarray(pc.fill_null(column.cast(pa.int64()), -1).to_numpy())
+        labels = np.asarray(pc.fill_null(column.cast(pa.int64()), -1).to_numpy())
     else:
         names = pa.array(values.labels, pa.large_string())
-        places = np.asarray(
-            pc.fill_null(pc.index_in(column.cast(pa.large_string()), value_set=names), -1).to_numpy()
-        ).astype(np.int64)
-    allowed = ", ".join(f"{name} ({place})" for place, name in enumerate(values.labels))
-    return pa.chunked_array([places]), (places >= 0) & (places < len(values.labels)), f"one of {allowed}"
+        indices = pc.fill_null(pc.index_in(column.cast(pa.large_string()), value_set=names), -1)
+        labels = np.asarray(indices.to_numpy()).astype(np.int64)
+    valid = (labels >= 0) & (labels < len(values.labels))
+    allowed = ", ".join(f"{name} ({index})" for index, name in enumerate(values.labels))
+    return _Converted(pa.chunked_array([labels]), valid, f"one of {allowed}")
 
 
-def _scores(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
+def _scores(column: pa.ChunkedArray, values: Values) -> _Converted:
     low, high = values.score_range
     scores = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
-    return (
-        pa.chunked_array([(scores - low) / (high - low)]),
-        (scores >= low) & (scores <= high),
-        f"a number from {low:g} to {high:g}",
+    scaled = pa.chunked_array([(scores - low) / (high - low)])
+    return _Converted(scaled, (scores >= low) & (scores <= high), f"a number from {low:g} to {high:g}")
+
+
+def _positions(column: pa.ChunkedArray, values: Values) -> _Converted:
+    valid = ~np.asarray(pc.is_null(column).to_numpy(), bool)
+    return _Converted(pc.fill_null(column.cast(pa.int64()), 0), valid, "an integer")
+
+
+def _documents(column: pa.ChunkedArray, values: Values) -> _Converted:
+    return _Converted(
+        column.cast(pa.large_string()), np.ones(len(column), bool), "the document's name or number"
     )
-
-
-def _positions(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
-    return (
-        pc.fill_null(column.cast(pa.int64()), 0),
-        ~np.asarray(pc.is_null(column).to_numpy(), bool),
-        "an integer",
-    )
-
-
-def _documents(column: pa.ChunkedArray, values: Values) -> tuple[pa.ChunkedArray, np.ndarray, str]:
-    return column.cast(pa.large_string()), np.ones(len(column), bool), "the document's name or number"

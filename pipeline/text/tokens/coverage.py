@@ -147,8 +147,8 @@ class ScriptCoverage:
             texts = f"{each.rows:,} {script_phrase(script)} ({each.rows / rows:.1%} of all)"
             if each.unknown_share >= WARN_PROPORTION:
                 yield (
-                    f"{each.unknown_share:.1%} of the tokens of {texts} are unknown to the encoder's tokenizer: "
-                    f"their vectors hardly differ; {_REMEDY}"
+                    f"{each.unknown_share:.1%} of the tokens of {texts} are unknown to the encoder's "
+                    f"tokenizer: their vectors hardly differ; {_REMEDY}"
                 )
             if each.lost_share >= WARN_PROPORTION:
                 remedy = "split them, or use an encoder for longer texts"

@@ -15,7 +15,7 @@ from pipeline.flows.train.ranks import Group, LostPeer, judged
 from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.room import Node
 from pipeline.log import Stages, listening, say
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 from tests.flows.tasks import Double
 
 GROUP = Group(2, cpus=0.5, failures=1)
@@ -33,7 +33,7 @@ class Sum:
     fails: int | None = None
     dies: int | None = None
 
-    def __call__(self, share: Share, device: str, tell: Callable[[int, str], None]) -> None:
+    def __call__(self, share: RankSlice, device: str, tell: Callable[[int, str], None]) -> None:
         if share.rank == self.fails:
             raise refusal()
         started = (

@@ -20,7 +20,7 @@ from pipeline.settings import Job
 from pipeline.settings.training import PairSettings
 from pipeline.store.dead import Dead
 from pipeline.store.store import open_store
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 from tests.flows.conftest import sentences
 
 PAIRS = 180
@@ -179,7 +179,7 @@ def test_pairs_are_compared_a_share_of_the_keys_at_a_time(
     pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, rows = pairs
-    store, opened = open_store(tmp_path), open_pairs(source_of(folder), ("anchor", "positive"))
+    store, opened = open_store(tmp_path), open_training_rows(source_of(folder), ("anchor", "positive"))
     units = [
         (anchors, positives.model_copy(update={"ordinal": number}))
         for number, (anchors, positives) in enumerate(_units(opened, 50, store))

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.train.plan import Plan, plan_of
-from pipeline.text.rows.batches import Share, share_of
+from pipeline.text.rows.batches import RankSlice, rank_rows
 from pipeline.text.rows.neighbours import NeighbourOrder
 from tests.flows.train.training import training_job, write_sentences
 
@@ -42,7 +42,7 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
     write_sentences(tmp_path / "sentences.parquet", rows)
     found = plan(tmp_path, "train.epochs=3", f"train.workers={workers}")
     assert found.steps == 3 * (rows // 8)
-    streams = [share_of(found.order, 0, Share(rank, workers)) for rank in range(workers)]
+    streams = [rank_rows(found.order, 0, RankSlice(rank, workers)) for rank in range(workers)]
     for _ in range(found.steps):
         assert {len(next(stream)) for stream in streams} == {8 // workers}
 
@@ -110,12 +110,12 @@ def test_sources_take_turns_or_share_a_batch_by_their_weights(tmp_path: Path):
     taken = [
         rows.source
         for _, rows in zip(
-            range(8), share_of(plan(tmp_path, data, "train.objective=supervised").order, 0), strict=False
+            range(8), rank_rows(plan(tmp_path, data, "train.objective=supervised").order, 0), strict=False
         )
     ]
     assert (taken.count(one), taken.count(other)) == (2, 6)
     blended = plan(tmp_path, data, "train.objective=supervised", "train.mixing=blend")
-    rows = next(share_of(blended.order, 0))
+    rows = next(rank_rows(blended.order, 0))
     assert sum(text.startswith("one") for text in rows.columns["anchor"]) == 2
     assert "negative" not in rows.columns, "one of the sources has none"
     with pytest.raises(ConfigError, match=r"batches that the weights 1, 3 divide exactly"):

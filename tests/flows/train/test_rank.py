@@ -19,7 +19,7 @@ from pipeline.flows.train.train import begin
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 from pipeline.train.metrics import read_metrics
 from tests.flows.conftest import sentences
 from tests.flows.train.training import Stop, losses, training_job, until, weights, work, write_sts
@@ -34,7 +34,7 @@ def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
 
 
 def train(rank: TrainRank, stop: int = -1) -> None:
-    rank(Share(), "cpu", until(stop))
+    rank(RankSlice(), "cpu", until(stop))
 
 
 def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):

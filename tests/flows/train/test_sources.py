@@ -12,7 +12,7 @@ from pipeline.flows.train.run_folder import RunFolder
 from pipeline.flows.train.train import begin, opened
 from pipeline.settings import Job
 from pipeline.store.store import open_store
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 from tests.flows.conftest import sentences
 from tests.flows.train.training import Stop, training_job, until, weights
 from tests.text.rows.augmenting import write_manifest
@@ -41,7 +41,7 @@ def trained(job: Job, stop: int = -1) -> tuple[Job, RunFolder]:
     job, run = opened(job)
     plan = plan_of(job.train)
     begun = begin(run, plan, job.encoder.path, [source.uri for source in job.train.data])
-    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), begun)(Share(), "cpu", until(stop))
+    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), begun)(RankSlice(), "cpu", until(stop))
     return job, run
 
 

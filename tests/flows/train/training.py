@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from pipeline.config import load_settings
 from pipeline.flows.train.rank import TrainRank
 from pipeline.settings import Job
-from pipeline.text.rows.batches import Share
+from pipeline.text.rows.batches import RankSlice
 from tests.flows.conftest import sentences
 
 
@@ -77,7 +77,7 @@ def work(rank: int, world: int, task: TrainRank, stop: int, meeting: Path) -> No
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=world)
     with suppress(Stop):
-        task(Share(rank, world), "cpu", until(stop))
+        task(RankSlice(rank, world), "cpu", until(stop))
     dist.destroy_process_group()
 
 

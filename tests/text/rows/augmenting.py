@@ -1,4 +1,4 @@
-"""Manifests of augmented units, made by hand."""
+"""Write manifests of augmented units for tests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from pipeline.store.units import FileRef, UnitRecord, stored_by_content
 
 
 def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
-    """A unit of these columns, named by its content."""
+    """Write a unit with these columns, named by its content."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, row_group_size=10)
     made = stored_by_content(
@@ -32,7 +32,7 @@ def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
 
 
 def write_manifest(store: Store, name: str, units: Sequence[dict[str, Any]]) -> str:
-    """The URI of the next manifest of that name."""
+    """Write the next manifest of that name; its URI."""
     series = Series(store, name)
     number, _ = series.newest()
     records = tuple(write_unit(store, unit) for unit in units)

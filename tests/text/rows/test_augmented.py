@@ -1,4 +1,4 @@
-"""What augmentation made is read by its manifest, or by the newest of a folder of them, wherever it is."""
+"""Augmented units are read through their manifest, or through the newest manifest of a folder."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.settings.training import PairSettings
 from pipeline.store.store import open_store
-from pipeline.text.rows.augmented import newest, units_of
-from pipeline.text.rows.pairs import files_of, open_pairs
+from pipeline.text.rows.augmented import manifest_units, newest_manifest
+from pipeline.text.rows.pairs import open_training_rows, training_files
 from tests.text.rows.augmenting import write_manifest
 
 FIRST, SECOND, OTHER = (
@@ -20,14 +20,12 @@ FIRST, SECOND, OTHER = (
 
 
 def texts(uri: str) -> list[str]:
-    pairs = open_pairs(PairSettings(uri=uri), ["text"])
+    pairs = open_training_rows(PairSettings(uri=uri), ["text"])
     return [text for table in pairs.read(pairs.spans()) for text in table["text"].to_pylist()]
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "link", "s3"])
-def test_a_folder_stands_for_its_newest_manifest_and_units_come_in_its_order(
-    tmp_path: Path, s3: str, kind: str
-):
+def test_folder_means_its_newest_manifest_and_units_keep_its_order(tmp_path: Path, s3: str, kind: str):
     store = open_store(f"{s3}/rows-{tmp_path.name}" if kind == "s3" else tmp_path)
     old = write_manifest(store, "main", [FIRST, SECOND])
     new = write_manifest(store, "main", [OTHER, FIRST])
@@ -41,53 +39,53 @@ def test_a_folder_stands_for_its_newest_manifest_and_units_come_in_its_order(
         "link": f"{tmp_path}/latest",
     }
     folder = named.get(kind, store.uri_of("augmented/main"))
-    assert newest(folder) == new
+    assert newest_manifest(folder) == new
     assert texts(folder) == texts(new) == OTHER["text"] + FIRST["text"]
     assert texts(old) == FIRST["text"] + SECOND["text"]
-    assert [file.stamp for file in files_of(old)] != [file.stamp for file in files_of(new)]
-    assert files_of(old)[0] == files_of(new)[1]
+    assert [file.stamp for file in training_files(old)] != [file.stamp for file in training_files(new)]
+    assert training_files(old)[0] == training_files(new)[1]
 
 
-def test_directories_of_parquet_files_are_what_they_were(tmp_path: Path):
+def test_other_directories_of_parquet_files_are_read_as_files(tmp_path: Path):
     for place in (tmp_path / "augmented" / "main", tmp_path / "plain"):
         place.mkdir(parents=True)
         (place / "00000001.json").write_text("{}") if place.name == "plain" else None
         pq.write_table(pa.table(FIRST), place / "x.parquet")
-        assert newest(str(place)) is None
-        assert [file.name for file in files_of(str(place))] == ["x.parquet"]
+        assert newest_manifest(str(place)) is None
+        assert [file.name for file in training_files(str(place))] == ["x.parquet"]
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         ("gone", "no such file"),
         ("short", r"a unit of [\d,]+ bytes, as augmented/main/00000001.json says, found [\d,]+ bytes"),
         ("other", r"sha256 [0-9a-f]{16}"),
     ],
 )
-def test_a_unit_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path, damage: str, words: str):
+def test_unit_that_differs_from_its_manifest_is_refused(tmp_path: Path, damage: str, message: str):
     uri = write_manifest(open_store(tmp_path), "main", [FIRST, SECOND])
-    unit = Path(units_of(uri)[1].uri)
+    unit = Path(manifest_units(uri)[1].uri)
     content = unit.read_bytes()
     unit.unlink()
     if damage != "gone":
         unit.write_bytes(content[:-1] if damage == "short" else content[:-1] + b"x")
-    with pytest.raises(DataError, match=words):
-        files_of(uri)
+    with pytest.raises(DataError, match=message):
+        training_files(uri)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (None, "a manifest of manta augment, found no such file"),
         (b'{"text": "a"}\n', "Augmented record"),
         (b"{", "Augmented record"),
     ],
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes | None, words: str):
+def test_invalid_manifest_is_refused(tmp_path: Path, content: bytes | None, message: str):
     place = tmp_path / "augmented" / "main" / "00000001.json"
     if content is not None:
         place.parent.mkdir(parents=True)
         place.write_bytes(content)
-    with pytest.raises(DataError, match=words):
-        files_of(str(place))
+    with pytest.raises(DataError, match=message):
+        training_files(str(place))

@@ -1,4 +1,4 @@
-"""Rows of a batch with a text in common are found, told apart, or named as false negatives; a double loop is the oracle."""
+"""False negatives in a batch are found, masked, or moved to other batches; a double loop is the oracle."""
 
 from itertools import islice
 from pathlib import Path
@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.settings.training import OrderSettings, PairSettings
-from pipeline.text.rows.batches import Share, share_of
-from pipeline.text.rows.false_negatives import apart, codes, false_negatives, repeated
+from pipeline.text.rows.batches import RankSlice, rank_rows
+from pipeline.text.rows.false_negatives import false_negatives, repeated, separate_repeats, text_codes
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 
 letters = st.sampled_from("abcdefgh")
 triples = st.lists(st.tuples(letters, letters, letters), min_size=1, max_size=12)
@@ -29,16 +29,14 @@ def repeats(rows: list[tuple[str, ...]]) -> list[bool]:
 
 
 @given(rows=triples)
-def test_a_row_repeats_an_earlier_one_when_they_share_an_anchor_or_a_positive(
+def test_repeated_rows_share_an_anchor_or_a_positive_with_an_earlier_row(
     rows: list[tuple[str, str, str]],
 ):
     assert repeated(table(rows), ["anchor", "positive"]).tolist() == repeats([row[:2] for row in rows])
 
 
 @given(rows=triples, cut=st.integers(0, 12))
-def test_false_negatives_are_positives_of_rows_that_share_a_text_and_negatives_that_equal_one(
-    rows: list[tuple[str, str, str]], cut: int
-):
+def test_false_negative_masks_equal_a_double_loop(rows: list[tuple[str, str, str]], cut: int):
     first = min(cut, len(rows) - 1)
     for bounds in ((0, len(rows)), (0, first), (first, len(rows))):
         expected = [
@@ -50,7 +48,7 @@ def test_false_negatives_are_positives_of_rows_that_share_a_text_and_negatives_t
         np.testing.assert_array_equal(found, np.array(expected, bool).reshape(found.shape))
 
 
-def test_another_positive_of_the_same_anchor_is_no_negative_and_its_hard_negative_is_one():
+def test_other_positives_of_an_anchor_are_masked_and_its_hard_negatives_are_not():
     rows = [("a man", "someone", "nobody"), ("a man", "a person", "a dog"), ("a cat", "an animal", "a bird")]
     assert false_negatives(table(rows), 0, 3)["anchor"].astype(int).tolist() == [
         [0, 1, 0, 0, 0, 0],
@@ -60,7 +58,7 @@ def test_another_positive_of_the_same_anchor_is_no_negative_and_its_hard_negativ
 
 
 @given(rows=triples)
-def test_texts_beside_pairs_are_compared_among_themselves(rows: list[tuple[str, str, str]]):
+def test_texts_are_compared_with_texts_only(rows: list[tuple[str, str, str]]):
     texts = pa.array([row[2] for row in rows], pa.large_string())
     found = false_negatives(table(rows).append_column("text", texts), 0, len(rows))
     assert found.keys() == {"text", "anchor"}
@@ -71,7 +69,7 @@ def test_texts_beside_pairs_are_compared_among_themselves(rows: list[tuple[str, 
 
 
 @given(rows=triples)
-def test_with_one_text_a_row_its_copies_are_false_negatives(rows: list[tuple[str, str, str]]):
+def test_copies_of_a_text_are_false_negatives(rows: list[tuple[str, str, str]]):
     texts = np.array([row[0] for row in rows])
     found = false_negatives(pa.table({"text": pa.array(texts.tolist(), pa.large_string())}), 0, len(rows))[
         "text"
@@ -82,13 +80,11 @@ def test_with_one_text_a_row_its_copies_are_false_negatives(rows: list[tuple[str
 @given(
     seed=st.integers(0, 1_000), batches=st.integers(1, 6), size=st.integers(1, 5), distinct=st.integers(1, 40)
 )
-def test_moved_rows_stay_each_once_and_repeats_never_become_more(
-    seed: int, batches: int, size: int, distinct: int
-):
+def test_exchanges_keep_every_row_and_never_add_repeats(seed: int, batches: int, size: int, distinct: int):
     rng = np.random.default_rng(seed)
     found = rng.integers(0, distinct, (batches * size, 2))
     order = rng.permutation(batches * size).reshape(batches, size)
-    after = apart(order, found)
+    after = separate_repeats(order, found)
     assert sorted(after.ravel().tolist()) == list(range(batches * size))
     before, now = (
         sum(sum(repeats([tuple(found[row]) for row in rows])) for rows in one) for one in (order, after)
@@ -96,30 +92,30 @@ def test_moved_rows_stay_each_once_and_repeats_never_become_more(
     assert now <= before
 
 
-def test_where_texts_are_few_in_each_batch_none_is_left_twice():
+def test_all_repeats_are_separated_if_batches_have_room():
     found = np.repeat(np.arange(32), 4)[:, None]  # each text four times, as captions of one picture
-    order = apart(np.arange(128).reshape(16, 8), found)
+    order = separate_repeats(np.arange(128).reshape(16, 8), found)
     assert not any(len(set(found[rows, 0].tolist())) < 8 for rows in order)
 
 
-def test_a_text_that_the_next_batches_have_too_goes_to_one_further_on():
+def test_exchange_skips_batches_that_have_the_text_too():
     found = np.arange(100, 140)[:, None]
     order = np.arange(40).reshape(5, 8)
     found[[0, 1, 8, 16, 24]] = 0
-    after = apart(order, found)
+    after = separate_repeats(order, found)
     assert [int((found[rows] == 0).sum()) for rows in after] == [1, 1, 1, 1, 1]
     assert (after != order).sum() == 2
 
 
-def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: Path):
+def test_repeats_are_counted_and_kept_dropped_or_masked_by_the_setting(tmp_path: Path):
     texts = [f"text {row // 4}" for row in range(256)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet")
-    pairs = open_pairs(PairSettings(uri=str(tmp_path)), ["text"])
+    pairs = open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
     orders = {
         what: ShuffledOrder(pairs, OrderSettings(batch_rows=16, repeats=what))
         for what in ("keep", "drop", "mask")
     }
-    rows = {what: list(islice(share_of(order, 0), 16)) for what, order in orders.items()}
+    rows = {what: list(islice(rank_rows(order, 0), 16)) for what, order in orders.items()}
     for what, parts in rows.items():
         assert [one.counts["repeated"] for one in parts] == [
             16 - len(set(one.columns["text"])) for one in parts
@@ -129,7 +125,7 @@ def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: 
     assert sum(one.counts["exchanged"] for one in rows["drop"]) > 0
     assert sorted(np.concatenate([one.rows for one in rows["drop"]]).tolist()) == list(range(256))
     assert not any(one.false_negatives for one in rows["keep"])
-    halves = [list(islice(share_of(orders["mask"], 0, Share(rank, 2)), 16)) for rank in (0, 1)]
+    halves = [list(islice(rank_rows(orders["mask"], 0, RankSlice(rank, 2)), 16)) for rank in (0, 1)]
     for step, one in enumerate(rows["mask"]):
         assert one.false_negatives["text"].any(1).sum() >= one.counts["repeated"]
         np.testing.assert_array_equal(
@@ -138,7 +134,7 @@ def test_repeats_are_always_counted_and_kept_dropped_or_masked_as_set(tmp_path: 
         )
 
 
-def test_codes_are_equal_where_texts_are_across_columns_and_chunks():
+def test_codes_are_equal_for_equal_texts_across_columns_and_chunks():
     texts = pa.chunked_array([["a", "b"], ["a"]], pa.large_string())
-    found = codes(pa.table({"anchor": texts, "positive": texts.take([1, 0, 2])}), ["anchor", "positive"])
+    found = text_codes(pa.table({"anchor": texts, "positive": texts.take([1, 0, 2])}), ["anchor", "positive"])
     assert found[0, 0] == found[2, 0] == found[1, 1] == found[2, 1] != found[1, 0] == found[0, 1]

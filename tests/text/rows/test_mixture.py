@@ -1,4 +1,4 @@
-"""Sources in exact proportions, in an order that seed and step alone decide."""
+"""Sources have exact proportions, in an order that follows from seed and step alone."""
 
 from collections import Counter
 from itertools import islice
@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import OrderSettings, PairSettings
-from pipeline.text.rows.batches import Rows, Share, share_of
-from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, parts_of
+from pipeline.text.rows.batches import RankRows, RankSlice, rank_rows
+from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, rows_per_source
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import Pairs, open_pairs
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 SIZES = (50, 23, 90)
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Pairs]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[TrainingRows]:
     place = tmp_path_factory.mktemp("sources")
     for number, size in enumerate(SIZES):
         pq.write_table(
@@ -31,12 +31,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Pairs]:
             row_group_size=20,
         )
     return [
-        open_pairs(PairSettings(uri=str(place / f"{number}.parquet")), ["text"])
+        open_training_rows(PairSettings(uri=str(place / f"{number}.parquet")), ["text"])
         for number in range(len(SIZES))
     ]
 
 
-def alternating(sources: list[Pairs], weights: tuple[int, ...], seed: int = 0) -> AlternatingOrder:
+def alternating(sources: list[TrainingRows], weights: tuple[int, ...], seed: int = 0) -> AlternatingOrder:
     return AlternatingOrder(
         tuple(ShuffledOrder(source, OrderSettings(batch_rows=6, window_rows=20)) for source in sources),
         weights,
@@ -44,7 +44,7 @@ def alternating(sources: list[Pairs], weights: tuple[int, ...], seed: int = 0) -
     )
 
 
-def blended(sources: list[Pairs], parts: tuple[int, ...], seed: int = 0) -> BlendedOrder:
+def blended(sources: list[TrainingRows], parts: tuple[int, ...], seed: int = 0) -> BlendedOrder:
     orders = tuple(
         ShuffledOrder(source, OrderSettings(batch_rows=part, window_rows=20))
         for source, part in zip(sources, parts, strict=True)
@@ -52,31 +52,34 @@ def blended(sources: list[Pairs], parts: tuple[int, ...], seed: int = 0) -> Blen
     return BlendedOrder(orders, ("text",), SIZES, seed)
 
 
-def origins(rows: Rows) -> list[int]:
+def origins(rows: RankRows) -> list[int]:
     return [int(text[0]) for text in rows.columns["text"]]
 
 
 @given(weights=st.tuples(*3 * [st.integers(1, 6)]), seed=st.integers(0, 3), start=st.integers(0, 40))
-def test_each_cycle_has_each_source_by_its_weight_and_any_step_can_be_the_first(
-    sources: list[Pairs], weights: tuple[int, int, int], seed: int, start: int
+def test_each_cycle_has_sources_by_weight_and_any_step_can_be_the_first(
+    sources: list[TrainingRows], weights: tuple[int, int, int], seed: int, start: int
 ):
     order = alternating(sources, weights, seed)
     smallest = [weight // gcd(*weights) for weight in weights]
     cycle = sum(smallest)
-    steps = list(islice(share_of(order, 0), 3 * cycle + start))
+    steps = list(islice(rank_rows(order, 0), 3 * cycle + start))
     assert all(len(set(origins(one))) == 1 for one in steps)
     for first in range(0, 3 * cycle, cycle):
         assert Counter(origins(one)[0] for one in steps[first : first + cycle]) == Counter(
             dict(enumerate(smallest))
         )
-    for later, one in zip(share_of(order, start), steps[start:], strict=False):
+    for later, one in zip(rank_rows(order, start), steps[start:], strict=False):
         assert (later.source, later.columns["text"]) == (one.source, one.columns["text"])
 
 
-def test_a_source_that_is_exhausted_begins_its_next_epoch(sources: list[Pairs]):
+def test_exhausted_source_begins_its_next_epoch(sources: list[TrainingRows]):
     order = alternating(sources, (1, 2, 1))
     texts = [
-        text for one in islice(share_of(order, 0), 24) if origins(one)[0] == 1 for text in one.columns["text"]
+        text
+        for one in islice(rank_rows(order, 0), 24)
+        if origins(one)[0] == 1
+        for text in one.columns["text"]
     ]
     assert len(texts) == 12 * 6
     for first in range(0, 72, 18):  # an epoch of the source of 23 rows is 3 batches of 6
@@ -84,24 +87,24 @@ def test_a_source_that_is_exhausted_begins_its_next_epoch(sources: list[Pairs]):
     assert order.steps_per_epoch == 50 // 6 + 23 // 6 + 90 // 6
 
 
-def test_blended_batches_have_exact_proportions_each_and_mixed_places(sources: list[Pairs]):
-    parts = parts_of(12, (1, 2, 3))
+def test_blended_batches_have_exact_proportions_and_shuffled_rows(sources: list[TrainingRows]):
+    parts = rows_per_source(12, (1, 2, 3))
     assert parts == (2, 4, 6)
     order = blended(sources, parts)
-    steps = list(islice(share_of(order, 0), 40))
+    steps = list(islice(rank_rows(order, 0), 40))
     assert all(Counter(origins(one)) == {0: 2, 1: 4, 2: 6} for one in steps)
     assert len({tuple(origins(one)) for one in steps}) > 30
     for one in steps:  # numbers go on from source to source
         before = np.array([0, 50, 73])[origins(one)]
         assert [text.split()[1] for text in one.columns["text"]] == [str(row) for row in one.rows - before]
-    halves = [list(islice(share_of(order, 17, Share(rank, 2)), 23)) for rank in (0, 1)]
+    halves = [list(islice(rank_rows(order, 17, RankSlice(rank, 2)), 23)) for rank in (0, 1)]
     for left, right, one in zip(*halves, steps[17:], strict=True):
         np.testing.assert_array_equal(np.concatenate([left.rows, right.rows]), one.rows)
 
 
-def test_mixtures_that_cannot_be(sources: list[Pairs]):
+def test_impossible_mixtures_are_refused(sources: list[TrainingRows]):
     with pytest.raises(ConfigError, match="multiple of 6"):
-        parts_of(16, (1, 2, 3))
+        rows_per_source(16, (1, 2, 3))
     with pytest.raises(ConfigError, match="1 or more"):
         alternating(sources, (1, 0, 1))
     with pytest.raises(ConfigError, match="a weight for each of 3 sources"):

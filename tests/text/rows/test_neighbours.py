@@ -1,4 +1,4 @@
-"""Batches of neighbours stay inside a document and in its order; triples have both halves."""
+"""Batches of neighbours stay within one document and keep its order."""
 
 from itertools import islice
 from pathlib import Path
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.settings.training import OrderSettings, PairSettings
-from pipeline.text.rows.batches import share_of
+from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.neighbours import NeighbourOrder
-from pipeline.text.rows.pairs import Pairs, open_pairs
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 ROLES = ["text", "document", "position"]
 
 
-def documents(place: Path, lengths: list[int], group: int = 7) -> Pairs:
+def documents(place: Path, lengths: list[int], group: int = 7) -> TrainingRows:
     names = [f"d{number}" for number, length in enumerate(lengths) for _ in range(length)]
     positions = [place for length in lengths for place in range(length)]
     texts = [f"{name} {position}" for name, position in zip(names, positions, strict=True)]
@@ -28,7 +28,7 @@ def documents(place: Path, lengths: list[int], group: int = 7) -> Pairs:
         place / "x.parquet",
         row_group_size=group,
     )
-    return open_pairs(PairSettings(uri=str(place)), ROLES)
+    return open_training_rows(PairSettings(uri=str(place)), ROLES)
 
 
 @given(
@@ -38,7 +38,7 @@ def documents(place: Path, lengths: list[int], group: int = 7) -> Pairs:
     window=st.integers(1, 40),
     seed=st.integers(0, 3),
 )
-def test_batches_are_pieces_of_documents_and_as_many_as_fit(
+def test_batches_are_runs_of_a_document_and_as_many_as_fit(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
     group: int,
@@ -54,8 +54,8 @@ def test_batches_are_pieces_of_documents_and_as_many_as_fit(
             NeighbourOrder(pairs, chosen)
         return
     order = NeighbourOrder(pairs, chosen)
-    assert (order.steps_per_epoch, order.left_over) == (steps, sum(lengths) - steps * batch)
-    batches = list(islice(share_of(order, 0), 2 * steps))
+    assert order.steps_per_epoch == steps
+    batches = list(islice(rank_rows(order, 0), 2 * steps))
     for one in batches:
         assert len(set(one.columns["document"])) == 1
         np.testing.assert_array_equal(np.diff(one.columns["position"]), 1)
@@ -67,11 +67,11 @@ def test_batches_are_pieces_of_documents_and_as_many_as_fit(
         rows = np.concatenate([one.rows for one in epoch])
         assert len(set(rows.tolist())) == steps * batch
     for start in {1, steps // 2, steps, 2 * steps - 1}:
-        for later, one in zip(share_of(order, start), batches[start:], strict=False):
+        for later, one in zip(rank_rows(order, start), batches[start:], strict=False):
             np.testing.assert_array_equal(later.rows, one.rows)
 
 
-def test_a_gap_in_the_positions_ends_a_piece_and_rows_of_no_document_are_in_none(tmp_path: Path):
+def test_gaps_in_positions_and_rows_without_a_document_end_a_run(tmp_path: Path):
     table = pa.table(
         {
             "text": list("abcdefghi"),
@@ -80,16 +80,18 @@ def test_a_gap_in_the_positions_ends_a_piece_and_rows_of_no_document_are_in_none
         }
     )
     pq.write_table(table, tmp_path / "x.parquet")
-    order = NeighbourOrder(open_pairs(PairSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3))
-    assert order.left_over == 3
-    assert {"".join(one.columns["text"]) for one in islice(share_of(order, 0), order.steps_per_epoch)} == {
+    order = NeighbourOrder(
+        open_training_rows(PairSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3)
+    )
+    assert order.steps_per_epoch == 2
+    assert {"".join(one.columns["text"]) for one in islice(rank_rows(order, 0), order.steps_per_epoch)} == {
         "abc",
         "def",
     }
 
 
-def test_epochs_cut_a_long_document_elsewhere_and_in_another_order(tmp_path: Path):
+def test_epochs_cut_a_document_at_different_rows_and_in_different_orders(tmp_path: Path):
     order = NeighbourOrder(documents(tmp_path, [107], group=50), OrderSettings(batch_rows=10))
-    epochs = [[int(one.rows[0]) for one in islice(share_of(order, 10 * epoch), 10)] for epoch in range(6)]
+    epochs = [[int(one.rows[0]) for one in islice(rank_rows(order, 10 * epoch), 10)] for epoch in range(6)]
     assert len({min(starts) for starts in epochs}) > 2
     assert all(starts != sorted(starts) for starts in epochs)

@@ -1,4 +1,4 @@
-"""One order for everybody: each row once an epoch, whatever the ranks, from any step on."""
+"""The order of rows is the same for every number of ranks and can begin at any step."""
 
 from itertools import islice
 from pathlib import Path
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings.training import OrderSettings, PairSettings
-from pipeline.text.rows.batches import Rows, Share, share_of
+from pipeline.text.rows.batches import RankRows, RankSlice, rank_rows
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 
 WORDS = ("a", "small", "dog", "runs", "over", "the", "green", "hill", "today")
 
@@ -38,8 +38,8 @@ def files(place: Path, sizes: list[int], group: int) -> list[str]:
     return texts
 
 
-def taken(order: ShuffledOrder, start: int, steps: int, share: Share = Share()) -> list[Rows]:
-    return list(islice(share_of(order, start, share), steps))
+def taken(order: ShuffledOrder, start: int, steps: int, share: RankSlice = RankSlice()) -> list[RankRows]:
+    return list(islice(rank_rows(order, start, share), steps))
 
 
 cases = st.fixed_dictionaries(
@@ -57,7 +57,7 @@ cases = st.fixed_dictionaries(
 
 
 @given(case=cases)
-def test_every_row_once_an_epoch_in_an_order_that_knows_no_ranks_and_goes_on_from_any_step(
+def test_every_row_once_an_epoch_for_any_number_of_ranks_and_any_first_step(
     tmp_path_factory: pytest.TempPathFactory, case: dict
 ):
     place = tmp_path_factory.mktemp("rows")
@@ -68,20 +68,22 @@ def test_every_row_once_an_epoch_in_an_order_that_knows_no_ranks_and_goes_on_fro
     )
     if len(texts) < batch:
         with pytest.raises(DataError, match="rows"):
-            ShuffledOrder(open_pairs(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch))
+            ShuffledOrder(
+                open_training_rows(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch)
+            )
         return
     options = {name: case[name] for name in ("window_rows", "bucket_batches", "seed", "repeats")}
     order = ShuffledOrder(
-        open_pairs(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch, **options)
+        open_training_rows(PairSettings(uri=str(place)), ["text"]), OrderSettings(batch_rows=batch, **options)
     )
     steps = order.steps_per_epoch
-    assert (steps, order.left_over) == divmod(len(texts), batch)
+    assert steps == len(texts) // batch
     alone = taken(order, 0, 2 * steps)
     for epoch in (alone[:steps], alone[steps:]):
         rows = np.concatenate([one.rows for one in epoch])
         assert len(rows) == len(set(rows.tolist())) == steps * batch
     assert all(one.columns["text"] == [texts[row] for row in one.rows] for one in alone)
-    ranks = [taken(order, 0, 2 * steps, Share(rank, world)) for rank in range(world)]
+    ranks = [taken(order, 0, 2 * steps, RankSlice(rank, world)) for rank in range(world)]
     for step, one in enumerate(alone):
         np.testing.assert_array_equal(np.concatenate([rank[step].rows for rank in ranks]), one.rows)
     for start in {steps // 2, steps, 2 * steps - 1}:
@@ -89,9 +91,9 @@ def test_every_row_once_an_epoch_in_an_order_that_knows_no_ranks_and_goes_on_fro
             np.testing.assert_array_equal(later.rows, one.rows)
 
 
-def test_epochs_and_seeds_differ_also_in_a_single_row_group_and_a_window_smaller_than_it(tmp_path: Path):
+def test_epochs_and_seeds_differ_even_within_one_row_group(tmp_path: Path):
     files(tmp_path, [600], group=600)
-    pairs = open_pairs(PairSettings(uri=str(tmp_path / "000.parquet")), ["text"])
+    pairs = open_training_rows(PairSettings(uri=str(tmp_path / "000.parquet")), ["text"])
     order = ShuffledOrder(pairs, OrderSettings(batch_rows=8, window_rows=64))
     rows = np.array([one.rows for one in taken(order, 0, 150)])
     other = np.array(
@@ -109,9 +111,9 @@ def test_epochs_and_seeds_differ_also_in_a_single_row_group_and_a_window_smaller
     assert not first & second  # not the same windows in another order
 
 
-def test_rows_of_a_bucket_are_about_as_long_and_batches_come_in_no_order_of_length(tmp_path: Path):
+def test_buckets_save_padding_without_ordering_batches_by_length(tmp_path: Path):
     files(tmp_path, [4096], group=1000)
-    pairs = open_pairs(PairSettings(uri=str(tmp_path)), ["text"])
+    pairs = open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
 
     def lengths(bucket: int) -> np.ndarray:
         order = ShuffledOrder(pairs, OrderSettings(batch_rows=32, window_rows=4096, bucket_batches=bucket))
@@ -121,16 +123,16 @@ def test_rows_of_a_bucket_are_about_as_long_and_batches_come_in_no_order_of_leng
     wasted = [1 - table.sum() / (table.max(1).sum() * 32) for table in (plain, bucketed)]
     assert wasted[1] < 0.4 * wasted[0]
     means = bucketed.mean(1)
-    assert (
-        abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.3
-    )  # the length of a batch tells nothing of the next one's
+    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.3  # batches come in no order of length
     halves = bucketed[:, :16].mean() / bucketed[:, 16:].mean()
-    assert 0.97 < halves < 1.03  # and two ranks have equally much to do
+    assert 0.97 < halves < 1.03  # and two ranks have equal work
 
 
-def test_rows_left_over_are_not_the_same_ones_in_every_epoch(tmp_path: Path):
+def test_rows_left_out_differ_between_epochs(tmp_path: Path):
     files(tmp_path, [23], group=23)
-    order = ShuffledOrder(open_pairs(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10))
+    order = ShuffledOrder(
+        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10)
+    )
     left = [
         frozenset(range(23)) - set(np.concatenate([one.rows for one in taken(order, 2 * epoch, 2)]).tolist())
         for epoch in range(8)
@@ -139,17 +141,20 @@ def test_rows_left_over_are_not_the_same_ones_in_every_epoch(tmp_path: Path):
     assert len(set(left)) > 4  # one epoch may draw those of another
 
 
-def test_a_batch_that_workers_cannot_share_says_which_could(tmp_path: Path):
+def test_batch_that_ranks_cannot_divide_names_sizes_that_they_can(tmp_path: Path):
     files(tmp_path, [30], group=30)
-    order = ShuffledOrder(open_pairs(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10))
+    order = ShuffledOrder(
+        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10)
+    )
     with pytest.raises(ConfigError, match="set it to 8 or 12"):
-        share_of(order, 0, Share(0, 4))
+        rank_rows(order, 0, RankSlice(0, 4))
 
 
-def test_starting_late_opens_no_row_group_before(tmp_path: Path):
+def test_starting_late_opens_no_earlier_row_group(tmp_path: Path):
     files(tmp_path, [100] * 6, group=100)
     order = ShuffledOrder(
-        open_pairs(PairSettings(uri=str(tmp_path)), ["text"]), OrderSettings(batch_rows=10, window_rows=100)
+        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"]),
+        OrderSettings(batch_rows=10, window_rows=100),
     )
     rows = np.concatenate([one.rows for one in taken(order, 0, order.steps_per_epoch)])
     early = set((rows[:200] // 100).tolist()) - set((rows[200:] // 100).tolist())

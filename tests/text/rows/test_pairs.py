@@ -1,4 +1,4 @@
-"""Training rows: roles, labels, scores, missing texts, and what is wrong with a file."""
+"""Training rows: roles, labels, scores, missing texts, and errors that name file, row and column."""
 
 import pickle
 import subprocess
@@ -15,19 +15,19 @@ from pydantic import ValidationError
 
 from pipeline.errors import DataError
 from pipeline.settings.training import OrderSettings, PairSettings, Values
-from pipeline.text.rows.batches import share_of
+from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import Pairs, open_pairs
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 NLI = ["premise", "hypothesis", "label"]
 
 
-def written(place: Path, columns: dict[str, Any], group: int = 3) -> str:
+def write_parquet(place: Path, columns: dict[str, Any], group: int = 3) -> str:
     pq.write_table(pa.table(columns), place, row_group_size=group)
     return str(place)
 
 
-def whole(pairs: Pairs) -> dict[str, list[Any]]:
+def read_all(pairs: TrainingRows) -> dict[str, list[Any]]:
     return pa.concat_tables(pairs.read(pairs.spans())).to_pydict()
 
 
@@ -41,13 +41,11 @@ def whole(pairs: Pairs) -> dict[str, list[Any]]:
         ).dictionary_encode(),
     ],
 )
-def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are_left_out_and_counted(
-    tmp_path: Path, labels: Any
-):
+def test_labels_become_indices_and_rows_without_a_label_are_counted(tmp_path: Path, labels: Any):
     texts = [f"premise {row}" for row in range(8)]
-    uri = written(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
-    pairs = open_pairs(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
-    found = whole(pairs)
+    uri = write_parquet(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
+    pairs = open_training_rows(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
+    found = read_all(pairs)
     assert found["label"] == [0, 2, 1, 0]
     assert found["row"] == [0, 2, 3, 4]
     assert found["premise"] == [texts[row] for row in found["row"]]
@@ -63,47 +61,52 @@ def test_labels_by_name_and_by_number_are_places_and_rows_without_a_majority_are
         ([0, 1, -2, 0], "-2"),
     ],
 )
-def test_a_label_outside_the_set_names_file_row_and_set_before_the_first_step(
+def test_invalid_label_names_file_row_and_valid_labels_when_the_files_are_opened(
     tmp_path: Path, labels: list[Any], found: str
 ):
-    uri = written(tmp_path / "nli.parquet", {"premise": ["a"] * 4, "hypothesis": ["b"] * 4, "label": labels})
-    with pytest.raises(
-        DataError,
-        match=rf"nli.parquet: row 2 .* one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};",
-    ):
-        open_pairs(PairSettings(uri=uri), NLI)
+    uri = write_parquet(
+        tmp_path / "nli.parquet", {"premise": ["a"] * 4, "hypothesis": ["b"] * 4, "label": labels}
+    )
+    expected = rf"one of entailment \(0\), neutral \(1\), contradiction \(2\), found {found};"
+    with pytest.raises(DataError, match=rf"nli.parquet: row 2 .* {expected}"):
+        open_training_rows(PairSettings(uri=uri), NLI)
 
 
-def test_scores_of_any_range_become_zero_to_one(tmp_path: Path):
-    uri = written(
+def test_scores_are_scaled_to_zero_to_one(tmp_path: Path):
+    uri = write_parquet(
         tmp_path / "sick.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, 3.0, 5.0]}
     )
     roles = ["sentence1", "sentence2", "score"]
-    assert whole(open_pairs(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))["score"] == [
+    assert read_all(open_training_rows(PairSettings(uri=uri, values=Values(score_range=(1, 5))), roles))[
+        "score"
+    ] == [
         0,
         0.5,
         1,
     ]
-    assert whole(open_pairs(PairSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
+    assert read_all(open_training_rows(PairSettings(uri=uri), roles))["score"] == [0.2, 0.6, 1]
     with pytest.raises(DataError, match=r"row 2 .* a number from 0 to 4, found 5.0"):
-        open_pairs(PairSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
+        open_training_rows(PairSettings(uri=uri, values=Values(score_range=(0, 4))), roles)
 
 
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
-def test_a_score_that_is_none_is_refused(tmp_path: Path, bad: float | None):
-    uri = written(
+def test_missing_or_nan_score_is_refused(tmp_path: Path, bad: float | None):
+    uri = write_parquet(
         tmp_path / "sts.parquet", {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "score": [1.0, bad, 5.0]}
     )
     with pytest.raises(DataError, match="row 1"):
-        open_pairs(PairSettings(uri=uri), ["sentence1", "sentence2", "score"])
+        open_training_rows(PairSettings(uri=uri), ["sentence1", "sentence2", "score"])
 
 
-def test_a_missing_text_is_one_blank_and_counted(tmp_path: Path):
-    uri = written(tmp_path / "pairs.parquet", {"anchor": ["a", None, "c"], "positive": ["x", "y", None]})
-    order = ShuffledOrder(
-        open_pairs(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]), OrderSettings(batch_rows=3)
+def test_missing_text_becomes_one_blank_and_is_counted(tmp_path: Path):
+    uri = write_parquet(
+        tmp_path / "pairs.parquet", {"anchor": ["a", None, "c"], "positive": ["x", "y", None]}
     )
-    rows = next(share_of(order, 0))
+    order = ShuffledOrder(
+        open_training_rows(PairSettings(uri=uri), ["anchor", "positive"], ["negative"]),
+        OrderSettings(batch_rows=3),
+    )
+    rows = next(rank_rows(order, 0))
     by_row = {
         int(row): (anchor, positive)
         for row, anchor, positive in zip(
@@ -122,13 +125,13 @@ def scattered(rows: int, share: float, rng: np.random.Generator) -> list[str | N
 @pytest.mark.parametrize(
     "shares", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)]
 )
-def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(
+def test_missing_drop_leaves_out_and_counts_rows_without_a_text(
     tmp_path: Path, shares: tuple[float, ...], statistics: bool
 ):
     rng = np.random.default_rng(len(shares))
     columns = {
         name: scattered(40, share, rng) for name, share in zip(("a", "b", "unread"), shares, strict=True)
-    } | {"whole": [f"{row}" for row in range(40)]}
+    } | {"read_all": [f"{row}" for row in range(40)]}
     schema = pa.schema([(name, pa.string()) for name in columns])
     pq.write_table(
         pa.table(columns, schema=schema),
@@ -137,19 +140,19 @@ def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(
         write_statistics=statistics,
     )
     settings = PairSettings(
-        uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "whole"}, missing="drop"
+        uri=str(tmp_path), columns={"anchor": "a", "positive": "b", "negative": "read_all"}, missing="drop"
     )
     expected = [row for row in range(40) if columns["a"][row] is not None and columns["b"][row] is not None]
     if not expected:
         with pytest.raises(DataError, match="rows to train on, found 40 rows, none of them with every text;"):
-            open_pairs(settings, ["anchor", "positive", "negative"])
+            open_training_rows(settings, ["anchor", "positive", "negative"])
         return
-    pairs = open_pairs(settings, ["anchor", "positive", "negative"])
+    pairs = open_training_rows(settings, ["anchor", "positive", "negative"])
     assert (len(pairs), pairs.counts) == (
         len(expected),
         {"rows": 40, "unlabelled": 0, "missing": 40 - len(expected)},
     )
-    assert whole(pairs) == {
+    assert read_all(pairs) == {
         role: [columns[name][row] for row in expected] for role, name in settings.columns.items()
     } | {"row": expected}
     assert pa.concat_tables(pairs.read(pairs.spans(), ["negative"])).to_pydict() == {
@@ -157,14 +160,14 @@ def test_rows_without_a_text_are_left_out_and_counted_where_that_is_asked_for(
         "row": expected,
     }
     order = ShuffledOrder(pairs, OrderSettings(batch_rows=1, window_rows=5))
-    epoch = [next(batches).rows[0] for batches in [share_of(order, 0)] for _ in expected]
+    epoch = [next(batches).rows[0] for batches in [rank_rows(order, 0)] for _ in expected]
     assert sorted(epoch) == expected
 
 
-def test_a_row_without_a_label_is_not_counted_as_one_without_a_text_and_its_score_may_be_wrong(
+def test_row_without_a_label_is_excluded_before_its_text_and_score_are_checked(
     tmp_path: Path,
 ):
-    uri = written(
+    uri = write_parquet(
         tmp_path / "x.parquet",
         {
             "premise": ["a", None, None, "d", "e"],
@@ -173,30 +176,30 @@ def test_a_row_without_a_label_is_not_counted_as_one_without_a_text_and_its_scor
         },
         group=2,
     )
-    pairs = open_pairs(PairSettings(uri=uri, missing="drop"), NLI)
+    pairs = open_training_rows(PairSettings(uri=uri, missing="drop"), NLI)
     assert (len(pairs), pairs.counts) == (1, {"rows": 5, "unlabelled": 2, "missing": 2})
-    assert whole(pairs) == {"premise": ["a"], "hypothesis": ["a"], "label": [0], "row": [0]}
-    uri = written(
+    assert read_all(pairs) == {"premise": ["a"], "hypothesis": ["a"], "label": [0], "row": [0]}
+    uri = write_parquet(
         tmp_path / "y.parquet",
         {"sentence1": ["a", None, "c"], "sentence2": ["a", "b", "c"], "score": [1.0, None, 2.0]},
     )
-    assert whole(open_pairs(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"]))[
-        "score"
-    ] == [0.2, 0.4]
+    assert read_all(
+        open_training_rows(PairSettings(uri=uri, missing="drop"), ["sentence1", "sentence2", "score"])
+    )["score"] == [0.2, 0.4]
 
 
-def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):
+def test_optional_roles_are_read_if_every_file_has_them(tmp_path: Path):
     triples = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
-    written(tmp_path / "1.parquet", triples)
+    write_parquet(tmp_path / "1.parquet", triples)
     settings = PairSettings(uri=f"{tmp_path}/*.parquet")
-    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == (
+    assert open_training_rows(settings, ["anchor", "positive"], ["negative"]).roles == (
         "anchor",
         "positive",
         "negative",
     )
-    written(tmp_path / "2.parquet", {"anchor": ["d"], "positive": ["e"]})
-    assert open_pairs(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive")
-    assert whole(open_pairs(settings, ["anchor", "positive"])) == {
+    write_parquet(tmp_path / "2.parquet", {"anchor": ["d"], "positive": ["e"]})
+    assert open_training_rows(settings, ["anchor", "positive"], ["negative"]).roles == ("anchor", "positive")
+    assert read_all(open_training_rows(settings, ["anchor", "positive"])) == {
         "anchor": ["a", "d"],
         "positive": ["b", "e"],
         "row": [0, 1],
@@ -208,7 +211,8 @@ def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):
     [
         (
             {"anchor": ["a"], "positve": ["b"]},
-            "a column 'positive' for the role positive, found the columns anchor, positve; .* did you mean 'positve'",
+            "a column 'positive' for the role positive, "
+            "found the columns anchor, positve; .* did you mean 'positve'",
         ),
         (
             {"anchor": ["a"], "positive": [1]},
@@ -217,44 +221,46 @@ def test_optional_roles_are_read_where_every_file_has_them(tmp_path: Path):
         ({"anchor": [], "positive": []}, "rows to train on, found no row"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_a_sentence(tmp_path: Path, columns: dict[str, Any], message: str):
-    uri = written(tmp_path / "pairs.parquet", columns)
+def test_unusable_columns_are_refused(tmp_path: Path, columns: dict[str, Any], message: str):
+    uri = write_parquet(tmp_path / "pairs.parquet", columns)
     with pytest.raises(DataError, match=message):
-        open_pairs(PairSettings(uri=uri), ["anchor", "positive"])
+        open_training_rows(PairSettings(uri=uri), ["anchor", "positive"])
 
 
-def test_files_that_are_none(tmp_path: Path):
+def test_missing_or_unreadable_files_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="nothing there; check the URI of the training rows"):
-        open_pairs(PairSettings(uri=str(tmp_path / "absent")), ["text"])
+        open_training_rows(PairSettings(uri=str(tmp_path / "absent")), ["text"])
     (tmp_path / "x.parquet").write_text("no Parquet")
     with pytest.raises(DataError, match=r"x.parquet.* or its permissions$"):
-        open_pairs(PairSettings(uri=str(tmp_path)), ["text"])
+        open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
     with pytest.raises(ValidationError, match="did you mean 'anchor'"):
         PairSettings(uri="x", columns={"ancor": "a"})
 
 
-def test_bytes_that_are_no_text_name_their_row(tmp_path: Path):
+def test_invalid_utf8_names_its_row(tmp_path: Path):
     binary = pa.array([b"fine", b"\xff\xfe", b"fine"], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, binary.buffers())
-    pairs = open_pairs(PairSettings(uri=written(tmp_path / "x.parquet", {"text": text})), ["text"])
+    pairs = open_training_rows(
+        PairSettings(uri=write_parquet(tmp_path / "x.parquet", {"text": text})), ["text"]
+    )
     with pytest.raises(DataError, match=r"row 1 .* text in UTF-8"):
-        whole(pairs)
+        read_all(pairs)
 
 
-def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path):
-    uri = written(tmp_path / "x.parquet", {"text": ["a"] * 9}, group=9)
-    pairs = open_pairs(PairSettings(uri=uri), ["text"])
-    written(tmp_path / "x.parquet", {"text": ["a"] * 5}, group=9)
+def test_file_that_changed_after_opening_is_refused(tmp_path: Path):
+    uri = write_parquet(tmp_path / "x.parquet", {"text": ["a"] * 9}, group=9)
+    pairs = open_training_rows(PairSettings(uri=uri), ["text"])
+    write_parquet(tmp_path / "x.parquet", {"text": ["a"] * 5}, group=9)
     with pytest.raises(DataError, match=r"9 rows in row group 0, as when training began, found 5"):
-        whole(pairs)
+        read_all(pairs)
 
 
-def test_pairs_travel_to_a_worker(tmp_path: Path):
-    uri = written(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
-    pairs = open_pairs(PairSettings(uri=uri), ["text"])
+def test_training_rows_pickle(tmp_path: Path):
+    uri = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
+    pairs = open_training_rows(PairSettings(uri=uri), ["text"])
     assert (
-        whole(pickle.loads(pickle.dumps(pairs)))
-        == whole(pairs)
+        read_all(pickle.loads(pickle.dumps(pairs)))
+        == read_all(pairs)
         == {"text": ["a", "b", "c", "d"], "row": [0, 1, 2, 3]}
     )
 
@@ -262,39 +268,27 @@ def test_pairs_travel_to_a_worker(tmp_path: Path):
 PROGRAM = """
 import re, sys
 from itertools import islice
-from pipeline.text.rows.batches import share_of
+from pipeline.text.rows.batches import rank_rows
 from pipeline.settings.training import OrderSettings
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.settings.training import PairSettings
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 def peak_kib():             # of this program alone: getrusage also counts the process that it was forked from
     return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
-order = ShuffledOrder(open_pairs(PairSettings(uri=sys.argv[1]), ["text"]), OrderSettings(batch_rows=512))
+texts = open_training_rows(PairSettings(uri=sys.argv[1]), ["text"])
+order = ShuffledOrder(texts, OrderSettings(batch_rows=512))
 before = peak_kib()
-rows = sum(len(one) for one in islice(share_of(order, 0), order.steps_per_epoch))
+rows = sum(len(one) for one in islice(rank_rows(order, 0), order.steps_per_epoch))
 print(rows, peak_kib() - before)
 """
 
 
 @pytest.mark.parametrize("group", [1_000_000, 50_000])
-def test_a_million_rows_are_read_in_less_memory_than_they_take(tmp_path: Path, group: int):
-    with pq.ParquetWriter(
-        tmp_path / "x.parquet", pa.schema([("text", pa.string())]), use_dictionary=False
-    ) as writer:
-        sentence = (
-            "a sentence of many words which is as long as four ordinary ones, so that all of them together are far more than what is held "
-            * 3
-        )
-        writer.write_table(
-            pa.table(
-                {
-                    "text": pc.binary_join_element_wise(
-                        sentence, pa.array(np.arange(1_000_000)).cast(pa.string()), ""
-                    )
-                }
-            ),
-            row_group_size=group,
-        )
+def test_a_million_rows_are_read_in_less_memory_than_they_occupy(tmp_path: Path, group: int):
+    words = "a long sentence, so that a million of them need far more memory than the rows of a window do "
+    numbers = pa.array(np.arange(1_000_000)).cast(pa.string())
+    table = pa.table({"text": pc.binary_join_element_wise(4 * words, numbers, "")})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=group, use_dictionary=False)
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""One triple for each premise that has both halves; a dictionary of everything is the oracle."""
+"""Each premise with both kinds of hypothesis gives one triple; a dictionary of all rows is the oracle."""
 
 import os
 from itertools import islice
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings.training import OrderSettings, PairSettings, Values
 from pipeline.store.store import open_store
-from pipeline.text.rows.batches import share_of
+from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_pairs
+from pipeline.text.rows.pairs import open_training_rows
 from pipeline.text.rows.triples import write_triples
 
 NLI = ["premise", "hypothesis", "label"]
@@ -32,7 +32,7 @@ def inference(place: Path, rows: list[tuple[str, str, str]]) -> PairSettings:
 
 
 @given(rows=st.lists(st.tuples(st.sampled_from("pqrst"), st.sampled_from(LABELS)), min_size=1, max_size=40))
-def test_triples_are_the_first_of_either_kind_of_each_premise_that_has_both(
+def test_triples_take_the_first_hypothesis_of_each_kind(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
 ):
     place = tmp_path_factory.mktemp("nli")
@@ -48,37 +48,39 @@ def test_triples_are_the_first_of_either_kind_of_each_premise_that_has_both(
     source = inference(place, whole)
     if not expected:
         with pytest.raises(DataError):
-            write_triples(open_pairs(source, NLI), open_store(place), "triples.parquet")
+            write_triples(open_training_rows(source, NLI), open_store(place), "triples.parquet")
         return
-    assert write_triples(open_pairs(source, NLI), open_store(place), "made/triples.parquet") == len(expected)
-    found = open_pairs(PairSettings(uri=str(place / "made")), ["anchor", "positive"], ["negative"])
+    assert write_triples(open_training_rows(source, NLI), open_store(place), "made/triples.parquet") == len(
+        expected
+    )
+    found = open_training_rows(PairSettings(uri=str(place / "made")), ["anchor", "positive"], ["negative"])
     table = pa.concat_tables(found.read(found.spans())).to_pydict()
     assert sorted(zip(table["anchor"], table["positive"], table["negative"], strict=True)) == sorted(expected)
 
 
-def test_labels_of_another_name_are_refused(tmp_path: Path):
+def test_labels_without_entailment_and_contradiction_are_refused(tmp_path: Path):
     source = inference(tmp_path, [("p", "h", "yes"), ("p", "g", "no")])
-    pairs = open_pairs(source.model_copy(update={"values": Values(labels=("yes", "no"))}), NLI)
+    pairs = open_training_rows(source.model_copy(update={"values": Values(labels=("yes", "no"))}), NLI)
     with pytest.raises(ConfigError, match="entailment and contradiction among them, found yes, no"):
         write_triples(pairs, open_store(tmp_path), "triples.parquet")
 
 
 @pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="needs the evaluation data")
-def test_triples_of_snli_and_their_repeats(tmp_path: Path):
+def test_triples_of_snli(tmp_path: Path):
     source = Path(os.environ["MANTA_EVAL_DATA"]) / "nli" / "snli.parquet"
     table = pq.read_table(source)
     kinds: dict[str, set[int]] = {}
     for premise, label in zip(table["premise"].to_pylist(), table["label"].to_pylist(), strict=True):
         kinds.setdefault(premise, set()).add(label)
     count = write_triples(
-        open_pairs(PairSettings(uri=str(source)), NLI), open_store(tmp_path), "triples.parquet"
+        open_training_rows(PairSettings(uri=str(source)), NLI), open_store(tmp_path), "triples.parquet"
     )
     assert count == sum({0, 2} <= found for found in kinds.values())
-    pairs = open_pairs(PairSettings(uri=str(tmp_path)), ["anchor", "positive"], ["negative"])
+    pairs = open_training_rows(PairSettings(uri=str(tmp_path)), ["anchor", "positive"], ["negative"])
     repeated = {}
     for what in ("keep", "drop"):
         order = ShuffledOrder(pairs, OrderSettings(batch_rows=512, repeats=what))
         repeated[what] = sum(
-            one.counts["repeated"] for one in islice(share_of(order, 0), order.steps_per_epoch)
+            one.counts["repeated"] for one in islice(rank_rows(order, 0), order.steps_per_epoch)
         )
     assert repeated["drop"] < 0.1 * repeated["keep"]

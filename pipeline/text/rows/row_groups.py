@@ -1,0 +1,98 @@
+"""Read the rows of a row group of a training file, columns named by role, one piece at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError
+from pipeline.settings.training import TEXTS, PairSettings
+from pipeline.text.corpus.sources import SourceFile, explained, open_file
+from pipeline.text.rows.roles import has_label
+
+_PIECE_ROWS = 8_192  # decoded at once: about 1 MB of sentences
+
+
+_BUFFER = 1 << 20  # bytes read ahead per column
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group of a file.
+
+    number: index in its file; first: number of its first row among the rows of all files; row: number of that
+    row in its own file; kept: rows that are used for training.
+    """
+
+    file: SourceFile
+    number: int
+    first: int
+    row: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """The kept rows from number `start` up to `stop` of a row group."""
+
+    group: RowGroup
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def required_texts(settings: PairSettings, roles: Sequence[str]) -> list[str]:
+    """Roles whose text a row must have to be kept."""
+    return [role for role in roles if role in TEXTS] if settings.missing == "drop" else []
+
+
+def read_kept(
+    settings: PairSettings, group: RowGroup, roles: Sequence[str], required: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the kept rows of a group with the file's values, columns named by role, and `row`: the number in
+    the file.
+
+    required: roles whose text a kept row must have.
+    """
+    for piece in read_labelled(settings, group, tuple(dict.fromkeys([*roles, *required]))):
+        yield with_texts(piece, required).select([*roles, "row"])
+
+
+def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the group's rows, columns named by role, and `row`.
+
+    If the label is among the roles, rows without a label are left out.
+    """
+    with explained(group.file.uri, ""), open_file(group.file) as stream:
+        opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
+        if group.number >= opened.metadata.num_row_groups:
+            raise file_changed(group, 0)
+        row = group.row
+        names = {role: settings.columns.get(role, role) for role in roles}
+        columns = list(dict.fromkeys(names.values()))
+        for batch in opened.iter_batches(_PIECE_ROWS, row_groups=[group.number], columns=columns):
+            values = {role: batch.column(name) for role, name in names.items()}
+            piece = pa.table(values | {"row": np.arange(row, row + len(batch))})
+            if "label" in roles:
+                piece = piece.filter(pa.array(has_label(piece["label"], settings.values)))
+            yield piece
+            row += len(batch)
+
+
+def with_texts(piece: pa.Table, roles: Sequence[str]) -> pa.Table:
+    """The rows that have a text in every one of these roles."""
+    if not any(piece[role].null_count for role in roles):
+        return piece
+    return piece.filter(reduce(pc.and_, (pc.is_valid(piece[role]) for role in roles)))
+
+
+def file_changed(group: RowGroup, found: int) -> DataError:
+    """The error for a row group that has another number of rows than when training began."""
+    expected = f"{group.kept:,} rows in row group {group.number}, as when training began"
+    return group.file.error(expected, f"{found:,}", "train on files that do not change")
