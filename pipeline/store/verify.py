@@ -80,11 +80,21 @@ def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
 
 
 def check_files(store: Store, files: Iterable[FileRef]) -> None:
-    """DataError for the first of a release's files that is missing or of another size."""
+    """Raise DataError for the first of a release's files that is missing or of another size."""
     for file in files:
         if fault := _size_fault(file, store.size(file.path)):
-            remedy = "restore it, run manta nightly, which makes it again, or roll back to a whole release"
-            raise DataError(store.uri_of(file.path), fault.expected, fault.found or "no such file", remedy)
+            raise _damaged(store, fault)
+
+
+def check_sizes(store: Store, manifest: ReleaseManifest) -> None:
+    """Raise DataError for the first file of the release, in path order, that is missing or of another size."""
+    if faults := size_faults(store, manifest):
+        raise _damaged(store, faults[0])
+
+
+def _damaged(store: Store, fault: Fault) -> DataError:
+    remedy = "restore it, run manta nightly, which makes it again, or roll back to a whole release"
+    return DataError(store.uri_of(fault.path), fault.expected, fault.found or "no such file", remedy)
 
 
 def content_faults(

@@ -20,6 +20,7 @@ from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.verify import check_sizes
 from pipeline.text.tokens.coverage import ScriptCoverage
 
 
@@ -46,6 +47,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
             before.lost,
             "restore it, roll back, or run a night",
         )
+    check_sizes(releases.store, manifest)  # before Ray starts, whose tasks would meet the damage one by one
     with connect(job.cluster, stages, verbose=verbose) as cluster, stages("evaluate", manifest.rows) as bar:
         measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
         repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))

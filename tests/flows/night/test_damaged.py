@@ -203,7 +203,15 @@ def test_a_changed_byte_ends_a_night_that_verifies_and_once_the_file_is_deleted_
 
 @pytest.mark.parametrize(
     ("kind", "command"),
-    [("encoder", "search"), ("index", "search"), ("encoder", "evaluate"), ("transform", "evaluate")],
+    [
+        ("encoder", "search"),
+        ("index", "search"),
+        ("encoder", "evaluate"),
+        ("transform", "evaluate"),
+        ("index", "evaluate without tasks"),
+        ("vectors", "evaluate without tasks"),
+        ("key table", "evaluate without tasks"),
+    ],
 )
 @pytest.mark.parametrize("harm", ["gone", "cut short"])
 def test_search_and_evaluate_name_the_file_that_is_damaged(
@@ -230,6 +238,7 @@ def test_search_and_evaluate_name_the_file_that_is_damaged(
             "evaluate.candidates=[release:current]",
             f"release.root={root}",
         ),
+        "evaluate without tasks": ("evaluate", f"release.root={root}"),
     }
     ended = manta(*arguments[command])
     assert ended.code == 3, ended.err
