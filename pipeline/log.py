@@ -136,7 +136,7 @@ class Running:
         self.stage.done, self.stage.note = done, note or self.stage.note
         self._pace.reach(done, self._clock())
         if self._bar:
-            self._bar.update(self.stage.done, note)
+            self._bar.update(self.stage.done, f"{self._speed()} {note}".strip())
         elif self._clock() - self._shown >= _EVERY_S:
             self._show()
 
@@ -188,11 +188,20 @@ class Running:
                 if self.total
                 else f"at work for {at_it}"
             )
-        rate = self._pace.rate(done, self._clock()) or done / max(self._clock() - self._start, 1e-9)
-        facts = f"{done:,} {unit}"
+        counted = f"{done:,} {unit}"
         if self.total:
-            facts = f"{done:,} of {self.total:,} {unit} ({done / self.total:.0%}), about {duration((self.total - done) / max(rate, 1e-9))} left"
-        return f"{facts}, {_rate(rate)} {unit}/s" + (f", {self.stage.note}" if self.stage.note else "")
+            counted = f"{done:,} of {self.total:,} {unit} ({done / self.total:.0%})"
+        return ", ".join(filter(None, (counted, self._time_left(), self._speed(), self.stage.note)))
+
+    def _time_left(self) -> str:
+        """Estimated time left; "" before the pace is known and at the end."""
+        rate, left = self._pace.rate(self.stage.done, self._clock()), (self.total or 0) - self.stage.done
+        return f"about {duration(left / rate)} left" if rate and left > 0 else ""
+
+    def _speed(self) -> str:
+        """Pace in the stage's unit per second; "" before it is known."""
+        rate = self._pace.rate(self.stage.done, self._clock())
+        return f"{_rate(rate)} {self.stage.unit}/s" if rate else ""
 
 
 class _Pace:
@@ -213,40 +222,40 @@ class _Pace:
 
 
 class _TerminalBar:
+    """The line of a stage on a terminal. A stage without a total shows its count once there is one."""
+
     def __init__(self, stage: Stage, total: int | None) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = (
             TextColumn("{task.description:>8}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn(stage.unit),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[counted]}"),
+            TextColumn("{task.fields[facts]}"),
         )
         self._progress = Progress(
             *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
         )
-        self._task = self._progress.add_task(stage.name, total=total, rate="")
-        self._unit, self._start = stage.unit, time.monotonic()
+        self._done, self._total, self._unit = 0, total, stage.unit
+        self._task = self._progress.add_task(stage.name, total=total, counted=self._counted(), facts="")
         self._progress.start()
 
-    def update(self, done: int, note: str = "") -> None:
-        rate = done / max(time.monotonic() - self._start, 1e-9)
-        self._progress.update(self._task, completed=done, rate=f"{_rate(rate)}/s {note}".rstrip())
+    def update(self, done: int, facts: str = "") -> None:
+        self._done = done
+        self._progress.update(self._task, completed=done, counted=self._counted(), facts=facts)
 
     def expect(self, total: int) -> None:
-        self._progress.update(self._task, total=total)
+        self._total = total
+        self._progress.update(self._task, total=total, counted=self._counted())
 
     def close(self) -> None:
         self._progress.stop()
+
+    def _counted(self) -> str:
+        if self._total is not None:
+            return f"{self._done:,}/{self._total:,} {self._unit}"
+        return f"{self._done:,} {self._unit}" if self._done else ""
 
 
 def _rate(rate: float) -> str:

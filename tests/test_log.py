@@ -45,6 +45,52 @@ def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_lon
     bar.close()
 
 
+def test_no_time_left_is_said_before_the_pace_is_known_nor_at_the_end(capfd: pytest.CaptureFixture[str]):
+    clock = Clock()
+    bar = Running(Stage("encode"), 460, terminal=False, clock=clock)
+    clock.now += 60.0
+    bar.reach(66)
+    assert capfd.readouterr().err.endswith("encode: 66 of 460 rows (14%)\n")
+    clock.now += 11.0
+    bar.reach(88)
+    assert capfd.readouterr().err == "encode: 88 of 460 rows (19%), about 3 min 6 s left, 2.0 rows/s\n"
+    clock.now += 11.0
+    bar.reach(460)
+    assert capfd.readouterr().err == "encode: 460 of 460 rows (100%), 18 rows/s\n"
+    bar.close()
+
+
+def on_a_terminal(
+    total: int | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *reached: int
+) -> str:
+    """Last line of the bar when workers took a minute to start and every second brings the next count."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    clock = Clock()
+    bar = Running(Stage("train"), total, terminal=True, clock=clock)
+    clock.now += 59.0
+    for done in reached:
+        clock.now += 1.0
+        bar.reach(done)
+    capfd.readouterr()
+    bar.close()
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
+
+
+def test_the_rate_of_the_bar_leaves_out_the_start_of_the_workers(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    assert "140/460 rows 70 rows/s" in on_a_terminal(460, monkeypatch, capfd, 70, 140)
+    assert "rows/s" not in on_a_terminal(460, monkeypatch, capfd, 70).splitlines()[0]
+
+
+def test_a_stage_without_a_count_shows_none_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    assert "rows" not in on_a_terminal(None, monkeypatch, capfd).splitlines()[0]
+    assert " 40 rows" in on_a_terminal(None, monkeypatch, capfd, 40)
+
+
 def test_a_stage_that_is_told_nothing_says_that_it_is_at_work(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
