@@ -4,6 +4,8 @@ manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sent
 python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
 """
 
+from collections.abc import Mapping
+
 from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
 
 
@@ -38,15 +40,27 @@ def _train(run: Run) -> Answer:
     }
     ended = [f"before the planned steps: {result.ended}"] if result.ended else []
     said = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
-    figures = [f"{name}  {value:.4f}" for name, value in result.figures.items()]
     lines = [
         f"{trained.run.name} {said}: {result.steps:,} steps",
         *ended,
-        *figures,
+        *_figures(result.figures),
         f"encoder  {trained.run.encoder}",
         f"report   {trained.run.report}",
     ]
     return Answer(facts, "\n".join(lines))
+
+
+def _figures(figures: Mapping[str, float]) -> list[str]:
+    """The best figure on dev; without dev the loss of the same rows at both ends."""
+    if "dev" in figures:
+        return [f"dev  {figures['dev']:.4f}"]
+    name = next((name for name in ("loss", "retrieval", "uniformity") if f"end_{name}" in figures), None)
+    if name is None:
+        return []
+    ends = (
+        f"{figures[f'start_{name}']:.4g} before the first step, {figures[f'end_{name}']:.4g} after the last"
+    )
+    return [f"{name}  {ends}, of the same {figures['same_rows']:,.0f} rows"]
 
 
 if __name__ == "__main__":

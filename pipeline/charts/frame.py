@@ -12,6 +12,7 @@ from pipeline.stats.sample import Histogram
 WIDTH, HEIGHT = 420, 230  # about the width of a phone, and of half a page: text stays near 12 px on both
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 42
 MAX_LINE_POINTS = 240
+_SMALL = 1e-3  # 0.001 has five characters, 0.0001 more than the margin holds
 _NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")
 
 
@@ -91,12 +92,22 @@ def x_axis(frame: Frame, at: Sequence[float], title: str) -> str:
 
 
 def y_axis(frame: Frame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
-    named = zip(at, tick_labels(at, label), strict=True)
-    return "".join(
+    factor, unit = _factor(at) if label is compact else (1.0, "")
+    named = zip(at, tick_labels([y / factor for y in at], label), strict=True)
+    return unit + "".join(
         rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid")
         + words_at(LEFT - 7, frame.py(y) + 4, name, "end")
         for y, name in named
     )
+
+
+def _factor(at: Sequence[float]) -> tuple[float, str]:
+    """Power of ten to take out of labels too small for the left margin, and the text that says so."""
+    largest = max(map(abs, at), default=0.0)
+    if not 0 < largest < _SMALL:
+        return 1.0, ""
+    power = math.floor(math.log10(largest))
+    return 10.0**power, words_at(LEFT + 4, TOP - 2, f"\u00d7 1e\u2212{-power}", "start")
 
 
 def tick_labels(at: Sequence[float], label: Callable[[float], str] = compact) -> list[str]:

@@ -117,13 +117,18 @@ def dev_chart(points: Points, best: float, steps: Steps, name: str) -> Markup:
     )
 
 
-def way_chart(points: Sequence[tuple[float, float]]) -> Markup:
-    """(uniformity, alignment) in the order of the steps, as one way with its beginning and its end: low is good on both axes."""
+def way_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
+    """Alignment against uniformity in the order of the steps, from start to end: low is good on both axes.
+
+    Args:
+        points: (uniformity, alignment) of each record.
+        first: step of the first record, which names a point that is the only one.
+    """
     way = smoothed(points, _STATIONS)
     frame = Frame(_roomy(*_ends([x for x, _ in way])), _roomy(*_ends([y for _, y in way])))
     drawn = (
         line(frame, way, colour(0))
-        + _named(frame, way[0], "start")
+        + _named(frame, way[0], "start" if len(way) > 1 else f"step {first:,}")
         + (_named(frame, way[-1], "end") if len(way) > 1 else "")
     )
     axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(

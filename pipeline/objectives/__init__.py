@@ -246,6 +246,8 @@ class Objective(nn.Module):
     """whether its loss may be taken of the vectors' first dimensions: no layer or queue of the vectors' width is in between"""
     positives: bool = False
     """whether row i of its first view and row i of its second mean the same, and other rows of them do not"""
+    remembers: bool = False
+    """whether its loss depends on earlier steps (a queue), so that the same rows cost something else later"""
     classifies: ClassVar[bool] = False
     """whether it trains a classifier of pairs, and has `classes`"""
     reads_folder: ClassVar[bool] = False

@@ -46,6 +46,7 @@ class Cert(Objective):
     columns: tuple[str, ...] = ("anchor", "positive")
     least_rows = 1  # what a row is compared with is in the queue
     positives = True
+    remembers = True
     queue: Tensor
     pointer: Tensor
 

@@ -30,7 +30,7 @@ class Matryoshka(Objective):
             objective.optional,
             objective.least_rows,
         )
-        self.positives = objective.positives
+        self.positives, self.remembers = objective.positives, objective.remembers
 
     def views(self, batch: Batch) -> Sequence[View]:
         return self.objective.views(batch)

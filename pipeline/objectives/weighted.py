@@ -32,6 +32,7 @@ class Sum(Objective):
             )
         )
         self.positives = next(self._objectives()).positives
+        self.remembers = any(each.remembers for each in self._objectives())
         self.least_rows = max(each.least_rows for each in self._objectives())
         self._sizes: list[int] = []  # views of each term in this step
 

@@ -18,6 +18,13 @@ _MEASURES = {
     "alignment": ("alignment: squared distance of positives", "lower"),
     "uniformity": ("uniformity: how evenly all texts are spread", "lower"),
 }
+_ON_SAME_ROWS = {
+    "loss": ("loss", "lower"),
+    "retrieval": ("retrieval: rows whose positive is the nearest of the batch, in percent", "higher"),
+    **_MEASURES,
+}
+_OF_VIEWS = ("retrieval", "positive_cosine", "alignment")
+_ONE_VECTOR = 1e-6  # squared distance of two views up to rounding
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,11 @@ class Ends:
     start: float
     end: float
     good: str
+
+    @property
+    def name(self) -> str:
+        """Its words without the explanation."""
+        return self.words.partition(":")[0]
 
     @property
     def better(self) -> bool:
@@ -44,6 +56,23 @@ def ends(lines: Sequence[Figures]) -> list[Ends]:
             start, end = _both(values, _PART)
             found.append(Ends(words, statistics.fmean(start), statistics.fmean(end), good))
     return found
+
+
+def on_same_rows(lines: Sequence[Figures]) -> list[Ends]:
+    """Measures of the same rows before the first step and after the last; [] unless both were measured.
+
+    Without dropout both views of one text are one vector; how close they are is left out then.
+    """
+    measured = [line for line in lines if line.same_rows]
+    if len(measured) < 2 or measured[0].step:
+        return []
+    start, end = measured[0].same_rows, measured[-1].same_rows
+    alike = max(start.get("alignment", 1.0), end.get("alignment", 1.0)) < _ONE_VECTOR
+    return [
+        Ends(words, start[name], end[name], good)
+        for name, (words, good) in _ON_SAME_ROWS.items()
+        if name in start and name in end and not (alike and name in _OF_VIEWS)
+    ]
 
 
 def risen(lines: Sequence[Figures]) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.charts.frame import percent
-from pipeline.report.course import risen
+from pipeline.report.course import on_same_rows, risen
 from pipeline.settings.training import TrainSettings
 from pipeline.train.figures import Figures, totals
 
@@ -32,9 +32,21 @@ def warnings(report: "Report") -> list[str]:
 
 
 def _of_dev(report: "Report") -> Iterator[str]:
-    dev = report.dev
-    if not dev:
-        yield "Nothing was measured on dev: the encoder has the last weights, and whether they are better than the first nobody has looked at. Set train.dev.uri."
+    dev, measures = report.dev, on_same_rows(report.lines)
+    if not dev and not measures:
+        yield (
+            "Nothing was measured on dev or on the same rows at start and end: the encoder has the last "
+            "weights, which need not be better than the first. Set train.dev.uri."
+        )
+    elif not dev and report.steps and not measures[0].better:
+        first = measures[0]
+        yield (
+            f"On the same {report.same_rows:,} rows the {first.name} is no better after the last step "
+            f"({first.end:.3g}) than before the first ({first.start:.3g}). Try a lower learning rate, "
+            "other data, or another objective."
+        )
+    elif not dev:
+        return
     elif dev["best"].step == 0 and report.steps:
         yield "No measurement on dev was better than the one before the first step. Try a lower learning rate, other data, or another objective."
     if report.ended:

@@ -15,7 +15,7 @@ from pipeline.charts.geometry import colour
 from pipeline.charts.training import POINTS, Points, Steps, curves_chart, dev_chart, rate, way_chart
 from pipeline.models.folder.folder import MASKED, EncoderFolder
 from pipeline.models.folder.modules import SENTENCE_TRANSFORMERS_MODES, Denoise, Dense
-from pipeline.report.course import ends
+from pipeline.report.course import ends, on_same_rows
 from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
 from pipeline.report.signs import warnings
@@ -167,6 +167,17 @@ class Report:
         before = {"before": measured[0]} if measured[0].step == 0 else {}
         return before | {"best": best, "last": measured[-1]}
 
+    @property
+    def same_rows(self) -> int:
+        """Rows that were measured before the first step and after the last; 0 if none were."""
+        return int(max((line.same_rows.get("rows", 0) for line in self.lines), default=0))
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the rows that were measured are none of those that the training had seen by its end."""
+        last = self.steps * self.settings.order.batch_rows + self.same_rows
+        return len(self.sources) == 1 and last <= self.steps_per_epoch * self.settings.order.batch_rows
+
 
 def render(report: Report) -> str:
     """The page, complete in itself (UTF-8). Every text from outside is escaped."""
@@ -184,6 +195,7 @@ def render(report: Report) -> str:
         "verdict": verdict(report),
         "warnings": warnings(report),
         "ends": ends(report.lines),
+        "same_rows": on_same_rows(report.lines),
     }
     return fill("training.html.j2", filters, report=report, comparison=comparison(report), **values)
 
@@ -213,11 +225,21 @@ def verdict(report: Report) -> str:
     said = f"{report.objective} on {report.rows:,} rows, {report.steps:,} steps of {report.settings.order.batch_rows} rows."
     dev = report.dev
     if "before" not in dev:
-        return said
+        return said if dev else said + _without_dev(report)
     before, best = dev["before"].dev or 0.0, dev["best"].dev or 0.0
     if dev["best"].step == 0:
         return f"{said} On dev the encoder was best before the first step: {two_digits(before)}."
     return f"{said} On dev the encoder went from {two_digits(before)} to {two_digits(best)}."
+
+
+def _without_dev(report: Report) -> str:
+    """The first measure of the same rows at both ends, as a further sentence."""
+    measures = on_same_rows(report.lines)
+    if not measures:
+        return ""
+    first, rows = measures[0], f"the same {report.same_rows:,} rows"
+    ends = f"{_three_digits(first.start)} to {_three_digits(first.end)}"
+    return f" On {rows} the {first.name} went from {ends}."
 
 
 def sections(report: Report) -> list[tuple[str, list[Chart]]]:
@@ -265,14 +287,11 @@ def _learning(report: Report, steps: Steps) -> list[Chart]:
 
 def _vectors(report: Report, steps: Steps) -> list[Chart]:
     charts, lines = [], report.lines
-    way = [
-        (line.uniformity, line.alignment)
-        for line in lines
-        if line.uniformity is not None and line.alignment is not None
-    ]
+    placed = [line for line in lines if line.uniformity is not None and line.alignment is not None]
+    way = [(line.uniformity or 0.0, line.alignment or 0.0) for line in placed]
     if way:
         note = "Positives lie close where alignment is low, texts are spread out where uniformity is low. Of vectors as they were trained, with dropout."
-        charts.append(Chart("Alignment against uniformity", way_chart(way), note))
+        charts.append(Chart("Alignment against uniformity", way_chart(way, placed[0].step), note))
     elif spread := _points(lines, "uniformity"):
         charts.append(
             Chart(
@@ -374,7 +393,7 @@ def two_digits(value: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.3g}".replace("-", "\u2212")
+    return f"{value:.3g}".replace("e-0", "e-").replace("-", "\u2212")
 
 
 def _plain(value: float) -> str:

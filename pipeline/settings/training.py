@@ -154,7 +154,8 @@ class DevSettings(Settings):
     """What tells during a training whether the encoder gets better."""
 
     uri: str | None = None
-    """a Parquet file that is not trained on; null: nothing is measured, and the last weights are the product"""
+    """a Parquet file that is not trained on; null: the last weights are the product, and the loss of the
+    same rows is measured before the first step and after the last"""
     measure: Literal["spearman", "accuracy"] = "spearman"
     """spearman: x100, of the cosines of rated pairs (sentence1, sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's own
     classifier (classification, r_drop) puts where people do, with labels as in the first of `data`"""

@@ -83,7 +83,7 @@ class Dev:
 
         The modules are in eval() meanwhile, and draw no random numbers. DataError, on every rank, for vectors that are not finite.
         """
-        with evaluating(product):
+        with evaluating(*_modules(product)):
             vectors = self._vectors(product)
         if not (finite := np.isfinite(vectors).all(axis=1)).all():
             found = f"values that are none in {np.count_nonzero(~finite):,} of {len(finite):,}, first for {self._sentences[0][int(np.argmin(finite))][:80]!r}"
@@ -131,9 +131,9 @@ class Dev:
 
 
 @contextmanager
-def evaluating(product: Product) -> Iterator[None]:
-    """The product's modules in eval() and without gradients; afterwards each of their parts is in the mode that it was in."""
-    modes = [(module, module.training) for whole in _modules(product) for module in whole.modules()]
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Put the modules into eval() without gradients, then each part back into its own mode."""
+    modes = [(module, module.training) for whole in modules for module in whole.modules()]
     try:
         for module, _ in modes:
             module.training = False

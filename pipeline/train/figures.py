@@ -44,6 +44,9 @@ class Figures(Settings):
     """that these steps took, without measurements and checkpoints"""
     memory_bytes: int | None = None
     """the most that the first rank's GPU has held so far"""
+    same_rows: Mapping[str, float] = {}
+    """of a training without dev, before the first step and after the last: loss, retrieval, alignment,
+    uniformity and cosines of the same batches without dropout, and how many rows these have"""
     dev: float | None = None
     """Spearman x100 after `step`"""
     resumed: int = 0

@@ -62,8 +62,33 @@ def loss_and_backward(
         torch.autograd.backward(loss.total * scale)
     terms = _through_encoders(objective, batch, chunks, leaves, scale)
     average_gradients(objective.parameters())
-    loss, tokens = _averaged(loss.detach() + terms, sum(len(view.tokens.ids) for view in views))
-    return Outcome(loss, tuple(leaf.detach() for leaf in leaves), tokens)
+    return Outcome(*_with_tokens(loss.detach() + terms, tuple(leaves), views))
+
+
+def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int | None = None) -> Outcome:
+    """The outcome of the batch as `loss_and_backward` gives it, without a gradient; errors are the same."""
+    if not len(batch):
+        raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
+    views, generators = tuple(objective.views(batch)), Generators(objective)
+    chunks = _chunks(views, len(batch), chunk_rows)
+    with torch.no_grad():
+        for chunk in chunks:
+            chunk.encode(generators, graph=False)
+        columns = zip(*(chunk.outputs for chunk in chunks), strict=True)
+        reps = tuple(torch.cat(parts) for parts in columns)
+        loss = objective.loss(reps, batch)
+        for chunk in chunks:
+            part = len(chunk.places) / len(batch)
+            loss = loss + objective.row_terms(chunk.outputs, batch.of_rows(chunk.places)) * part
+    return Outcome(*_with_tokens(loss.detach(), reps, views))
+
+
+def _with_tokens(
+    loss: Loss, reps: tuple[Tensor, ...], views: Sequence[View]
+) -> tuple[Loss, tuple[Tensor, ...], int]:
+    """Fields of the outcome: loss and number of tokens are those of all ranks."""
+    averaged, tokens = _averaged(loss, sum(len(view.tokens.ids) for view in views))
+    return averaged, tuple(rep.detach() for rep in reps), tokens
 
 
 def _through_encoders(

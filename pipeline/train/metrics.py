@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -114,16 +114,16 @@ class TrainingLog:
         """All of this training, those before it was gone on with too."""
         return self._file.lines
 
-    def begin(self, dev: float | None) -> None:
-        """The figure before the first step."""
-        if dev is not None:
-            self._tell(Figures(step=0, epoch=0.0, dev=dev))
+    def begin(self, dev: float | None, same_rows: Mapping[str, float] = {}) -> None:
+        """Write the figures before the first step."""
+        if dev is not None or same_rows:
+            self._tell(Figures(step=0, epoch=0.0, dev=dev, same_rows=same_rows))
 
-    def add(self, step: Step, dev: float | None = None) -> None:
-        """One more step, and the figure on dev after it where it was measured: that ends the line."""
+    def add(self, step: Step, dev: float | None = None, same_rows: Mapping[str, float] = {}) -> None:
+        """Add one more step. Figures that were measured after it end the line."""
         self._line.add(step)
-        if dev is not None or step.number % self._every == 0:
-            self._end_line(dev)
+        if dev is not None or same_rows or step.number % self._every == 0:
+            self._end_line(dev, same_rows)
 
     def checkpoint(self) -> None:
         """There is a checkpoint of the steps so far: a training that goes on from there finds them all in lines of their own."""
@@ -140,9 +140,10 @@ class TrainingLog:
             self._end_line()
             self._file.write()
 
-    def _end_line(self, dev: float | None = None) -> None:
+    def _end_line(self, dev: float | None = None, same_rows: Mapping[str, float] = {}) -> None:
         if self._line.count:
-            self._tell(self._line.ended(self._epoch, dev))
+            line = self._line.ended(self._epoch, dev)
+            self._tell(line.model_copy(update={"same_rows": same_rows}))
 
     def _tell(self, line: Figures) -> None:
         self._file.add(line)

@@ -24,6 +24,7 @@ _NO_FIGURES = {
     "step",
     "parts",
     "counts",
+    "same_rows",
     "resumed",
     "rows",
     "seconds",
@@ -97,6 +98,7 @@ def flat(line: Figures) -> dict[str, float]:
         values
         | {f"parts/{name}": value for name, value in line.parts.items()}
         | {f"counts/{name}": float(count) for name, count in line.counts.items()}
+        | {f"same_rows/{name}": value for name, value in line.same_rows.items()}
     )
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.charts.frame import BOTTOM, HEIGHT, TOP
+from pipeline.charts.frame import BOTTOM, HEIGHT, LEFT, TOP
 from pipeline.charts.training import POINTS, Steps, curves_chart, dev_chart, rate, smoothed, way_chart
 from tests.charts.test_night import inside
 
@@ -77,9 +77,19 @@ def test_the_best_figure_on_dev_is_marked_with_its_value(count: int, place: floa
     ],
 )
 def test_the_way_has_a_beginning_and_an_end(way: list[tuple[float, float]]):
-    texts = [element.text for element in inside(way_chart(way)).iter("text")]
-    assert "start" in texts
-    assert ("end" in texts) == (len(way) > 1)
+    texts = [element.text for element in inside(way_chart(way, 10)).iter("text")]
+    assert ("start" in texts) == ("end" in texts) == (len(way) > 1)
+    assert ("step 10" in texts) == (len(way) == 1)
+
+
+def test_small_numbers_stay_in_the_margin():
+    """A digit is about 7 wide at the size of the labels, and the margin has 44 for them and a gap of 7."""
+    way = [(-2.0, 1.9481e-5), (-2.1, 1.9553e-5)]
+    texts = [element for element in inside(way_chart(way, 1)).iter("text") if element.get("class") == "end"]
+    labels = [element.text or "" for element in texts if float(element.attrib["x"]) < LEFT]
+    assert len(labels) > 2
+    assert max(map(len, labels)) <= 5
+    assert "\u00d7 1e\u22125" in way_chart(way, 1)
 
 
 def test_beginning_anew_is_shown_where_it_was():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.report.card import card
-from pipeline.report.course import ends, risen
+from pipeline.report.course import ends, on_same_rows, risen
 from pipeline.report.signs import warnings
 from pipeline.report.training import Report, Source, render, sections, verdict
 from pipeline.train.figures import Figures
@@ -152,6 +152,39 @@ def test_start_and_end_are_compared_without_any_file_of_pairs():
     assert shown["cosine of positives"] == pytest.approx((0.9 - 0.0055, 0.9 - 0.0955, False))
     assert "Start and end" in words(replace(report, lines=lines))
     assert "Start and end" not in words(replace(report, lines=lines[:1]))
+
+
+def without_dev(start: dict[str, float], end: dict[str, float]) -> Report:
+    first = Figures(step=0, epoch=0.0, same_rows={"rows": 96, **start})
+    lines = (first, *(line(step) for step in range(10, 500, 10)), line(500, same_rows={"rows": 96, **end}))
+    return replace(with_settings(dev={}), lines=lines, best_step=None)
+
+
+def test_without_dev_the_same_rows_are_compared():
+    report = without_dev(
+        {"loss": 1.25, "alignment": 0.4, "retrieval": 70.0},
+        {"loss": 0.5, "alignment": 0.3, "retrieval": 90.0},
+    )
+    assert verdict(report).endswith("On the same 96 rows the loss went from 1.25 to 0.5.")
+    assert not warnings(report)
+    assert "Means over the same 96 rows before the first step and after the last, without dropout" in words(
+        report
+    )
+    row = r"retrieval: rows whose positive is the nearest of the batch, in percent\s*70\s*90\s*higher"
+    assert re.search(row, words(report))
+
+
+def test_a_training_that_made_the_same_rows_no_better_says_so():
+    report = without_dev({"loss": 0.5}, {"loss": 0.75})
+    (said,) = warnings(report)
+    assert said.startswith(
+        "On the same 96 rows the loss is no better after the last step (0.75) than before the first (0.5)"
+    )
+
+
+def test_views_that_are_one_vector_without_dropout_are_not_compared():
+    one = {"loss": 0.5, "alignment": 0.0, "positive_cosine": 1.0, "retrieval": 100.0, "uniformity": -2.0}
+    assert [each.name for each in on_same_rows(without_dev(one, one).lines)] == ["loss", "uniformity"]
 
 
 @pytest.mark.parametrize(("setting", "said"), [("mask", "were no negatives"), ("drop", "too few others")])

@@ -13,7 +13,7 @@ from pipeline.losses import info_nce
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
-from pipeline.train.gradcache import loss_and_backward
+from pipeline.train.gradcache import loss_and_backward, loss_without_gradient
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 from tests.train.four_pairs import GRADIENT, HALVES, LOSS, NEAR, four_pairs, objective_of_four
 
@@ -48,6 +48,14 @@ def test_loss_and_gradient_of_four_pairs_are_known(chunk_rows: int | None):
     loss, found = step(objective, four_pairs(), chunk_rows=chunk_rows)
     assert float(loss.total) == pytest.approx(LOSS, abs=NEAR)
     np.testing.assert_allclose(found["encoder.weight"], GRADIENT, atol=NEAR)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 1, 3])
+def test_the_loss_without_a_gradient_is_known_too(chunk_rows: int | None):
+    objective = objective_of_four()
+    outcome = loss_without_gradient(objective, four_pairs(), chunk_rows=chunk_rows)
+    assert float(outcome.loss.total) == pytest.approx(LOSS, abs=NEAR)
+    assert all(parameter.grad is None for parameter in objective.parameters())
 
 
 def test_each_vector_s_own_gradient_is_known():

@@ -1,5 +1,6 @@
 """What a training leaves: an encoder folder in the training's own, and the record that says so."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from pipeline.log import packages
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store
+from pipeline.train.figures import Figures
 
 if TYPE_CHECKING:
     from pipeline.objectives import Product
@@ -43,7 +45,7 @@ def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome
         write_card(report, folder.path)
         _upload(folder, run.store)
     run.store.write(REPORT, render(report).encode())
-    figures = {} if outcome.best.figure is None else {"dev": outcome.best.figure}
+    figures = _at_both_ends(report.lines) if outcome.best.figure is None else {"dev": outcome.best.figure}
     result = ResultRecord(
         name=run.name,
         digest=run.digest,
@@ -55,6 +57,17 @@ def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome
     )
     run.store.create(RESULT, result.to_json())
     return result
+
+
+def _at_both_ends(lines: Sequence[Figures]) -> dict[str, float]:
+    """Name the measures of the same rows: same_rows (how many), start_loss, end_loss and so on."""
+    measured = [line.same_rows for line in lines if line.same_rows]
+    if len(measured) < 2 or measured[0] is measured[-1]:
+        return {}
+    found = {"same_rows": measured[0]["rows"]}
+    for end, values in (("start", measured[0]), ("end", measured[-1])):
+        found |= {f"{end}_{name}": value for name, value in values.items() if name != "rows"}
+    return found
 
 
 def _saved(product: "Product", path: Path) -> EncoderFolder:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -48,7 +49,7 @@ class TrainRank:
         with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
             course = Course(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
             with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
-                self._follow(course, batches, log, tell)
+                self._follow(course, share, batches, log, tell)
             chosen = course.product()
         if share.rank == 0:
             objective = (
@@ -59,23 +60,43 @@ class TrainRank:
             publish(self.run, self.settings, objective.product(), outcome)
 
     def _follow(
-        self, course: "Course", batches: "Generator[Batch, None, None]", log: "TrainingLog | None", tell: Tell
+        self,
+        course: "Course",
+        share: RankSlice,
+        batches: "Generator[Batch, None, None]",
+        log: "TrainingLog | None",
+        tell: Tell,
     ) -> None:
         from pipeline.train.finite import NonFinite
 
         try:
             figure = course.begin()
+            at_start = {} if course.number else self._same_rows(course, share)
             if log is not None:
-                log.begin(figure)
+                log.begin(figure, at_start)
             _keep(course, log)
             for step, figure in course.steps(batches):
+                at_end = self._same_rows(course, share) if course.ended else {}
                 if log is not None:
-                    log.add(step, figure)
+                    log.add(step, figure, at_end)
                 _keep(course, log)
                 dev = "" if course.best.figure is None else f", best on dev {course.best.figure:.2f}"
                 tell(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
         except (NonFinite, ModelError) as error:
             raise self._refused(error, course.number + 1) from None
+
+    def _same_rows(self, course: "Course", share: RankSlice) -> dict[str, float]:
+        """Measures of the batches that would come after the last step; {} where a dev set measures.
+
+        A training that ends within its first epoch has not seen their rows.
+        """
+        from pipeline.train.same_rows import batches_needed, measure_same_rows
+
+        if self.dev is not None:
+            return {}
+        with closing(self._batches(self.plan.steps, share)) as batches:
+            wanted = batches_needed(self.plan.order, self.plan.steps)
+            return measure_same_rows(course.training, list(islice(batches, wanted)))
 
     def _log(self, course: "Course", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
         """What the first rank tells of the steps."""

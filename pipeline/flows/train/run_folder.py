@@ -60,7 +60,8 @@ class ResultRecord(Stored):
     best_step: int | None = None
     """whose weights the encoder has, where that was chosen by dev"""
     figures: dict[str, float] = {}
-    """dev: the best one"""
+    """dev: the best one; without dev same_rows (how many were measured before the first step and after the
+    last) and their start_loss, end_loss and so on"""
     ended: str = ""
     """why before the planned steps, in a sentence"""
 

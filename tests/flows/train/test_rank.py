@@ -1,13 +1,15 @@
 """What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
 
 import shutil
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
@@ -129,6 +131,58 @@ def test_the_last_weights_are_the_product_where_that_is_wanted(tmp_path: Path, e
     train(plain)
     expected, found = weights(Path(plain.run.encoder)), weights(Path(kept.run.encoder))
     assert all(np.array_equal(expected[name], found[name]) for name in expected), "measuring changes nothing"
+
+
+def spread(vectors: np.ndarray) -> float:
+    """Uniformity of sentence vectors (Wang & Isola 2020, eq. 5) over all pairs."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return float(np.log(np.exp(-2 * pdist(unit, "sqeuclidean")).mean()))
+
+
+def test_start_and_end_are_measured_on_the_same_rows_where_there_is_no_dev(tmp_path: Path, encoder: Path):
+    rank = rank_of(tmp_path, encoder, "train.max_steps=6")
+    train(rank)
+    lines, result = read_metrics(rank.run.store), rank.run.result()
+    assert [line.step for line in lines if line.same_rows] == [0, 6]
+    rows = [batch.table["text"].to_pylist() for batch in islice(rank.plan.order.batches(6), 6)]
+    for place, path in ((0, str(encoder)), (-1, rank.run.encoder)):
+        measured = load_encoder(EncoderSettings(path=path), EncodeSettings(), "cpu")
+        expected = np.mean([spread(measured.encode(texts)) for texts in rows])
+        assert lines[place].same_rows["uniformity"] == pytest.approx(expected, abs=1e-4)
+    assert result is not None
+    assert result.figures["same_rows"] == 48
+    assert result.figures["end_loss"] < result.figures["start_loss"]
+    page = Path(rank.run.report).read_text()
+    assert "Means over the same 48 rows before the first step and after the last" in page
+    assert "the training had not seen them" in page
+
+
+def test_a_training_that_was_stopped_has_the_figures_of_the_same_rows(tmp_path: Path, encoder: Path):
+    whole, parts = (rank_of(tmp_path, encoder, f"train.name={name}") for name in ("whole", "parts"))
+    train(whole)
+    for stop in (2, 11):
+        with pytest.raises(Stop):
+            train(parts, stop)
+    train(parts)
+    expected, found = whole.run.result(), parts.run.result()
+    assert expected is not None
+    assert found is not None
+    assert found.figures == expected.figures
+    assert set(found.figures) >= {"start_loss", "end_loss", "start_retrieval", "end_uniformity"}
+
+
+def test_a_loss_that_depends_on_earlier_steps_is_not_compared(tmp_path: Path, encoder: Path):
+    pairs = tmp_path / "pairs.parquet"
+    table = pa.table({"anchor": sentences(40, 1), "positive": sentences(40, 2)})
+    pq.write_table(table, pairs)
+    rank = rank_of(
+        tmp_path, encoder, f"train.data={pairs}", "train.objective={name: cert, options: {queue: 64}}"
+    )
+    train(rank)
+    result = rank.run.result()
+    assert result is not None
+    assert "start_loss" not in result.figures
+    assert 0 <= result.figures["start_retrieval"] <= 100
 
 
 @pytest.mark.parametrize("scheme", ["file", "s3"])
