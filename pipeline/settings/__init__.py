@@ -229,7 +229,8 @@ class WorkerSettings(Settings):
     """Encode workers; a plain number (cluster.workers=4) is both. Both null: as many as fit the cluster now. Never more than there are units."""
 
     min: Annotated[int, Field(ge=1)] | None = None
-    """as few as a pool may have; null: 1. Fewer are used where the cluster cannot grow and has no room for them"""
+    """as few as a pool may have; null: 1. Without room for them the command ends: at once with exit code 2
+    where the cluster cannot grow, after cluster.wait_s with 75 where it can"""
     max: Annotated[int, Field(ge=1)] | None = None
     """as many as a pool may grow to, while nodes come; null: as many as fit the cluster now"""
 

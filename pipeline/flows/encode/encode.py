@@ -93,6 +93,7 @@ def encode(
 
     before: the release whose vectors are copied for texts that it holds, where they are of the same space and stored alike.
     """
+    cluster.check(job.cluster)  # also where all units are there already: the gates encode, after the index
     folder = open_folder(job.encoder)
     made = finished(store, corpus, folder.space_id, job)
     todo = sorted(

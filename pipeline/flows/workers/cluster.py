@@ -20,7 +20,7 @@ from pipeline.flows.workers.heartbeat import expect, open_board
 from pipeline.flows.workers.local import OneProcess, at_hand, working_with
 from pipeline.flows.workers.pool import Pool
 from pipeline.flows.workers.room import Needs, Node, addable, nodes_alive
-from pipeline.log import Stages, give_up, say
+from pipeline.log import Stages, give_up
 from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
@@ -49,11 +49,16 @@ _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds node
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the connected cluster has. grows: whether an autoscaler can add nodes; idle: whether no CPU was taken when it was connected."""
+    """What the connected cluster has.
+
+    grows: whether an autoscaler can add nodes; idle: whether no CPU was taken when it was connected; alone:
+    whether one child process stands for it, which is the one worker whatever the settings ask of Ray's.
+    """
 
     nodes: tuple[Node, ...]
     grows: bool = False
     idle: bool = False
+    alone: bool = False
     board: Any = field(default=None, repr=False, compare=False)
     """held, so that it lives as long as the connection"""
 
@@ -68,9 +73,10 @@ class Cluster:
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Encode workers for `work` units: between workers.min and workers.max, never more than units.
 
-        A cluster that cannot grow gets no more than it has room for, and says so; ConfigError when not one worker fits any of its nodes.
+        A cluster that cannot grow gets no more than it has room for. Raises ConfigError if that is less than
+        workers.min, or if not one worker fits any of its nodes.
         """
-        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker)
+        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker, settings.workers.min or 1)
         fit = needs.fit(self.nodes)
         asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
         if not fit and not (self.grows and (asked.min or asked.max)):
@@ -81,10 +87,18 @@ class Cluster:
             )
         least = asked.min or (1 if asked.max else wanted)
         if not self.grows:
-            _tell_short(asked.min or 1, fit, work)
+            if fit < needs.workers and not self.alone:
+                raise needs.too_few(self.nodes)
             wanted, least = min(wanted, fit), min(least, fit)
         most = max(1, min(wanted, work))
-        return Pool(most, needs.cpus, needs.gpus, least=min(least, most), now=max(1, min(fit, most)))
+        least, now = min(least, most), max(1, min(fit, most))
+        demanded = min(needs.workers, most)
+        return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=demanded)
+
+    def check(self, settings: ClusterSettings) -> None:
+        """Raise ConfigError as `pool` does where no node that is still to come could change it."""
+        if not self.grows and not self.alone:
+            self.pool(settings, 1)
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Like `pool`, with more CPUs for each worker where there is less work than room, so that a small corpus uses all cores.
@@ -120,9 +134,7 @@ def connect(
     process = process or at_hand()
     if process is not None:
         with working_with(process):
-            yield Cluster(
-                (Node(settings.cpus_per_worker),)
-            )  # it is the one worker, whatever a worker of Ray's would take
+            yield Cluster((Node(settings.cpus_per_worker),), alone=True)
         return
     with stages("cluster"):
         quiet(verbose)
@@ -136,7 +148,7 @@ def connect(
             expect(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
             idle = ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes)
-            yield Cluster(nodes, bool(addable()), idle, open_board())
+            yield Cluster(nodes, bool(addable()), idle, board=open_board())
     finally:
         if mine:
             ray.shutdown()
@@ -173,13 +185,6 @@ def _guarded() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _tell_short(least: int, fit: int, work: int) -> None:
-    if fit < min(least, work):
-        say(
-            f"cluster.workers.min is {least} and the cluster, which cannot grow, has room for {fit}: it goes on with {fit}"
-        )
 
 
 def _start(settings: ClusterSettings, verbose: bool) -> None:

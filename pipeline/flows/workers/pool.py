@@ -46,7 +46,8 @@ class Pool:
     """Actors of one kind. Ray restarts lost actors and repeats their items without limit; finished items keep their records.
 
     size: the most there are; least: the fewest (null: `size`); now: how many to begin with (null: `size`), more come while there is work and room for them.
-    deaths: of processes at one item, before the run is given up.
+    demanded: workers that there has to be room for within cluster.wait_s. deaths: of processes at one item,
+    before the run is given up.
     """
 
     size: int
@@ -54,6 +55,7 @@ class Pool:
     gpus: float = 0.0
     least: int | None = None
     now: int | None = None
+    demanded: int = 1
     deaths: int = _DEATHS
 
     def of_items(self, count: int) -> "tuple[int, int, int]":
@@ -64,8 +66,8 @@ class Pool:
 
     @property
     def needs(self) -> Needs:
-        """What one actor takes."""
-        return Needs(self.cpus, self.gpus)
+        """What one actor takes, and how many have to find room."""
+        return Needs(self.cpus, self.gpus, self.demanded)
 
 
 def progress(rows: int, *, last: bool = False) -> None:

@@ -30,10 +30,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one worker takes."""
+    """What one worker takes. workers: how many of them there has to be room for before the work may go on."""
 
     cpus: float
     gpus: float
+    workers: int = 1
 
     def __str__(self) -> str:
         return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
@@ -41,6 +42,16 @@ class Needs:
     def fit(self, nodes: Iterable[Node]) -> int:
         """Workers that the nodes hold when nothing else runs there."""
         return sum(node.fit(self.cpus, self.gpus) for node in nodes)
+
+    def too_few(self, nodes: Iterable[Node]) -> ConfigError:
+        """The error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
+        there = tuple(nodes)
+        found = f"room for {self.fit(there)} on {described(there)}, and the cluster cannot grow"
+        remedy = "lower it or cluster.cpus_per_worker, or add nodes"
+        return ConfigError("cluster.workers.min", f"room for {self._asked()}", found, remedy)
+
+    def _asked(self) -> str:
+        return f"{self.workers} workers of {self}" if self.workers > 1 else f"one worker of {self}"
 
     def too_large(
         self, nodes: Iterable[Node], addable: Iterable[Node] = (), remedy: str = _SMALLER
@@ -52,13 +63,26 @@ class Needs:
 
     def none_came(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
         """The error for a worker that fits a node that the autoscaler can add, where it has added none."""
-        found = f"{described(tuple(nodes))}, and no node came that holds it"
+        there = tuple(nodes)
+        if self.workers > 1 and self.fit(there):
+            return self._still_too_few(there, waited_s)
+        found = f"{described(there)}, and no node came that holds it"
         remedy = (
             "the autoscaler can add one: look at `ray status` and the quota for such machines, or raise "
             "cluster.wait_s; then run again: finished units are kept"
         )
         return TransientError(
             "cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy
+        )
+
+    def _still_too_few(self, nodes: tuple[Node, ...], waited_s: float) -> TransientError:
+        expected = f"room for {self._asked()} (cluster.workers.min), within {waited_s:g} s (cluster.wait_s)"
+        remedy = (
+            "the autoscaler can add nodes: look at `ray status` and the quota for such machines, lower "
+            "cluster.workers.min, or raise cluster.wait_s; then run again: finished units are kept"
+        )
+        return TransientError(
+            "cluster", expected, f"room for {self.fit(nodes)} on {described(nodes)}", remedy
         )
 
     def lost(self, nodes: Iterable[Node], waited_s: float) -> TransientError:

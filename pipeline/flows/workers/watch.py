@@ -36,6 +36,7 @@ class Watch:
         self._over = threading.Event()
         self._nodes = nodes_alive()
         self._looked = self._heard = self._had_room = time.monotonic()
+        self._had_enough = False  # whether there was room for all workers that are demanded
         self._ended: set[Worker] = set()
         self._ending: dict[
             Any, float
@@ -115,12 +116,14 @@ class Watch:
 
     def _judge(self, allowed: Patience) -> None:
         now, nodes = time.monotonic(), [node for _, node in self._nodes.values()]
-        if self._needs.fit(nodes):
+        room = self._needs.fit(nodes)
+        self._had_enough |= room >= self._needs.workers
+        if room and self._had_enough:
             self._had_room = now
         elif now - self._had_room > allowed.wait_s:
-            seen = self._needs.fit(nodes_seen())
-            self._fail((self._needs.lost if seen else self._needs.none_came)(nodes, allowed.wait_s))
-        else:
+            lost = not room and self._needs.fit(nodes_seen())
+            self._fail((self._needs.lost if lost else self._needs.none_came)(nodes, allowed.wait_s))
+        elif not room:
             self._heard = now  # once a node is there, its workers have the whole patience to start
         if now - self._heard > allowed.patience_s and not (self._waits or self._ending):
             self._fail(_nobody(self._needs, allowed.patience_s))

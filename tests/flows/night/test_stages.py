@@ -8,10 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.errors import ConfigError
+from pipeline.flows.encode.encode import encode
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.plan import plan
 from pipeline.flows.night.stages import through_encoding, through_index, through_whitening
+from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.room import Node
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
@@ -38,6 +42,15 @@ def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make
     assert again == first
     assert first.rows == corpus.rows == 400
     assert first.counts()["tokens"] > 400 * 8
+
+
+def test_workers_that_the_cluster_cannot_hold_are_refused_though_no_unit_waits(make_job: Make):
+    """Else the index is built before the gates, which encode the canary texts, meet the missing GPU."""
+    store, corpus, _ = through_encoding(make_job(), Stages())
+    with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker, found one node of 2 CPUs"):
+        encode(corpus, make_job("cluster.gpus_per_worker=1"), store, Cluster((Node(2),)), Stages())
+    with pytest.raises(ConfigError, match="room for 2 on one node"):
+        encode(corpus, make_job("cluster.workers.min=3"), store, Cluster((Node(2),)), Stages())
 
 
 def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Make):

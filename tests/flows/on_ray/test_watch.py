@@ -1,6 +1,7 @@
 """The driver's watch over the workers of a call: it gives up when it has to, not later, and goes on when Ray fails for a moment."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -104,6 +105,25 @@ def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(
     monkeypatch.setattr(ray, "nodes", nodes)
     assert isinstance(given_up(watch_over, within_s=20.0), TransientError)
     assert len(failed) == 2
+
+
+@pytest.mark.parametrize(("demanded", "refused"), [(1, False), (10_000, True)])
+def test_workers_that_never_find_room_end_the_call_after_the_wait(call: Call, demanded: int, refused: bool):
+    expect(PATIENCE_S, 1.0)
+    over = Watch(call, "Double", Needs(1.0, 0.0, demanded), 3, None)
+    try:
+        if not refused:
+            with pytest.raises(AssertionError, match="no error"):
+                given_up(over, within_s=3.0)
+            return
+        error = given_up(over, within_s=20.0)
+    finally:
+        over.stop()
+    assert isinstance(error, TransientError)
+    expected = (
+        r"room for 10000 workers of 1 CPUs and 0 GPUs \(cluster.workers.min\), within 1 s .*found room for \d"
+    )
+    assert re.search(expected, str(error))
 
 
 class Lossy:

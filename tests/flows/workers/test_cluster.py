@@ -11,7 +11,7 @@ from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers.cluster import Cluster, _within, address_of, connect
 from pipeline.flows.workers.local import with_threads_of
-from pipeline.flows.workers.room import Node
+from pipeline.flows.workers.room import Needs, Node
 from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
 
@@ -118,7 +118,7 @@ def settings(**values: Any) -> ClusterSettings:
         (SMALL, {"workers": {"max": 3}}, 100, (1, 3, 3)),
         (SMALL, {"workers": {"min": 2}}, 100, (2, 4, 4)),
         (SMALL, {"workers": {"min": 2, "max": 3}}, 100, (2, 3, 3)),
-        (SMALL, {"workers": 100}, 100, (4, 4, 4)),  # no more than there is room for
+        (SMALL, {"workers": {"max": 100}}, 100, (1, 4, 4)),  # no more than there is room for
         (SMALL, {"cpus_per_worker": 2}, 100, (2, 2, 2)),
         (GROWING, {}, 100, (2, 2, 2)),
         (GROWING, {"workers": {"max": 8}}, 100, (1, 8, 2)),
@@ -197,15 +197,29 @@ def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Cluster, values:
         cluster.pool(settings(**values), 100)
 
 
-def test_a_minimum_that_a_fixed_cluster_cannot_hold_is_lowered_with_a_sentence(capfd):
-    assert SMALL.pool(settings(workers={"min": 6, "max": 8}), 100).of_items(100) == (4, 4, 4)
-    assert (
-        "cluster.workers.min is 6 and the cluster, which cannot grow, has room for 4: it goes on with 4"
-        in capfd.readouterr().err
-    )
-    SMALL.pool(settings(workers={"min": 6, "max": 8}), 4)
-    SMALL.pool(settings(workers={"max": 8}), 100)
-    assert not capfd.readouterr().err, "neither four units nor a maximum need six"
+@pytest.mark.parametrize("workers", [5, {"min": 5}, {"min": 6, "max": 8}])
+@pytest.mark.parametrize("work", [1, 100])
+def test_a_minimum_that_a_fixed_cluster_has_no_room_for_is_refused(workers: object, work: int):
+    with pytest.raises(
+        ConfigError, match=r"^cluster\.workers\.min: .*room for 4 on 2 nodes of 2 CPUs"
+    ) as caught:
+        SMALL.pool(settings(workers=workers), work)
+    assert caught.value.exit_code == 2
+    with pytest.raises(ConfigError, match="workers of 1 CPUs and 0 GPUs"):
+        SMALL.check(settings(workers=workers))
+
+
+@pytest.mark.parametrize("cluster", [SMALL, GROWING, GPUS, Cluster((Node(1),), alone=True)])
+def test_a_minimum_that_there_is_room_for_or_may_come_to_be_is_none_to_refuse(cluster: Cluster):
+    cluster.check(settings())
+    cluster.check(settings(workers={"min": 2}))
+    cluster.check(settings(workers={"max": 100}))
+
+
+def test_a_cluster_that_can_grow_owes_the_minimum():
+    assert GROWING.pool(settings(workers={"min": 4, "max": 8}), 100).needs == Needs(1.0, 0.0, 4)
+    assert GROWING.pool(settings(workers={"min": 4, "max": 8}), 3).needs.workers == 3
+    assert GROWING.pool(settings(), 100).needs.workers == 1
 
 
 @pytest.mark.parametrize(
