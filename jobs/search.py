@@ -58,7 +58,8 @@ ShowTexts = Annotated[
     bool | None,
     typer.Option(
         "--texts/--no-texts",
-        help="Show the text of each answer, read from the release's corpus units. Without either: for queries on the command line only.",
+        help="Show the text of each answer, read from the release's corpus units. "
+        "Without either: yes, but not with --json.",
     ),
 ]
 CommitsRoot = Annotated[
@@ -98,8 +99,8 @@ def search(
         if asked.of_words:
             log.say(_understood(root, asked))
         shown = (
-            asked.file is None if texts is None else texts
-        )  # answers to a file of queries lie in so many units that a remote corpus would be copied
+            not as_json if texts is None else texts
+        )  # programs often want ids alone, which need no corpus unit
         answers = _Answers(_opened(root, release, commits_root), k, shown)
         for batch in asked.batches():
             found = answers.of(batch)
@@ -190,7 +191,7 @@ def _shown(lines: list[dict[str, Any]], width: int | None) -> str:
             str(line["rank"]),
             f"{line['score']:.4f}",
             str(line["id"]),
-            *(_one_line(line[name]) for name in kept),
+            *("" if line[name] is None else _one_line(line[name]) for name in kept),
         )
         for line in lines
     ]

@@ -15,6 +15,7 @@ import pytest
 from rich.cells import cell_len
 
 from jobs.nightly import search_command
+from jobs.search import _shown
 from pipeline.config import load_settings
 from pipeline.settings import Job
 from pipeline.store.store import open_store
@@ -92,24 +93,28 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "root")
 
 
-def test_the_texts_of_answers_are_shown_though_no_column_was_kept(root: str, manta: Manta):
-    lines = [
-        json.loads(line)
-        for line in manta("search", root, "a girl reads", "-k", "4", "--json").out.splitlines()
-    ]
-    assert {line["id"]: line["text"] for line in lines} == {
-        f"row-{row}": text for row, text in enumerate(CORPUS)
-    }
-    shown = manta("search", root, "a girl reads", "-k", "4").out
-    assert all(text in shown for text in CORPUS)
-    assert "text" not in json.loads(
-        manta("search", root, "a girl reads", "-k", "1", "--json", "--no-texts").out
-    )
+def test_the_texts_of_answers_are_shown_though_no_column_was_kept(root: str, manta: Manta, tmp_path: Path):
+    """By default to people, however they ask; to programs only where they ask for them."""
+    (tmp_path / "q.txt").write_text("a girl reads\n")
+    for asked in (["a girl reads"], ["--queries", str(tmp_path / "q.txt")]):
+        command = ("search", root, *asked, "-k", "4")
+        lines = map(json.loads, manta(*command, "--json", "--texts").out.splitlines())
+        texts = {line["id"]: line["text"] for line in lines}
+        assert texts == {f"row-{row}": text for row, text in enumerate(CORPUS)}
+        assert all(text in manta(*command).out for text in CORPUS)
+        assert "text" not in manta(*command, "--no-texts").out
+        assert "text" not in json.loads(manta(*command, "--json").out.splitlines()[0])
+
+
+@pytest.mark.parametrize("width", [None, 20, 80])
+def test_a_kept_column_without_a_value_is_shown_empty(width: int | None):
+    lines = [{"rank": 1, "score": 0.5, "id": "a", "lang": None, "text": "None of it"}]
+    assert _shown(lines, width).count("None") == 1
 
 
 def test_a_release_without_its_corpus_units_answers_and_says_so(root: str, manta: Manta):
     shutil.rmtree(Path(root, "units"))
-    ended = manta("search", root, "a girl reads", "two dogs run", "-k", "4", "--json")
+    ended = manta("search", root, "a girl reads", "two dogs run", "-k", "4", "--json", "--texts")
     assert (ended.code, len(ended.out.splitlines())) == (0, 8)
     assert ended.err.count("answers come without their texts") == 1
     assert "units/corpus/" in ended.err
@@ -135,7 +140,7 @@ def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(
     texts = [f"{text} {number}" for number in range(100) for text in CORPUS]
     (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(texts).encode() + b"\n")
     pq.write_table(pa.table({"n": range(400), "query": texts}), tmp_path / "queries.parquet")
-    asked = manta("search", root, "-k", "2", "--json", *texts).out
+    asked = manta("search", root, "-k", "2", "--json", "--texts", *texts).out
     assert [line["query"] for line in map(json.loads, asked.splitlines())] == [
         text for text in texts for _ in range(2)
     ]
