@@ -141,6 +141,11 @@ class LiveRows:
             (0, 0), dtype=np.float32
         )
 
+    def holds(self, units: Sequence[Placed], addresses: np.ndarray) -> np.ndarray:
+        """Mask (n,) of the addresses (n,) that are live rows of one of the units."""
+        there = np.array([placed.ordinal for placed in units], dtype=np.int64)
+        return np.isin(addresses >> 32, there) & ~Dead.load(self.store, self.dead).holds(addresses)
+
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
         """Address, id and kept columns of every row, a unit at a time, in address order."""
         dead = Dead.load(self.store, self.dead)

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.index.build import write_index
 from pipeline.index.kinds import IndexPlan
 from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
+from pipeline.index.near_dead import absent, raise_effort, recall_near_dead
 from pipeline.index.parts import Parts
 from pipeline.index.structure import fingerprint, ivf_of
 from pipeline.index.truth import Neighbours, Queries
@@ -18,12 +19,11 @@ from pipeline.index.validate import (
     effort_name,
     get_effort,
     latency,
+    point_at,
     recall,
     set_effort,
 )
 from pipeline.settings import GateSettings, IndexSettings
-
-_TARGET = 0.95  # recall@10 that nprobe is chosen for when the gate is off
 
 
 def finish(
@@ -47,7 +47,7 @@ def finish(
     else:
         index = merge(parts)
     file = folder / "index.faiss"
-    measured = measure(index, queries, truth, settings, gates.recall_at_10)
+    measured = measure(index, queries, truth, settings, gates.wanted_recall)
     write_index(index, file)
     files = (file, *lists)
     return files, measured.model_copy(
@@ -56,13 +56,32 @@ def finish(
 
 
 def measure(
-    index: Any, queries: Queries, truth: Neighbours, settings: IndexSettings, target: float | None
+    index: Any, queries: Queries, truth: Neighbours, settings: IndexSettings, target: float
 ) -> Measured:
-    """Search effort chosen on the even queries (or as set) and put into `index`; recall and latency on the odd ones."""
-    chosen, curve = choose_nprobe(index, queries[0::2], truth[0::2], _TARGET if target is None else target)
+    """Search effort chosen on the even queries (or as set) and put into `index`; recall and latency on the odd ones.
+
+    Queries whose own row the index does not hold, since it is dead, take no part in the choice; the effort is
+    raised for them afterwards.
+    """
+    gone = absent(index, queries)
+    even = queries[~gone][0::2], truth[~gone][0::2]
+    chosen, curve = choose_nprobe(index, *even, target)
+    raised_from = None
     if settings.nprobe is not None and chosen is not None:
         set_effort(index, settings.nprobe)
-    return measure_parts(Parts([index]), queries, truth, curve)
+    elif raised_from := raise_effort(index, queries[gone], truth[gone], target):
+        curve = _with_point(curve, point_at(index, *even, get_effort(index) or raised_from))
+    parts = Parts([index])
+    near = recall_near_dead(parts, queries, truth, gone)
+    return measure_parts(parts, queries, truth, curve).model_copy(
+        update={"recall_near_dead": near, "raised_from": raised_from}
+    )
+
+
+def _with_point(curve: tuple[CurvePoint, ...], point: CurvePoint) -> tuple[CurvePoint, ...]:
+    """The curve with that point in its place."""
+    others = [each for each in curve if each.effort != point.effort]
+    return tuple(sorted([*others, point], key=lambda each: each.effort))
 
 
 def measure_parts(

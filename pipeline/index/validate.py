@@ -89,6 +89,8 @@ class Measured(Settings):
     fingerprint: str
     recall_near_dead: Share | None = None
     """at rank 10, for queries whose own row is dead: there deletions cluster; null where too few are"""
+    raised_from: int | None = None
+    """effort that live rows need, if it was raised for the sake of queries near dead rows"""
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,9 @@ def choose_nprobe(
     if effort_name(index) is None:
         return None, ()
     curve: list[CurvePoint] = []
-    for effort in _efforts(index):
-        curve.append(_point(index, queries, truth, effort))
-        if sum(point.low >= target for point in curve) > _BEYOND_TARGET or _is_flat(curve):
+    for effort in efforts(index):
+        curve.append(point_at(index, queries, truth, effort))
+        if sum(point.low >= target for point in curve) > _BEYOND_TARGET or is_flat(curve):
             break
     enough = [point for point in curve if point.low >= target]
     chosen = enough[0] if enough else max(curve, key=lambda point: (point.recall_at_10, -point.effort))
@@ -216,8 +218,8 @@ def choose_nprobe(
     return chosen.effort, tuple(curve)
 
 
-def _is_flat(curve: list[CurvePoint]) -> bool:
-    """Whether more effort has stopped to help: what is missing is lost to compression."""
+def is_flat(curve: list[CurvePoint]) -> bool:
+    """Whether more effort no longer helps: what is missing is lost to compression."""
     return (
         len(curve) > _FLAT_POINTS
         and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
@@ -243,7 +245,8 @@ def _at_most_all(parts: Parts, effort: int) -> int:
     return min(effort, unwrap(parts.base).nlist) if effort_name(parts.base) == "nprobe" else effort
 
 
-def _point(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
+def point_at(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
+    """Set the effort in the index, and measure it."""
     set_effort(index, effort)
     return _timed(index, queries, truth, effort)
 
@@ -258,7 +261,8 @@ def _timed(index: Any, queries: Queries, truth: Neighbours, effort: int) -> Curv
     )
 
 
-def _efforts(index: Any) -> Iterator[int]:
+def efforts(index: Any) -> Iterator[int]:
+    """Search efforts to try, ascending: nprobe up to nlist, or efSearch from 16 to 1,024."""
     most, effort = (unwrap(index).nlist, 1) if effort_name(index) == "nprobe" else (1024, 16)
     while effort < most:
         yield effort

@@ -186,7 +186,8 @@ class IndexSettings(Settings):
     train_rows: Annotated[int, Field(ge=1)] | None = None
     """rows the quantizer is trained on; null: 64 per list, at least 20,000 where there are so many"""
     nprobe: Annotated[int, Field(ge=1)] | None = None
-    """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 % interval"""
+    """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 % interval,
+    and up to sixteen times as many if queries near deleted rows need them for that recall"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"
@@ -214,6 +215,11 @@ class GateSettings(Settings):
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release.
     Of what word vectors lack, punctuation, numbers, single letters and English stop words do not count: many files leave them out on purpose"""
+
+    @property
+    def wanted_recall(self) -> float:
+        """The recall@10 that the search effort is chosen for: that of the gate, or 0.95 if it is off."""
+        return 0.95 if self.recall_at_10 is None else self.recall_at_10
 
 
 class ReleaseSettings(Settings):

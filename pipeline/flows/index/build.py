@@ -36,10 +36,16 @@ def build_index(
     dim: int,
     cluster: Cluster,
     stages: Stages,
+    asked_before: FileRef | None = None,
 ) -> BuiltIndex:
     """The index over the live rows of all units. What an earlier run finished of the same index is kept.
 
-    dead: rows that are left out. SpaceMismatch for units of two spaces.
+    Args:
+        dead: rows that are left out.
+        asked_before: queries of the previous release, if this index takes the place of its own.
+
+    Raises:
+        SpaceMismatch: units of two spaces.
     """
     source = LiveRows(store, space_of(units), job.corpus.id, dead)
     filled, rows = live_units(source, units)
@@ -50,7 +56,10 @@ def build_index(
         else 1
     )
     what = {**made_of(job, filled, dead, transform), "plan": plan.model_dump(mode="json"), "shards": count}
-    build = Build(source, plan, job.index, job.gates, transform, f"indexes/work/{digest_of(what)[:24]}")
+    if asked_before:
+        what["asked_before"] = asked_before.sha256
+    work = f"indexes/work/{digest_of(what)[:24]}"
+    build = Build(source, plan, job.index, job.gates, transform, work, asked_before)
     done = f"{build.work}/built.json"
     if (built := BuiltIndex.left(store, done)) and built.is_whole(store):
         return built

@@ -137,6 +137,7 @@ class _Night:
             self.dim,
             self.cluster,
             self.stages,
+            self.before.index.queries,
         ), why
 
     def extended(self) -> Built:
@@ -175,7 +176,13 @@ class _Night:
             "why": f"extends that of release {self.before.release}",
         }
         build = Build(
-            self.source, plan.model_copy(update=same), self.job.index, self.job.gates, self.transform, work
+            self.source,
+            plan.model_copy(update=same),
+            self.job.index,
+            self.job.gates,
+            self.transform,
+            work,
+            index.queries,
         )
         live = [(placed, count) for placed, count in zip(self.units, surveyed.live, strict=True) if count]
         return Extension(

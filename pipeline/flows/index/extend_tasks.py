@@ -33,8 +33,6 @@ from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
 
 _RANK = 100  # recall is reported down to it
-_DEAD_QUERIES = 0.05  # of a new sample: half of what may be dead before queries are sampled anew
-_FEWEST_NEAR_DEAD = 10  # queries: with fewer, recall near dead rows is not known to a tenth
 
 
 class Grown(Stored):
@@ -244,9 +242,7 @@ class SampleQueries:
 
     def _work(self, units: tuple[Placed, ...]) -> FileRef:
         with self.build.store.scratch() as scratch:
-            return sample_queries(
-                self.build, units, scratch, dead=int(_DEAD_QUERIES * self.build.settings.queries)
-            )
+            return sample_queries(self.build, units, scratch)
 
 
 @dataclass(frozen=True)
@@ -266,6 +262,7 @@ class MeasureGrown:
 
     def _work(self, item: tuple[Grown, Asked]) -> Measurement:
         from pipeline.index.finish import measure_parts
+        from pipeline.index.near_dead import recall_near_dead
         from pipeline.index.parts import open_parts
         from pipeline.index.structure import fingerprint
 
@@ -288,9 +285,8 @@ class MeasureGrown:
             )
         measured = measure_parts(parts, queries, truth)
         size = sum(reference.bytes for reference in grown.files)
-        measured = measured.model_copy(
-            update={"file_bytes": size, "recall_near_dead": self._near_dead(parts, queries, truth)}
-        )
+        near = recall_near_dead(parts, queries, truth, ~self._own(queries))
+        measured = measured.model_copy(update={"file_bytes": size, "recall_near_dead": near})
         with store.scratch() as scratch:
             kept = keep_truth(store, truth, scratch)
         return Measurement(
@@ -352,25 +348,12 @@ class MeasureGrown:
         pieces = (load_truth(self.extension.build.store, piece) for piece in asked.pieces)
         return functools.reduce(fold.merge, pieces, fold.none()), 0
 
-    def _near_dead(self, parts: Any, queries: Any, truth: Any) -> Any:
-        """Recall@10 of the queries whose own row is dead; None where too few are."""
-        from pipeline.index.validate import recall
-
-        gone = ~self._own(queries)
-        return (
-            recall(parts, queries[gone], truth[gone], (10,))[10] if gone.sum() >= _FEWEST_NEAR_DEAD else None
-        )
-
     def _live(self, queries: Any) -> Any:
         """Those queries whose own row is live."""
         return queries[self._own(queries)]
 
     def _own(self, queries: Any) -> np.ndarray:
-        return _own(
-            queries,
-            self.extension.units,
-            Dead.load(self.extension.build.store, self.extension.build.source.dead),
-        )
+        return self.extension.build.source.holds(self.extension.units, queries.addresses)
 
 
 def _own(queries: Any, units: tuple[Placed, ...], dead: Dead) -> np.ndarray:

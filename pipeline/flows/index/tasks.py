@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import Defect
+from pipeline.errors import DataError, Defect
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.workers.pool import progress
 from pipeline.index.kinds import IndexPlan
@@ -19,6 +19,7 @@ from pipeline.store.manifest import IndexFiles
 from pipeline.store.units import FileRef, Stored
 
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
+_DEAD_QUERIES = 0.05  # of a sample: half of what may be dead before queries are sampled anew
 
 
 class Shard(Stored):
@@ -114,6 +115,8 @@ class Build:
     gates: GateSettings
     transform: Transform | None
     work: str
+    asked_before: FileRef | None = None
+    """queries of the previous release, if the index is built anew in place of its own"""
 
     @property
     def store(self) -> Store:
@@ -187,15 +190,38 @@ class Train:
             return Trained(index=reference, queries=sample_queries(build, units, scratch))
 
 
-def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path, dead: int = 0) -> FileRef:
-    """Rows over all units that are asked as queries, as a file: addresses and raw vectors. dead: how many of them are dead rows, where there are so many."""
-    addresses, vectors = build.source.sample(units, build.settings.queries - dead, "queries")
-    if dead:
-        gone, theirs = build.source.sample_dead(units, dead, "queries")
-        if len(gone):
-            addresses, vectors = np.concatenate([addresses, gone]), np.concatenate([vectors, theirs])
+def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> FileRef:
+    """Sample rows over all units as queries, one in twenty of them dead as far as there are dead rows.
+
+    Returns:
+        The file of their addresses and raw vectors.
+    """
+    gone, theirs = _dead_queries(build, units, int(_DEAD_QUERIES * build.settings.queries))
+    addresses, vectors = build.source.sample(units, build.settings.queries - len(gone), "queries")
+    if len(gone):
+        addresses, vectors = np.concatenate([addresses, gone]), np.concatenate([vectors, theirs])
     (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors}, {}))
     return put_by_content(build.store, scratch / "queries", "indexes/queries", ".safetensors", len(addresses))
+
+
+def _dead_queries(build: Build, units: tuple[Placed, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(addresses, raw vectors) of at most `count` dead rows: queries of the previous release that are dead now,
+    since whole units may be gone with their rows, then others of the units that are left.
+    """
+    gone, theirs = build.source.sample_dead(units, count, "queries")
+    if build.asked_before is None:
+        return gone, theirs
+    try:
+        before = load_queries(build.store, build.asked_before)
+    except (FileNotFoundError, DataError):  # which may be why the index is built anew
+        return gone, theirs
+    died = np.flatnonzero(~build.source.holds(units, before.addresses))
+    died = died[np.unique(np.linspace(0, len(died) - 1, min(count, len(died))).round().astype(np.int64))]
+    others = np.flatnonzero(~np.isin(gone, before.addresses[died]))[: count - len(died)]
+    return (
+        np.concatenate([before.addresses[died], gone[others]]),
+        np.concatenate([before.vectors[died], theirs[others]]) if len(others) else before.vectors[died],
+    )
 
 
 def load_queries(store: Store, reference: FileRef) -> Any:
@@ -310,13 +336,20 @@ class Finish:
             trained=self.trained.index,
             queries=self.trained.queries,
             truth=kept,
-            trained_on={
-                "rows": measured["rows"],
-                "imbalance": measured["imbalance"],
-                "recall_at_10": measured["recall"]["10"]["value"],
-            },
+            trained_on=_trained_on(measured),
             base_ordinals=self.base_ordinals,
         )
+
+
+def _trained_on(measured: dict[str, Any]) -> dict[str, float | int | None]:
+    """What later nights are compared with."""
+    near = measured["recall_near_dead"]
+    return {
+        "rows": measured["rows"],
+        "imbalance": measured["imbalance"],
+        "recall_at_10": measured["recall"]["10"]["value"],
+        **({"recall_near_dead": near["value"]} if near else {}),
+    }
 
 
 def settings_of(measured: dict[str, Any]) -> dict[str, Any]:

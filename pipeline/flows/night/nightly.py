@@ -9,6 +9,7 @@ from pipeline.errors import GatesRefused, PublishConflict, RootHeld
 from pipeline.flows.encode.encoder_copy import encoder_place
 from pipeline.flows.encode.probe import EncodeTexts
 from pipeline.flows.encode.rejected import rejected_warnings
+from pipeline.flows.index.rules import near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.outside import outside_texts
 from pipeline.flows.night.overview import keep_summary, load_summary, refresh
@@ -233,7 +234,10 @@ def _outcome(status: Status, release: ReleaseManifest, root: str) -> Outcome:
         "gates": gates,
         "decisions": [choice.model_dump(mode="json") for choice in release.choices],
         "tokens": token_facts(release.counts),
-        "warnings": token_warnings(release.counts)
-        + rejected_warnings(release.counts, release.counts["total"]),
+        "warnings": [
+            *token_warnings(release.counts),
+            *rejected_warnings(release.counts, release.counts["total"]),
+            *near_dead_warnings(release.choices),
+        ],
     }
     return Outcome(status, release.release, root, report, release.rows, facts)

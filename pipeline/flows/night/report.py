@@ -10,6 +10,7 @@ from pipeline.config import to_yaml
 from pipeline.errors import DataError
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.unit import LENGTH_BIN, Spent
+from pipeline.flows.index.rules import near_dead_warnings
 from pipeline.flows.night.asked import texts_at
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.overview import Summary
@@ -107,6 +108,7 @@ def summarize(
         warnings=(
             *token_warnings(manifest.counts),
             *rejected_warnings(manifest.counts, manifest.counts["total"]),
+            *near_dead_warnings(manifest.choices),
         ),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
@@ -237,6 +239,8 @@ def _effort(measured: dict[str, Any], target: float | None, extended: bool) -> t
         if meets
         else "as set, or the best there is"
     )
+    if raised_from := measured.get("raised_from"):
+        chosen = f"raised from {raised_from}, which live rows need, for queries near dead rows"
     if extended and reached is not None:
         chosen = f"as chosen when the index was built anew last; recall@10 on one half of the queries is {reached:.4f} tonight"
     return (

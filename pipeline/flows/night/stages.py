@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pipeline.errors import DataError
 from pipeline.flows.encode.encode import encode, waiting_rows
 from pipeline.flows.encode.encoder_copy import keep_encoder
+from pipeline.flows.index import rules
 from pipeline.flows.index.build import build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.tasks import BuiltIndex
@@ -206,8 +207,12 @@ def _index(
             else "the vectors are of another space"
         )
         choices = (Choice(what="index", chosen="built anew", sentence=f"built anew: {why}"),)
+    if near := rules.near_dead(built.measured, job.gates.wanted_recall):
+        choices = (*choices, near)
     for choice in choices:
         say(f"index: {choice.sentence}")
+    for sentence in rules.near_dead_warnings(choices):
+        say(f"warning: {sentence}")
     return built, (
         *choices,
         Choice(what="index kind", chosen=built.plan.kind, sentence=f"{built.plan.factory}: {built.plan.why}"),

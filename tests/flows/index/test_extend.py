@@ -89,7 +89,42 @@ def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_i
         np.mean([np.isin(right, answers).mean() for right, answers in zip(exact, each, strict=True)])
         for each in found
     )
-    assert after >= without - 0.05
+    spread = (
+        0.1 if kind == "opq_ivf_pq" else 0.05
+    )  # other queries choose another nprobe for codes this coarse
+    assert after >= without - spread
+
+
+@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8"])
+@pytest.mark.parametrize("whole_unit", [True, False])
+def test_an_index_built_anew_finds_what_lives_near_a_deleted_topic(
+    cluster: Cluster, tmp_path: Path, kind: str, whole_unit: bool
+):
+    overrides = (f"index.kind={kind}", "index.queries=500", "index.nlist=50")
+    chain = Chain(tmp_path / "root", cluster, overrides, clusters=21, dim=64).add(2_600)
+    for unit in range(1, 2 + (not whole_unit)):
+        chain.add(70 * (1 + whole_unit), centre=0) if unit == 1 else chain.add(70, centre=0)
+    chain.night()
+    topic = [address for address in chain.vectors if address >> 32]
+    if whole_unit:
+        chain.units.pop()
+    else:
+        chain.dead += topic[:-1]
+    chain.overrides = (*overrides, "index.seed=1")
+    built = chain.night()
+    assert chain.chosen()["index"] == "built anew"
+    near = built.measured["recall_near_dead"]
+    assert near["value"] >= 0.95
+    assert built.trained_on["recall_near_dead"] == near["value"]
+    live = np.array(chain.live())
+    raw = np.array([chain.vectors[address] for address in live.tolist()])
+    asked = np.array([chain.vectors[address] for address in topic[1::3]])
+    exact = live[np.argsort(-(asked @ (raw / np.linalg.norm(raw, axis=1, keepdims=True)).T), axis=1)[:, :10]]
+    found = chain.parts().search(asked, 10)[1]
+    assert np.mean([np.isin(right, mine).mean() for right, mine in zip(exact, found, strict=True)]) >= 0.9
+    chain.overrides = overrides = (*overrides, "index.seed=1")
+    chain.add(5).night()
+    assert chain.chosen()["index"] == "in place", "the same figure near dead rows is no reason to build again"
 
 
 def test_new_queries_lie_where_rows_were_deleted_too(cluster: Cluster, tmp_path: Path):

@@ -1,0 +1,91 @@
+"""Searches for a deleted topic find the rows that are nearest now, which lie in many lists."""
+
+import numpy as np
+import pytest
+
+from pipeline.index.build import fill, train
+from pipeline.index.finish import measure
+from pipeline.index.kinds import plan_index
+from pipeline.index.near_dead import absent, raise_effort
+from pipeline.index.truth import ExactTopK, Queries
+from pipeline.index.validate import Measured, get_effort
+from pipeline.settings import IndexSettings
+from tests.index.clustered import cosines
+
+TOPICS, ROWS, DIM = 21, 143, 64
+KINDS = ["ivf_flat", "ivf_sq8", "hnsw"]
+
+
+def topics(seed: int = 0) -> np.ndarray:
+    """(TOPICS * ROWS, DIM) float32: topics around centres, so a lost topic has no close neighbour."""
+    rng = np.random.default_rng(seed)
+    centres = np.repeat(rng.normal(size=(TOPICS, DIM)), ROWS, axis=0)
+    return (centres + 0.6 * rng.normal(size=centres.shape)).astype(np.float32)
+
+
+def without_first_topic(
+    kind: str, raw: np.ndarray, dead: np.ndarray, **given: int
+) -> tuple[object, Measured]:
+    """(index over all topics but the first, measured with live rows and the rows `dead` as queries)."""
+    live = np.arange(ROWS, len(raw))
+    settings = IndexSettings(kind=kind, **given)
+    index = train(plan_index(len(live), DIM, settings), None, raw[live])
+    fill(index, [(live, raw[live])])
+    asked = np.concatenate([live[::10], dead])
+    queries = Queries(asked, raw[asked])
+    truth = ExactTopK(queries).of([(live, raw[live])])
+    return index, measure(index, queries, truth, settings, 0.95)
+
+
+def recall_of(index: object, raw: np.ndarray, asked: np.ndarray) -> float:
+    """Recall@10 by numpy over the live rows, each query's own row left out."""
+    live = np.arange(ROWS, len(raw))
+    exact = cosines(raw[asked], raw[live], None)
+    exact[asked[:, None] == live] = -np.inf
+    right = live[np.argsort(-exact, axis=1)[:, :10]]
+    _, found = index.search(raw[asked], 11)
+    return float(np.mean([np.isin(mine, theirs).mean() for mine, theirs in zip(right, found, strict=True)]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_effort_is_raised_until_the_wanted_recall_holds_near_deleted_rows_too(kind):
+    raw = topics()
+    plain, alone = without_first_topic(kind, raw, np.zeros(0, np.int64))
+    index, measured = without_first_topic(kind, raw, np.arange(0, ROWS, 5))
+    others = np.arange(2, ROWS, 5)  # of the topic, and not asked when the effort was chosen
+    assert (alone.recall_near_dead, alone.raised_from) == (None, None)
+    assert recall_of(plain, raw, others) < 0.9, "the effort that is enough for live rows misses them"
+    assert measured.raised_from == alone.effort < measured.effort
+    wanted = 0.9 if kind == "hnsw" else 0.95  # a graph without the topic has few ways from there
+    assert measured.recall_near_dead.value >= wanted
+    assert recall_of(index, raw, others) >= wanted - 0.05
+    assert measured.effort in {point.effort for point in measured.curve}
+
+
+def test_the_effort_rises_sixteenfold_at_most_and_not_where_nothing_is_gained():
+    raw, dead = topics(), np.arange(0, ROWS, 5)
+    index, _ = without_first_topic("ivf_flat", raw, dead, nlist=300, nprobe=1)
+    asked, live = Queries(dead, raw[dead]), np.arange(ROWS, len(raw))
+    truth = ExactTopK(asked).of([(live, raw[live])])
+    assert raise_effort(index, asked, truth, 1.1) == 1
+    assert 1 < get_effort(index) <= 16
+    _, coarse = without_first_topic("IVF32,PQ4x4", raw, dead)
+    assert coarse.recall_near_dead.value < 0.5, "what is missing is lost to compression"
+    assert coarse.effort < 32
+
+
+def test_an_effort_that_is_set_stays_and_few_dead_queries_raise_nothing():
+    raw = topics()
+    _, fixed = without_first_topic("ivf_flat", raw, np.arange(0, ROWS, 5), nprobe=2)
+    assert (fixed.effort, fixed.raised_from) == (2, None)
+    assert fixed.recall_near_dead is not None
+    _, few = without_first_topic("ivf_flat", raw, np.arange(9))
+    assert (few.recall_near_dead, few.raised_from) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["flat", *KINDS])
+def test_queries_are_absent_whose_own_row_the_index_does_not_hold(kind):
+    raw = topics()
+    index, _ = without_first_topic(kind, raw, np.zeros(0, np.int64))
+    asked = np.array([3, 2_000, 142, 143, 2_900])
+    assert absent(index, Queries(asked, raw[asked])).tolist() == (asked < ROWS).tolist()
