@@ -147,14 +147,14 @@ def near_dead(measured: dict[str, Any], wanted: float) -> Choice | None:
     if (share := measured.get("recall_near_dead")) is None:
         return None
     name, effort, before = (measured.get(key) for key in ("effort_name", "effort", "raised_from"))
-    raised = f"{name} was raised from {before} to {effort} for their sake; " if before else ""
-    found = f"recall@10 near dead rows is {share['value']:.4f} ({share['trials'] // 10} queries or so)"
+    raised = f"; {name} was raised from {before} to {effort} for it" if before else ""
+    found = f"recall@10 near dead rows is {share['value']:.4f} ({share['trials']:,} answers)"
     low = share["value"] < wanted - MOST_RECALL_LOST_NEAR_DEAD
     remedy = "; a higher index.nprobe or a more exact index.kind finds more" if low else ""
     return Choice(
         what=NEAR_DEAD,
         chosen="raised" if before else KEPT,
-        sentence=f"{raised}{found}, {wanted:g} is wanted{remedy}",
+        sentence=f"{found}, {wanted:g} is wanted{raised}{remedy}",
         numbers={
             "recall_near_dead": share["value"],
             "wanted": wanted,

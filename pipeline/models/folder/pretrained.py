@@ -1,5 +1,6 @@
 """Load configurations, models and tokenizers through transformers. Code in a folder is never run, and no weight is left at a random value."""
 
+import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
@@ -122,7 +123,8 @@ def load_whole(
     check_code(folder)
     _check_known(folder)
     try:
-        model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
+        with _without_table():
+            model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
     except _LOADING_ERRORS as error:
         raise ModelError(str(folder), wanted, said(error), remedy) from None
     missing = sorted(
@@ -139,6 +141,22 @@ def load_whole(
         if not name.startswith(tuple(unused)):
             check_finite(str(folder), name, parameter.detach())
     return model
+
+
+@contextlib.contextmanager
+def _without_table() -> Iterator[None]:
+    """Leave out transformers' table of missing and unexpected weights: missing ones are an error here. It is
+    printed if TRANSFORMERS_VERBOSITY is info or debug.
+    """
+    from transformers import logging
+
+    before = logging.get_verbosity()
+    if before == logging.WARNING:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def load_config(folder: Path) -> Any:

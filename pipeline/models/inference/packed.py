@@ -13,7 +13,7 @@ from pipeline.models.layers.attention import Group, attend_groups, attend_varlen
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
-from pipeline.models.layers.weights import NAMES, Checkpoint, Names
+from pipeline.models.layers.weights import NAMES, Checkpoint, Names, tensor_names
 from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokens
 
@@ -132,6 +132,9 @@ class PackedModel:
             arithmetic.torch_dtype,
             arithmetic.max_tokens,
             folder.max_length,
+        )
+        checkpoint.check_present(
+            tensor_names(folder.family, self.layers, token_types=self.shape.token_types > 0)
         )
         self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
         self._tables = self._embeddings(checkpoint)

@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }
-MLP_HEADS = ("mlp.dense", "pooler.dense")  # SimCSE's own name, and the one its published checkpoints carry
+_MLP_HEADS = ("mlp.dense", "pooler.dense")  # SimCSE's own name, and the one its published checkpoints carry
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,17 @@ def through(tail: Iterable[Callable[..., Tensor]], x: Tensor, lengths: np.ndarra
     return x
 
 
+def mlp_name(weights: Checkpoint) -> str | None:
+    """Name of the layer of `cls_mlp` that the weights hold, or hold a part of; None if they hold none."""
+    parts = ("weight", "bias")
+    return next((name for name in _MLP_HEADS if any(f"{name}.{part}" in weights for part in parts)), None)
+
+
 def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseLayer:
     """The layer of `cls_mlp` (Gao et al. 2021): tanh(W h + b)."""
-    name = next((name for name in MLP_HEADS if f"{name}.weight" in checkpoint), None)
+    name = mlp_name(checkpoint)
     if name is None:
-        found = f"neither {' nor '.join(MLP_HEADS)} among the weights"
+        found = f"neither {' nor '.join(_MLP_HEADS)} among the weights"
         raise ModelError(
             "encoder.pooling cls_mlp",
             "the trained layer behind the first token's state",

@@ -1,7 +1,7 @@
 """Tensors of a model folder under the names of one family-neutral architecture."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -73,6 +73,17 @@ NAMES: Mapping[str, Names] = {
 }
 
 
+def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
+    """Every tensor of an encoder of a packed family, under its neutral name."""
+    tables = ["word", "position", *(["token_type"] if token_types else [])]
+    names, found = NAMES[family], [f"embeddings.{table}_embeddings.weight" for table in tables]
+    parts = ["embeddings.LayerNorm"]
+    for number in range(layers):
+        parts += [names.layer.format(i=number) + name for name in astuple(names)[1:]]
+    found += [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
+    return [*found, *(["encoder.relative_attention_bias.weight"] if family == "mpnet" else [])]
+
+
 class Checkpoint:
     """Tensors by name, read one at a time; prefixes (bert., roberta. ...) and the old gamma and beta are seen through."""
 
@@ -92,14 +103,7 @@ class Checkpoint:
         Raises:
             ModelError: it is missing, has another shape, or holds NaN or infinity.
         """
-        if name not in self._load:
-            near = ", ".join(sorted(self._load)[:3])
-            raise ModelError(
-                self._where,
-                f"a tensor {name}",
-                f"{len(self._load)} others ({near} ...)",
-                "check that weights and config.json belong together",
-            )
+        self.check_present([name])
         found = self.raw(name)
         if shape is not None and tuple(found.shape) != shape:
             raise ModelError(
@@ -111,6 +115,20 @@ class Checkpoint:
         found = found.to(torch.float32)
         check_finite(self._where, name, found)
         return found
+
+    def check_present(self, names: Iterable[str]) -> None:
+        """Refuse weights without all of these tensors. ModelError names the first missing ones and their number."""
+        wanted = list(names)
+        if missing := [name for name in wanted if name not in self._load]:
+            shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+            near = ", ".join(sorted(self._load)[:3])
+            what = f"the {len(wanted)} tensors of the model" if len(wanted) > 1 else f"a tensor {wanted[0]}"
+            raise ModelError(
+                self._where,
+                what,
+                f"{len(missing)} missing: {shown} (of {len(self._load)} there, the first are {near})",
+                "check that weights and config.json belong together",
+            )
 
     def raw(self, name: str) -> Tensor:
         """The tensor of that name, which is there, as it is."""
@@ -125,15 +143,18 @@ class Checkpoint:
 
 def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
     """The backbone's tensors."""
-    return Checkpoint(
-        str(folder.path),
-        _readers([folder.file(name) for name in folder.weights if not name.endswith(".index.json")]),
-    )
+    files = [folder.file(name) for name in folder.weights if not name.endswith(".index.json")]
+    return open_files(str(folder.path), files)
 
 
 def open_weights(file: Path) -> Checkpoint:
     """The tensors of one file, such as a Dense module's."""
-    return Checkpoint(str(file), _readers([file]))
+    return open_files(str(file), [file])
+
+
+def open_files(where: str, files: list[Path]) -> Checkpoint:
+    """The tensors of several files. where: the model that they belong to, for errors."""
+    return Checkpoint(where, _readers(files))
 
 
 def _readers(files: list[Path]) -> dict[str, Callable[[], Tensor]]:

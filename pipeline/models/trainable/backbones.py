@@ -199,6 +199,7 @@ class PackedBackbone(Backbone):
                     device="meta",
                 ),
             )
+        weights.check_present(name for name, _ in self.named_parameters())
         named = {
             name: weights.tensor(name, tuple(parameter.shape)).clone()
             for name, parameter in self.named_parameters()

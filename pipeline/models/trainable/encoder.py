@@ -8,7 +8,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.models.folder.modules import Cut, Denoise, Module
 from pipeline.models.layers.pooling import layers_of, pool, wide
-from pipeline.models.layers.post_pooling import MLP_HEADS, load_dense, normalize, through
+from pipeline.models.layers.post_pooling import load_dense, mlp_name, normalize, through
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import (
     AtEmbedding,
@@ -136,14 +136,9 @@ def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None)
     )
 
 
-def head_name(weights: Checkpoint) -> str | None:
-    """Name of the layer of `cls_mlp` among the weights."""
-    return next((name for name in MLP_HEADS if f"{name}.weight" in weights), None)
-
-
 def _head(weights: Checkpoint, width: int) -> DenseModule:
     """The checkpoint's own layer, or a new one."""
-    head, name = TanhHead(width), head_name(weights)
+    head, name = TanhHead(width), mlp_name(weights)
     if name is not None:
         head.linear.load_state_dict(
             {

@@ -32,6 +32,12 @@ _NAMES = (
         "lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")
     ),  # RoBERTa, XLM-R, MPNet
     _Names("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),  # DistilBERT
+    _Names(
+        "generator_predictions.dense", "generator_predictions.LayerNorm", ("generator_lm_head.bias",)
+    ),  # ELECTRA
+    _Names(
+        "predictions.dense", "predictions.LayerNorm", ("predictions.bias", "predictions.decoder.bias")
+    ),  # ALBERT
 )
 
 
@@ -57,12 +63,14 @@ class LanguageHead(nn.Module):
 
 
 def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
-    """The head that the encoder's folder has beside the backbone, or a new one from torch's generator; on the encoder's device.
+    """The head that the encoder's folder has beside the backbone, or a new one from torch's generator if it has
+    no part of one; on the encoder's device.
 
-    ModelError where the folder's head has other sizes than the encoder.
+    Raises:
+        ModelError: the folder's head lacks a part, or has other sizes than the encoder.
     """
     config, words, weights = encoder.folder.config, encoder.backbone.words, open_checkpoint(encoder.folder)
-    names = next((each for each in _NAMES if f"{each.dense}.weight" in weights), None)
+    names = _names_in(weights)
     activation = str(config.get("activation") or config.get("hidden_act") or "gelu")
     epsilon = float(config.get("layer_norm_eps") or 1e-12)
     head = LanguageHead(
@@ -74,9 +82,17 @@ def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
 
 
 def has_language_head(encoder: TrainableEncoder) -> bool:
-    """Whether the folder has the layers in front of the words among its weights."""
-    weights = open_checkpoint(encoder.folder)
-    return any(f"{each.dense}.weight" in weights for each in _NAMES)
+    """Whether the folder has the layers in front of the words, or a part of them, among its weights."""
+    return _names_in(open_checkpoint(encoder.folder)) is not None
+
+
+def _names_in(weights: Checkpoint) -> _Names | None:
+    """The names by which the weights hold a head, or a part of one."""
+    for names in _NAMES:
+        layers = [f"{name}.{part}" for name in (names.dense, names.norm) for part in ("weight", "bias")]
+        if any(name in weights for name in (*layers, *names.bias)):
+            return names
+    return None
 
 
 def _read(weights: Checkpoint, names: _Names, head: LanguageHead) -> dict[str, Tensor]:
@@ -86,4 +102,5 @@ def _read(weights: Checkpoint, names: _Names, head: LanguageHead) -> dict[str, T
         for own, name in (("dense", names.dense), ("norm", names.norm))
         for part in ("weight", "bias")
     }
+    weights.check_present(where.values())
     return {own: weights.tensor(name, tuple(head.get_parameter(own).shape)) for own, name in where.items()}

@@ -15,11 +15,12 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.concatenated import PARTS, described
 from pipeline.models.folder.folder import ENDS_SENTENCES, MASKED, EncoderFolder, open_folder
 from pipeline.models.folder.modules import OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, read_json
+from pipeline.models.layers.post_pooling import mlp_name
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.backbones import PaddedBackbone
 from pipeline.models.trainable.denoise import DenoiseModule
-from pipeline.models.trainable.encoder import CutModule, TrainableEncoder, head_name
+from pipeline.models.trainable.encoder import CutModule, TrainableEncoder
 from pipeline.models.trainable.heads import DenseModule
 from pipeline.models.trainable.lora import merged
 from pipeline.models.trainable.prompted import PromptedEncoder
@@ -187,7 +188,7 @@ def _write_weights(
         return
     checkpoint = open_checkpoint(folder)
     trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters()) | dict(words)
-    if encoder.mlp is not None and (name := head_name(checkpoint)):
+    if encoder.mlp is not None and (name := mlp_name(checkpoint)):
         trained |= {f"{name}.{part}": value for part, value in encoder.mlp.linear.named_parameters()}
     tensors = {
         original: trained.get(name, checkpoint.raw(name)) for name, original in checkpoint.names.items()
@@ -241,7 +242,7 @@ def _layers(
     pooling, layers = encoder.folder.pooling, list(encoder.tail)
     if encoder.mlp is not None and pooling == ("cls_mlp",):
         pooling, layers = ("cls",), [encoder.mlp, *layers]
-    if "cls_mlp" in pooling and head_name(open_checkpoint(encoder.folder)) is None:
+    if "cls_mlp" in pooling and mlp_name(open_checkpoint(encoder.folder)) is None:
         raise ModelError(
             "encoder.pooling",
             "cls_mlp by itself, since the encoder had no such layer",

@@ -35,6 +35,9 @@ _TOKENIZER_FILES = (
 _MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")  # their tokenizers have a code for every language
 _OTHER_TASKS = re.compile(r"Classification|QuestionAnswering|EncoderModel|ForCausalLM")
 _CODE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")  # of M2M100; of NLLB and mBART
+_OUTPUT_BIAS = (
+    "final_logits_bias"  # of Marian, BART and mBART: a buffer, and part of what Marian was trained to say
+)
 _NO_LIMIT = 100_000  # tokenizers without a limit write 1e30
 _PLAIN_LIMIT = 512  # of a model that names none, such as T5's with relative positions
 
@@ -178,9 +181,14 @@ def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
     """Load the transformers model, for inference. ModelError if its weights are damaged, incomplete or other than config.json says."""
     from transformers import AutoModelForSeq2SeqLM
 
-    return load_whole(
-        AutoModelForSeq2SeqLM, folder.path, "a model that AutoModelForSeq2SeqLM loads", dtype=dtype
-    ).eval()
+    from pipeline.models.layers.weights import open_files
+
+    wanted = "a model that AutoModelForSeq2SeqLM loads"
+    model = load_whole(AutoModelForSeq2SeqLM, folder.path, wanted, dtype=dtype).eval()
+    if _OUTPUT_BIAS in model.state_dict():  # transformers makes it zero where it is missing, and says nothing
+        files = [folder.path / name for name in folder.weights if not name.endswith(".index.json")]
+        open_files(str(folder.path), files).check_present([_OUTPUT_BIAS])
+    return model
 
 
 def _located(path: str) -> Path:

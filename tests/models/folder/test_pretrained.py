@@ -87,7 +87,9 @@ def electra(folder: Path) -> Path:
     ],
     ids=["encoder", "start of a training"],
 )
-def test_missing_weights_are_named_and_not_drawn(tmp_path: Path, load: Callable[[Path], Any]):
+def test_missing_weights_are_named_and_not_drawn(
+    tmp_path: Path, load: Callable[[Path], Any], capfd: pytest.CaptureFixture[str]
+):
     folder = electra(tmp_path)
     weights = load_file(folder / "model.safetensors")
     save_file(
@@ -101,6 +103,7 @@ def test_missing_weights_are_named_and_not_drawn(tmp_path: Path, load: Callable[
     ) as caught:
         load(folder)
     assert caught.value.exit_code == 4
+    assert "LOAD REPORT" not in capfd.readouterr().err
 
 
 @pytest.fixture
@@ -308,11 +311,10 @@ def test_texts_are_cut_where_processing_kwargs_say(folders, tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_show_before_any_text_of_a_corpus(tmp_path: Path, value: float):
+def test_weights_that_overflow_show_before_any_text_of_a_corpus(tmp_path: Path):
     folder = save_folder(tmp_path, "bert")
     weights = load_file(folder / "model.safetensors")
-    weights["encoder.layer.0.output.dense.weight"][0, 0] = value
+    weights["encoder.layer.0.output.dense.weight"][:] = 3e38
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"expected finite vectors, found NaN or infinity for 'A sentence"):
         loaded(folder).check()

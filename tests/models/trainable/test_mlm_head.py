@@ -2,21 +2,24 @@
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
+from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from tests.models.folders import TEXTS, folder_of_language_model
+from tests.models.folders import TEXTS, folder_of_language_model, save_folder
 
 
 def opened(path) -> TrainableEncoder:
     return load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra"])
 def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
     path = folder_of_language_model(tmp_path / family, family=family)
     with torch.no_grad():
@@ -36,6 +39,36 @@ def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
     mask = torch.arange(rows.shape[1]) < torch.from_numpy(tokens.lengths)[:, None]
     expected = model(input_ids=rows, attention_mask=mask.long()).logits[mask]
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra"])
+def test_a_head_that_lacks_a_part_is_refused(tmp_path, family):
+    path = folder_of_language_model(tmp_path / family, family=family)
+    tensors = load_file(path / "model.safetensors")
+    own = ("cls.", "lm_head.", "vocab_", "generator_")
+    parts = [name for name in tensors if name.startswith(own) and "decoder" not in name]
+    assert len(parts) == 5
+    for part in parts:
+        left = {name: tensor for name, tensor in tensors.items() if name != part}
+        save_file(left, path / "model.safetensors", {"format": "pt"})
+        encoder = opened(path)
+        assert has_language_head(encoder)
+        with pytest.raises(
+            ModelError, match=r"the 5 tensors of the model, found 1 missing: .*\.(weight|bias)"
+        ):
+            load_language_head(encoder)
+
+
+@pytest.mark.parametrize("gone", ["weight", "bias"])
+def test_a_layer_of_cls_mlp_that_lacks_a_part_is_refused(tmp_path, gone):
+    path = save_folder(tmp_path / "bert", "bert")
+    tensors = load_file(path / "model.safetensors")
+    del tensors[f"pooler.dense.{gone}"]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    settings = EncoderSettings(path=str(path), pooling="cls_mlp")
+    for load in (lambda: load_encoder(settings), lambda: load_trainable(open_folder(settings))):
+        with pytest.raises(ModelError, match=rf"a tensor pooler\.dense\.{gone}, found 1 missing"):
+            load()
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])

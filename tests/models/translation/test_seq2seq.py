@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.numpy import load_file, save_file
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.translation.seq2seq import (
@@ -38,6 +40,17 @@ def copied(folder: Path, to: Path, **config) -> Path:
     shutil.copytree(folder, to)
     (to / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
     return to
+
+
+@pytest.mark.parametrize("family", ["marian", "mbart25"])
+def test_a_model_without_the_bias_of_its_output_is_refused(folders, family: str, tmp_path: Path):
+    settings = TranslatorSettings(path=str(copied(folders[family], tmp_path / family)))
+    load_model(open_translator(settings), torch.float32)
+    tensors = load_file(tmp_path / family / "model.safetensors")
+    del tensors["final_logits_bias"]
+    save_file(tensors, tmp_path / family / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="expected a tensor final_logits_bias, found 1 missing"):
+        load_model(open_translator(settings), torch.float32)
 
 
 @pytest.mark.parametrize("family", ["marian", "m2m100", "nllb", "mbart25", "t5"])
