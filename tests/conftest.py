@@ -22,8 +22,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from jobs.cli import app
 from pipeline.flows.encode.probe import EncodeTexts
-from pipeline.flows.workers.cluster import Cluster, connect
-from pipeline.flows.workers.local import OneProcess
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
@@ -75,9 +76,9 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneProcess]:
+def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorkers]:
     """The child process of small nights, shared by the whole session: it loads torch once instead of once per night. It sees the S3 server, and a cache of its own."""
-    process = OneProcess()
+    process = LocalWorkers()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         process.warm(EncodeTexts(EncoderSettings(path=str(encoder)), EncodeSettings()))
@@ -86,14 +87,14 @@ def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def cluster(child: OneProcess) -> Iterator[Cluster]:
+def cluster(child: LocalWorkers) -> Iterator[Workers]:
     """Workers without Ray: every flow of the test hands its work to the session's child process."""
-    with connect(ClusterSettings(), Stages(), process=child) as connected:
+    with connect(ClusterSettings(), Stages(), local=child) as connected:
         yield connected
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """The one local Ray of the session. Its workers inherit the environment of this moment: the S3 server, a cache, the path of the tests' tasks."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -32,7 +32,19 @@ ORDER = (
     "flows",
     "manta",
 )
-FLOWS = ("workers", "rows", "encode", "transform", "index", "night", "augment", "evaluate", "train")
+FLOWS = (
+    "workers",
+    "run",
+    "corpus",
+    "rows",
+    "encode",
+    "transform",
+    "index",
+    "night",
+    "augment",
+    "evaluate",
+    "train",
+)
 MODULES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 

@@ -12,7 +12,7 @@ from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest, ReleaseUnit
 from pipeline.store.schema import checked_space, vector_matrix
-from pipeline.store.units import FileRef, Stored, UnitRecord
+from pipeline.store.units import Corpus, FileRef, Manifest, Stored, UnitRecord
 
 _BATCH = 8_192  # rows at once: 12 MB of float32 at d = 384
 
@@ -37,6 +37,12 @@ def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
         Placed(ordinal=unit.ordinal, unit=_record(unit))
         for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
     )
+
+
+def place(corpus: Corpus, vectors: Manifest) -> tuple[Placed, ...]:
+    """Return the units of vectors with the ordinals of their corpus units."""
+    pairs = zip(corpus.units, vectors.units, strict=True)
+    return tuple(Placed(ordinal=unit.ordinal, unit=record) for unit, record in pairs)
 
 
 def _record(unit: ReleaseUnit) -> UnitRecord:

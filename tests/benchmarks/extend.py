@@ -26,22 +26,10 @@ def nights(chain: Chain, pairs: int, share: float) -> tuple[list[float], list[fl
         count = int(share * len(chain.live()))
         chain.add(count).kill(count)
         start = time.perf_counter()
-        built, choices = extend_index(
-            chain.job,
-            chain.store,
-            chain.before,
-            chain.units,
-            chain.dead_file(),
-            None,
-            chain.dim,
-            chain.cluster,
-            Stages(),
-        )
+        built, choices = extend_index(chain.run(Stages()), chain.vectors_to_index(), chain.before)
         extended.append(time.perf_counter() - start)
         start = time.perf_counter()
-        other = build_index(
-            chain.job, chain.store, chain.units, chain.dead_file(), None, chain.dim, chain.cluster, Stages()
-        )
+        other = build_index(chain.run(Stages()), chain.vectors_to_index())
         anew.append(time.perf_counter() - start)
         recalls = [f"{each.measured['recall']['10']['value']:.4f}" for each in (built, other)]
         lines.append(

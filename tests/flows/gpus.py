@@ -7,8 +7,9 @@ from collections import Counter
 import psutil
 
 from pipeline.errors import ConfigError
-from pipeline.flows.workers.cluster import Cluster, connect, quiet
-from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.flows.workers.cluster import connect, quiet
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import Device, Where
@@ -32,19 +33,19 @@ def main() -> None:
         print(json.dumps(_found(cluster)))
 
 
-def _found(cluster: Cluster) -> dict[str, object]:
+def _found(cluster: Workers) -> dict[str, object]:
     halves = ClusterSettings.model_validate({"cpus_per_worker": 0.5, "gpus_per_worker": 0.5})
     pool = cluster.pool(halves, 12)
-    made = list(dict(map_units(Where(1.5), list(range(12)), pool)).values())
+    made = list(dict(cluster.map_units(Where(1.5), list(range(12)), pool)).values())
     free, left = _afterwards({process for process, *_ in made})
     whole = cluster.pool(ClusterSettings(gpus_per_worker=1), 8)
-    following = dict(map_units(Where(0.5), list(range(8)), whole))
+    following = dict(cluster.map_units(Where(0.5), list(range(8)), whole))
     return {
         "most": pool.size,
         "workers by gpu": Counter(gpus[0] for _, gpus in {(process, gpus) for process, _, gpus, *_ in made}),
         "at once": _at_once(made),
-        "device": run_task(Device(), 0, Pool(1, gpus=0.5)),
-        "device without": run_task(Device(), 0, Pool(1)),
+        "device": cluster.run(Device(), 0, Pool(1, gpus=0.5)),
+        "device without": cluster.run(Device(), 0, Pool(1)),
         "free between the stages": free,
         "left over": left,
         "next stage": len({process for process, *_ in following.values()}),
@@ -69,7 +70,7 @@ def _at_once(made: list[tuple[int, str, tuple[str, ...], float, float]]) -> int:
     return max(sum(start <= moment < end for *_, start, end in made) for *_, moment, _ in made)
 
 
-def _refused(cluster: Cluster) -> str:
+def _refused(cluster: Workers) -> str:
     try:
         cluster.pool(ClusterSettings(gpus_per_worker=3), 1)
     except ConfigError as error:

@@ -12,7 +12,7 @@ import psutil
 
 from pipeline.errors import TransientError
 from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import Swell
@@ -27,10 +27,10 @@ def main() -> None:
     os.environ.update(
         {"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
     )
-    with connect(ClusterSettings(patience_s=PATIENCE_S), Stages()):
+    with connect(ClusterSettings(patience_s=PATIENCE_S), Stages()) as cluster:
         start = time.monotonic()
         try:
-            list(map_units(Swell(room * 3 // 2), [0], Pool(1, deaths=2)))
+            list(cluster.map_units(Swell(room * 3 // 2), [0], Pool(1, deaths=2)))
         except TransientError as error:
             print(
                 json.dumps(

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.workers.heartbeat import expect
-from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.store.cache import kept
 from pipeline.store.store import open_store

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.workers import Workers
 from pipeline.settings import Job
 from tests.conftest import Ended
 from tests.flows.conftest import sentences
@@ -35,7 +35,7 @@ def written(table: dict[str, list[Any]], file: str = "corpus.parquet") -> str:
     return file
 
 
-def test_what_it_writes_is_a_night_that_publishes(encoder: Path, cluster: Cluster, manta: Manta):
+def test_what_it_writes_is_a_night_that_publishes(encoder: Path, cluster: Workers, manta: Manta):
     texts = sentences(40)
     uri = written(
         {

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
-from pipeline.flows.night.nightly import Outcome, nightly
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.outcome import NightOutcome
 from pipeline.log import Stages
 from pipeline.settings import Job
 
@@ -46,7 +47,7 @@ def set_corpus(rows: Path) -> None:
         os.utime(file, (MODIFIED, MODIFIED))
 
 
-def run_night(root: str) -> Outcome:
+def run_night(root: str) -> NightOutcome:
     """Run a night over `corpus/` of the working directory."""
     return nightly(load_settings(Job, None, (*SETTINGS, f"release.root={root}")), Stages())
 

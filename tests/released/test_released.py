@@ -13,7 +13,7 @@ import torch
 from pipeline.config import digest_of
 from pipeline.device import Device
 from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.local import OneProcess
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
@@ -59,10 +59,10 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def again(tmp_path_factory: pytest.TempPathFactory, child: OneProcess) -> Path:
+def again(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers) -> Path:
     """The folder of the archive, with the same two nights run by the code of today into `again/`."""
     folder = unpack(tmp_path_factory.mktemp("released"))
-    with pytest.MonkeyPatch.context() as patch, connect(ClusterSettings(), Stages(), process=child):
+    with pytest.MonkeyPatch.context() as patch, connect(ClusterSettings(), Stages(), local=child):
         patch.chdir(folder)
         patch.setenv("OMP_NUM_THREADS", "1")  # heads of 8 values get other bits in more threads
         for number in RELEASES:

@@ -13,11 +13,10 @@ from pipeline.config import digest_of
 from pipeline.errors import ConfigError
 from pipeline.flows.augment.model_units import MakeUnit, makings, rows_of, waiting
 from pipeline.flows.augment.variant_units import AssembleUnit, columns_of
-from pipeline.flows.encode.encoder_copy import for_workers
-from pipeline.flows.night.stages import fill_corpus, ingested
-from pipeline.flows.workers.cluster import Cluster, connect, is_local
-from pipeline.flows.workers.local import arithmetic, standing_by
-from pipeline.flows.workers.pool import map_units
+from pipeline.flows.corpus import fill_corpus, read_corpus
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
+from pipeline.flows.run import Run
+from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, Job, WorkerSettings
@@ -97,7 +96,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         )
     with lease(store, series.folder):
         parent = Corpus.left(store, before.corpus.path) if before is not None else None
-        corpus = ingested(
+        corpus = read_corpus(
             job.corpus,
             job.augment.unit_rows,
             store,
@@ -105,11 +104,12 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             stages,
         )
         with (
-            standing_by(making.is_small(store, corpus), job.cluster.patience_s) as process,
-            connect(job.cluster, stages, verbose=verbose, process=process) as cluster,
+            local_workers(making.is_small(store, corpus), job.cluster.patience_s) as local,
+            connect(job.cluster, stages, verbose=verbose, local=local) as workers,
         ):
-            worked = making.models(store, corpus, parent, cluster, stages)
-            units = making.assembled(store, corpus, cluster, stages)
+            run = Run(job, store, workers, stages)
+            worked = making.models(run, corpus, parent)
+            units = making.assembled(run, corpus)
         manifest = making.manifest(store, corpus, units)
         if before is not None and manifest.model_copy(update={"settings": before.settings}) == before:
             return _shown(
@@ -245,9 +245,7 @@ class _Making:
             and _TRANSLATION * todo + vectors + edits <= self.job.cluster.small_rows
         )
 
-    def models(
-        self, store: Store, corpus: Corpus, parent: Corpus | None, cluster: Cluster, stages: Stages
-    ) -> tuple[Worked, ...]:
+    def models(self, run: Run, corpus: Corpus, parent: Corpus | None) -> tuple[Worked, ...]:
         """Every unit of the corpus taken through the models of each augmenter; what that took."""
         known = {unit.ordinal: unit.sha256 for unit in parent.units} if parent is not None else {}
         worked = []
@@ -261,34 +259,35 @@ class _Making:
             ):
                 reads = folders[first - 1] if first else None
                 task = MakeUnit(
-                    store, legs[first:last], folders[first:last], first, reads, self.job.augment, known
+                    run.store, legs[first:last], folders[first:last], first, reads, self.job.augment, known
                 )
-                worked.append(self._worked(each.name, task, corpus, cluster, stages))
+                worked.append(self._worked(run, each.name, task, corpus))
         return tuple(worked)
 
-    def _worked(self, name: str, task: MakeUnit, corpus: Corpus, cluster: Cluster, stages: Stages) -> Worked:
+    def _worked(self, run: Run, name: str, task: MakeUnit, corpus: Corpus) -> Worked:
         title = f"{name}: {', '.join(leg.title for leg in task.legs)}"
         todo, rows = (
             list(waiting(task.store, task.folders[-1], corpus.units)),
             len(task.legs) * rows_of(corpus.units),
         )
         effort = Effort()
-        with stages(title, rows) as bar:
+        with run.stages(title, rows) as bar:
             bar.skip(rows - len(task.legs) * rows_of(todo))
             if todo:
-                pool = cluster.pool(_placed(self.job.cluster, [leg.model for leg in task.legs]), len(todo))
-                for _, (_, spent) in map_units(task, todo, pool, bar):
+                pool = run.workers.pool(
+                    _placed(self.job.cluster, [leg.model for leg in task.legs]), len(todo)
+                )
+                for _, (_, spent) in run.workers.map_units(task, todo, pool, bar):
                     effort = reduce(Effort.merge, spent, effort)
             bar.reach(len(task.legs) * rows_of(todo))
             bar.stage.note = _rate(effort)
-        return Worked(title, effort, stages.seconds()[title])
+        return Worked(title, effort, run.stages.seconds()[title])
 
-    def assembled(
-        self, store: Store, corpus: Corpus, cluster: Cluster, stages: Stages
-    ) -> tuple[UnitRecord, ...]:
+    def assembled(self, run: Run, corpus: Corpus) -> tuple[UnitRecord, ...]:
         """The units of variants, in the corpus's order; those without a live row are left out."""
+        store, workers = run.store, run.workers
         asks = measures(self.named, self.job.augment)
-        encoder = for_workers(self.job.encoder, store) if asks else None
+        encoder = encoder_for_workers(self.job.encoder, store, workers) if asks else None
         makings = {name: folders[-1] for name, folders in self.folders.items()}
         task = AssembleUnit(
             store,
@@ -299,13 +298,15 @@ class _Making:
             self.job.corpus.id,
             corpus.dead,
             encoder,
-            arithmetic(self.job.encode),
+            workers.encode_settings(self.job.encode),
         )
         live = [unit for unit in corpus.units if unit.rows > unit.dead]
         todo = sorted(live, key=lambda unit: (-unit.bytes, unit.sha256))
         made: dict[str, UnitRecord] = {}
-        with stages("variants", rows_of(todo)) as bar:
-            for number, record in map_units(task, todo, cluster.pool(self.job.cluster, len(todo)), bar):
+        with run.stages("variants", rows_of(todo)) as bar:
+            for number, record in workers.map_units(
+                task, todo, workers.pool(self.job.cluster, len(todo)), bar
+            ):
                 made[todo[number].sha256] = record
             bar.reach(rows_of(todo))
         return tuple(made[unit.sha256] for unit in live)

@@ -11,7 +11,7 @@ from pipeline.augment import Effort, Leg, Made, Source, Working
 from pipeline.config import digest_of
 from pipeline.device import resolve
 from pipeline.errors import MODEL_FAILURES, Defect, ModelError
-from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.settings.augment import AugmentSettings
 from pipeline.store.base import Store, sha256_of

@@ -15,7 +15,7 @@ from pipeline.augment.keep import Candidates, Judged, Vectors, judge
 from pipeline.config import digest_of
 from pipeline.errors import Defect
 from pipeline.flows.augment.model_units import made_columns, made_path
-from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.augment import AugmentSettings

@@ -8,15 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError, ModelError
-from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.unit import EncodeUnit, Spent, load_record, record_path
 from pipeline.flows.rows import placed_in
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.local import arithmetic, with_threads_of
-from pipeline.flows.workers.pool import map_units
+from pipeline.flows.run import Run
 from pipeline.flows.workers.worker import gpu_assigned
-from pipeline.log import Stages, say
+from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.base import Store
@@ -81,19 +79,20 @@ class EncodeBlocks:
         return block.append_column(self._vector, column)
 
 
-def encode(
-    corpus: Corpus,
-    job: Job,
-    store: Store,
-    cluster: Cluster,
-    stages: Stages,
-    before: ReleaseManifest | None = None,
-) -> tuple[Manifest, Spent]:
-    """The corpus's embedding units, in its order. Units that have a record are not encoded again; longest first, so none is waited for at the end.
+def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> tuple[Manifest, Spent]:
+    """Encode the units of the corpus, longest first so that none is waited for at the end.
 
-    before: the release whose vectors are copied for texts that it holds, where they are of the same space and stored alike.
+    Units that have a record are not encoded again.
+
+    Args:
+        before: the release whose vectors are copied for texts that it holds, if they are of the same space and
+            stored alike.
+
+    Returns:
+        The units of vectors in the order of the corpus, and the time spent.
     """
-    cluster.check(job.cluster)  # also where all units are there already: the gates encode, after the index
+    job, store = run.job, run.store
+    run.workers.check(job.cluster)  # even if all units are there: the gates encode, after the index
     folder = open_folder(job.encoder)
     made = finished(store, corpus, folder.space_id, job)
     todo = sorted(
@@ -101,26 +100,24 @@ def encode(
         key=lambda unit: (-unit.bytes, unit.sha256),
     )
     spent = Spent()
-    with stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
+    with run.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
             sources = (
                 placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
             )
-            run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
-            pool = cluster.wide_pool(job.cluster, len(todo))
-            how = arithmetic(with_threads_of(job.encode, pool.cpus, job.cluster))
+            pool = run.workers.wide_pool(job.cluster, len(todo))
             task = EncodeUnit(
                 store,
-                for_workers(job.encoder, store),
-                how,
+                encoder_for_workers(job.encoder, store, run.workers),
+                run.workers.encode_settings(job.encode, pool),
                 folder.space_id,
                 job.corpus.id,
-                run,
+                uuid.uuid4().hex[:12],
                 sources,
-                patience_s,
+                job.cluster.patience_s,
             )
-            for number, (record, seconds) in map_units(task, todo, pool, bar):
+            for number, (record, seconds) in run.workers.map_units(task, todo, pool, bar):
                 made[todo[number].sha256] = record
                 spent = spent.merge(seconds)
         bar.reach(sum(unit.rows for unit in todo))

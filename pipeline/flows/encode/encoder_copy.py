@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.config import digest_of
-from pipeline.flows.workers.local import at_hand
+from pipeline.flows.workers.workers import Workers
 from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.models.folder.locate import anywhere
 from pipeline.settings import EncoderSettings
@@ -50,15 +50,14 @@ def _store(file: Path, size: int, store: Store, path: str) -> None:
         store.put(Path(shutil.copyfile(file, scratch / file.name)), path)
 
 
-def for_workers(settings: EncoderSettings, store: Store) -> EncoderSettings:
-    """The same encoder as a worker on any node can load it, its space unchanged.
+def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Workers) -> EncoderSettings:
+    """Return the same encoder as workers on any node can load it; its space stays.
 
-    Where the releases are remote, nothing of this machine's disk is assumed there: a folder, a packaged model or a hub id is read from the copy that the
-    release keeps anyway, through the node's cache. Where the root is a directory, every node has to see it, and the encoder's folder likewise.
+    Where the releases are remote, workers do not need this machine's disk: a folder, a packaged model or a hub id is
+    read from the copy that the release keeps anyway, through the cache of the node. Where the root is a directory,
+    every node has to see it, and the encoder's folder likewise.
     """
-    if (
-        "://" in settings.path or isinstance(store, LocalStore) or at_hand() is not None
-    ):  # a process of this machine sees its disk
+    if "://" in settings.path or isinstance(store, LocalStore) or workers.shares_disk:
         return anywhere(settings)
     kept = keep_encoder(open_folder(settings), store)
     return settings.model_copy(update={"path": store.uri_of(kept.path)})

@@ -8,6 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
@@ -30,6 +33,13 @@ class EncodeTexts:
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
         encoder = loaded(self.encoder, self.encode)
         return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
+
+
+def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:
+    """Encode texts on one worker; query: as queries. Returns (n, dim)."""
+    encoder = encoder_for_workers(run.job.encoder, run.store, run.workers)
+    task = EncodeTexts(encoder, run.workers.encode_settings(run.job.encode), query)
+    return run.workers.run(task, texts, Pool.of_one(run.job.cluster))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipeline.flows.encode.isolate import Apart
 from pipeline.flows.encode.reuse import Knowing, Known, find_known
 from pipeline.flows.rows import Placed
 from pipeline.flows.workers.metrics import count_encoded
-from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import assigned_cpus, loaded
 from pipeline.log import listening
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings

@@ -21,9 +21,10 @@ from pipeline.flows.evaluate.sentences import (
     sentences_per_s,
 )
 from pipeline.flows.night.candidate import PACKAGES
-from pipeline.flows.workers.cluster import Cluster, connect, is_local
-from pipeline.flows.workers.local import standing_by
-from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.flows.run import Run
+from pipeline.flows.workers.cluster import connect, is_local, local_workers
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Running, Stages, packages, say
 from pipeline.report.disagreements import Disagreement
 from pipeline.report.evaluation import Section
@@ -101,15 +102,16 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     selected = select_tasks(job.evaluate)
     for each in selected.missing:
         say(f"task {each.name} is missing: {each.reason}")
-    run = _Run(job, store, stages, selected.tasks, candidates, geometry)
-    run.look()
+    work = _Evaluating(job, store, stages, selected.tasks, candidates, geometry)
+    work.look()
     with (
-        standing_by(run.is_small, job.cluster.patience_s) as process,
-        connect(job.cluster, stages, verbose=verbose, process=process) as cluster,
+        local_workers(work.is_small, job.cluster.patience_s) as local,
+        connect(job.cluster, stages, verbose=verbose, local=local) as workers,
     ):
-        run.encode(cluster)
-        measured = run.measured(cluster)
-        shape = measure_geometry(job, candidates, store, cluster, stages) if geometry else None
+        run = Run(job, store, workers, stages)
+        work.encode(run)
+        measured = work.measured(workers)
+        shape = measure_geometry(run, candidates) if geometry else None
     return Evaluation(
         id=_identity(job, selected, candidates, shape),
         root=store.uri,
@@ -117,8 +119,8 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         measured=measured,
         missing=selected.missing,
         averages=_averages(measured, len(candidates)),
-        numerics=tuple(run.vectors[each.space_id].numerics() for each in candidates),
-        encoded=sum(map(len, run.new.values())),
+        numerics=tuple(work.vectors[each.space_id].numerics() for each in candidates),
+        encoded=sum(map(len, work.new.values())),
         speeds=tuple(sentences_per_s(store, each.space_id) for each in candidates),
         disagreements=disagreements(
             selected.tasks, [each.scored for each in measured], [each.name for each in candidates], store
@@ -141,7 +143,7 @@ def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], sh
 
 
 @dataclass
-class _Run:
+class _Evaluating:
     """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task."""
 
     job: Job
@@ -182,16 +184,14 @@ class _Run:
         sampled = self.job.evaluate.geometry.sentences * len(self.vectors) if self.geometry else 0
         return trained + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
-    def encode(self, cluster: Cluster) -> None:
+    def encode(self, run: Run) -> None:
         """Vectors of all sentences; candidates of one space share them."""
         for space_id, held in list(self.vectors.items()):
             contender = next(each for each in self.candidates if each.space_id == space_id)
             if len(self.new[space_id]):
-                self.vectors[space_id] = encode_sentences(
-                    self.new[space_id], held, contender, self.job, cluster, self.stages
-                )
+                self.vectors[space_id] = encode_sentences(run, self.new[space_id], held, contender)
 
-    def measured(self, cluster: Cluster) -> tuple[Measured, ...]:
+    def measured(self, workers: Workers) -> tuple[Measured, ...]:
         """Every candidate on every task: what trains classifiers first, then by size. What an earlier run left is not made again."""
         items = self._scorings()
         with self.stages("score", len(items), "figures") as bar:
@@ -204,7 +204,7 @@ class _Run:
                 reverse=True,
             )
             bar.skip(len(made))
-            for number, scored in self._scored([items[key] for key in todo], cluster):
+            for number, scored in self._scored([items[key] for key in todo], workers):
                 made[todo[number]] = scored
                 bar.add(1)
         return tuple(
@@ -212,7 +212,7 @@ class _Run:
             for task in self.tasks
         )
 
-    def _scored(self, items: Sequence[Scoring], cluster: Cluster) -> Iterator[tuple[int, Scored]]:
+    def _scored(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, Scored]]:
         """On the cluster, or here where that is done before a worker has started."""
         task = ScoreTask(self.store)
         if (
@@ -221,7 +221,7 @@ class _Run:
         ):
             work = task.start()
             return ((number, work(item)) for number, item in enumerate(items))
-        return map_units(task, items, Pool(max(1, min(cluster.cpus, len(items)))))
+        return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))
 
     def _scorings(self) -> dict[Key, Scoring]:
         settings, pairs = self.job.evaluate, product(self.candidates, self.tasks)

@@ -8,17 +8,16 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.evaluate.sts import StsTask
 from pipeline.evaluate.tasks import own_task
-from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.corpus import open_releases
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.probe import SampleTexts
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.evaluate.geometry_tasks import MeasureEncoder, Subject
 from pipeline.flows.evaluate.sentences import cleaned
-from pipeline.flows.night.previous import load_before
-from pipeline.flows.night.stages import open_releases
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.local import arithmetic
-from pipeline.flows.workers.pool import Pool, map_units, run_task
-from pipeline.log import Stages
+from pipeline.flows.night.previous import load_previous
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
 from pipeline.settings import GeometrySettings, Job, TaskSettings
 from pipeline.stats.lexical import rank_correlation
 from pipeline.stats.measured import RAW, Depth, EncoderGeometry, Geometry, Series
@@ -42,21 +41,23 @@ class Sample:
     why: str = ""
 
 
-def measure_geometry(
-    job: Job, candidates: Sequence[Contender], store: Store, cluster: Cluster, stages: Stages
-) -> Geometry:
-    """The geometry of every candidate, with and without its transform. store: of the evaluations; what was measured before is taken over from there.
+def measure_geometry(run: Run, candidates: Sequence[Contender]) -> Geometry:
+    """Measure the geometry of every candidate, with and without its transform.
 
-    Texts come from the corpus, without one from the pairs; DataError where there are neither.
+    Texts come from the corpus, without one from the pairs. Whatever an earlier run measured is kept.
+
+    Raises:
+        DataError: neither a corpus nor pairs.
     """
+    job, store, workers = run.job, run.store, run.workers
     settings, pairs = job.evaluate.geometry, known_pairs(job)
-    with stages("geometry", unit="encoders") as bar:
-        texts = _sampled(job)
+    with run.stages("geometry", unit="encoders") as bar:
+        texts = _sampled(job, workers)
         if len(texts.texts) < _FEWEST:
             texts = _instead(texts, pairs, settings)
-        subjects = list(_subjects(candidates, store))
-        task = MeasureEncoder(store, arithmetic(job.encode), settings, texts.texts, pairs.pairs)
-        made = dict(map_units(task, subjects, cluster.pool(job.cluster, len(subjects))))
+        subjects = list(_subjects(candidates, store, workers))
+        task = MeasureEncoder(store, workers.encode_settings(job.encode), settings, texts.texts, pairs.pairs)
+        made = dict(workers.map_units(task, subjects, workers.pool(job.cluster, len(subjects))))
         bar.add(len(subjects))
     measured = {made[number].space_id: made[number] for number in range(len(subjects))}
     return _joined(job, candidates, measured, texts, pairs)
@@ -85,13 +86,13 @@ def known_pairs(job: Job) -> Sample:
     return Sample(pairs=Pairs.of(left, right, read.gold, options.geometry.edit_distance), source=task.name)
 
 
-def _sampled(job: Job) -> Sample:
+def _sampled(job: Job, workers: Workers) -> Sample:
     """Texts of the corpus of the live release, else of corpus.uri, drawn by their content key."""
     try:
         corpus, store, source = _corpus(job)
     except DataError as error:
         return Sample(why=str(error))
-    texts = run_task(
+    texts = workers.run(
         SampleTexts(store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1)
     )
     return Sample(
@@ -103,7 +104,7 @@ def _sampled(job: Job) -> Sample:
 
 def _corpus(job: Job) -> tuple[Corpus, Store, str]:
     releases = open_releases(job)
-    before = load_before(releases)
+    before = load_previous(releases)
     if before.release is not None and before.corpus is not None:
         return before.corpus, releases.store, f"the corpus of release {before.release.release}"
     return (
@@ -130,14 +131,14 @@ def _instead(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample
     return replace(texts, texts=tuple(sentences[place] for place in chosen), source=pairs.source)
 
 
-def _subjects(candidates: Sequence[Contender], store: Store) -> Iterator[Subject]:
+def _subjects(candidates: Sequence[Contender], store: Store, workers: Workers) -> Iterator[Subject]:
     """Each encoder once, with the transforms of all candidates that have it."""
     for space_id in dict.fromkeys(each.space_id for each in candidates):
         alike = [each for each in candidates if each.space_id == space_id]
         transforms = {
             each.transform_id: each.transform for each in alike if each.transform_id and each.transform
         }
-        yield Subject(for_workers(alike[0].encoder, store), space_id, transforms)
+        yield Subject(encoder_for_workers(alike[0].encoder, store, workers), space_id, transforms)
 
 
 def _joined(

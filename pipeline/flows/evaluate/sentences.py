@@ -14,14 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, ModelError
-from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.unit import EncodeUnit, load_record
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.rows import vectors_at
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.local import arithmetic, with_threads_of
-from pipeline.flows.workers.pool import map_units
-from pipeline.log import Stages, say
+from pipeline.flows.run import Run
+from pipeline.log import say
 from pipeline.settings import EncodeSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
@@ -160,21 +158,23 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
     )
 
 
-def encode_sentences(
-    new: Sentences, held: SpaceVectors, contender: Contender, job: Job, cluster: Cluster, stages: Stages
-) -> SpaceVectors:
-    """The vectors held, and those of the `new` sentences: encoded on the cluster, longest first. How fast that was is kept."""
-    store, settings = held.store, _settings(job)
-    pool = cluster.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
+def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Contender) -> SpaceVectors:
+    """Encode the `new` sentences, longest first, and keep the speed. Returns the vectors held and the new ones."""
+    job, store, settings = run.job, run.store, _settings(run.job)
+    pool = run.workers.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
-    run, patience_s = uuid.uuid4().hex[:12], job.cluster.patience_s
-    how = arithmetic(with_threads_of(settings, pool.cpus, job.cluster))
     task = EncodeUnit(
-        store, for_workers(contender.encoder, store), how, held.space_id, "id", run, patience_s=patience_s
+        store,
+        encoder_for_workers(contender.encoder, store, run.workers),
+        run.workers.encode_settings(settings, pool),
+        held.space_id,
+        "id",
+        uuid.uuid4().hex[:12],
+        patience_s=job.cluster.patience_s,
     )
     records, spent = list(held.units), []
-    with stages(f"encode {contender.name}", len(new), "sentences") as bar:
-        for _, (record, seconds) in map_units(task, units, pool, bar):
+    with run.stages(f"encode {contender.name}", len(new), "sentences") as bar:
+        for _, (record, seconds) in run.workers.map_units(task, units, pool, bar):
             records.append(record)
             spent.append(seconds)
         bar.reach(len(new))

@@ -1,6 +1,8 @@
 """Embedding units become one searchable index: sample and train once, fill shards in parallel, merge, measure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,80 +19,98 @@ from pipeline.flows.index.tasks import (
     Train,
 )
 from pipeline.flows.rows import LiveRows, Placed, space_of
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.pool import Pool, map_units, run_task
-from pipeline.index.kinds import plan_index
-from pipeline.log import Stages, packages
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
+from pipeline.index.kinds import IndexPlan, plan_index
+from pipeline.log import packages
 from pipeline.post import Transform
-from pipeline.settings import Job
+from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.units import FileRef
 
 
-def build_index(
-    job: Job,
-    store: Store,
-    units: Sequence[Placed],
-    dead: FileRef | None,
-    transform: Transform | None,
-    dim: int,
-    cluster: Cluster,
-    stages: Stages,
-    asked_before: FileRef | None = None,
-) -> BuiltIndex:
-    """The index over the live rows of all units. What an earlier run finished of the same index is kept.
+@dataclass(frozen=True)
+class IndexInput:
+    """Vectors to index.
 
-    Args:
-        dead: rows that are left out.
-        asked_before: queries of the previous release, if this index takes the place of its own.
+    Attributes:
+        units: of vectors, in any order.
+        dead: rows of the units that are left out.
+        transform: applied to every vector and query (default: none).
+        dim: of the stored vectors.
+        asked_before: queries of the previous release, if the index takes the place of its own.
+    """
+
+    units: tuple[Placed, ...]
+    dead: FileRef | None
+    transform: Transform | None
+    dim: int
+    asked_before: FileRef | None = None
+
+    def plan(self, rows: int, settings: IndexSettings) -> IndexPlan:
+        """Return the index for so many live rows."""
+        return plan_index(rows, self.transform.k if self.transform else self.dim, settings)
+
+
+def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
+    """Build the index over the live rows; whatever an earlier run finished of the same index is kept.
 
     Raises:
-        SpaceMismatch: units of two spaces.
+        SpaceMismatch: the units are of two spaces.
     """
-    source = LiveRows(store, space_of(units), job.corpus.id, dead)
-    filled, rows = live_units(source, units)
-    plan = plan_index(rows, transform.k if transform else dim, job.index)
+    job, store, units, transform = run.job, run.store, vectors.units, vectors.transform
+    source = LiveRows(store, space_of(units), job.corpus.id, vectors.dead)
+    filled, rows = live_units(run.workers, source, units)
+    plan = vectors.plan(rows, job.index)
     count = (
-        min(job.index.shards or cluster.index_workers(job.cluster, len(filled)), len(filled))
+        min(job.index.shards or run.workers.index_workers(job.cluster, len(filled)), len(filled))
         if plan.shardable
         else 1
     )
-    what = {**made_of(job, filled, dead, transform), "plan": plan.model_dump(mode="json"), "shards": count}
-    if asked_before:
-        what["asked_before"] = asked_before.sha256
+    what = {
+        **index_identity(job, filled, vectors.dead, transform),
+        "plan": plan.model_dump(mode="json"),
+        "shards": count,
+    }
+    if vectors.asked_before:
+        what["asked_before"] = vectors.asked_before.sha256
     work = f"indexes/work/{digest_of(what)[:24]}"
-    build = Build(source, plan, job.index, job.gates, transform, work, asked_before)
+    build = Build(source, plan, job.index, job.gates, transform, work, vectors.asked_before)
     done = f"{build.work}/built.json"
     if (built := BuiltIndex.left(store, done)) and built.is_whole(store):
         return built
-    with stages("train") as bar:
-        trained = run_task(Train(build), filled, Pool(1))
+    with run.stages("train") as bar:
+        trained = run.workers.run(Train(build), filled, Pool(1))
         bar.stage.note = plan.factory
-    records = fill_shards(
-        FillShard(build, trained), filled, count, rows, cluster.index_workers(job.cluster, count), stages
-    )
-    with stages("merge"):
-        built = _finished(Finish(build, trained, max(placed.ordinal for placed in units) + 1), records, done)
+    size = run.workers.index_workers(job.cluster, count)
+    records = fill_shards(run, FillShard(build, trained), Filling(filled, rows, count, size))
+    with run.stages("merge"):
+        finish = Finish(build, trained, max(placed.ordinal for placed in units) + 1)
+        built = _finished(run.workers, finish, records, done)
     store.write(done, built.to_json())
     drop_parts(store, records)
     return built
 
 
-def live_units(source: LiveRows, units: Sequence[Placed]) -> tuple[tuple[Placed, ...], int]:
-    """The units with live rows, by ordinal (so that addresses ascend through index and ids), and how many live rows they have."""
+def live_units(workers: Workers, source: LiveRows, units: Sequence[Placed]) -> tuple[tuple[Placed, ...], int]:
+    """Return the units with live rows, and the number of these rows.
+
+    The units are in the order of their ordinals, so that addresses ascend through index and ids.
+    """
     ordered = tuple(sorted(units, key=lambda placed: placed.ordinal))
     counts = (
-        run_task(CountLive(source), ordered, Pool(1))
+        workers.run(CountLive(source), ordered, Pool(1))
         if source.dead
         else tuple(placed.unit.rows for placed in ordered)
     )
     return tuple(placed for placed, count in zip(ordered, counts, strict=True) if count), sum(counts)
 
 
-def made_of(
+def index_identity(
     job: Job, units: Sequence[Placed], dead: FileRef | None, transform: Transform | None
 ) -> dict[str, object]:
-    """All that decides how an index over these rows turns out."""
+    """Return everything that determines the index over these rows."""
     return {
         "units": [[placed.ordinal, placed.unit.sha256] for placed in units],
         "dead": dead.sha256 if dead else None,
@@ -101,14 +121,23 @@ def made_of(
     }
 
 
-def fill_shards(
-    task: FillShard, units: tuple[Placed, ...], count: int, rows: int, workers: int, stages: Stages
-) -> tuple[ShardRecord, ...]:
-    """The units' live rows in `count` parts, filled by a pool of workers."""
-    shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, count))]
-    with stages("index", rows) as bar:
-        filled = dict(map_units(task, shards, Pool(min(workers, len(shards))), bar))
-        bar.reach(rows)
+class Filling(NamedTuple):
+    """Units to fill into `shards` parts by `workers` workers. rows: live ones of the units."""
+
+    units: tuple[Placed, ...]
+    rows: int
+    shards: int
+    workers: int
+
+
+def fill_shards(run: Run, task: FillShard, filling: Filling) -> tuple[ShardRecord, ...]:
+    """Fill the live rows of the units into parts of the index."""
+    parts = contiguous(filling.units, filling.shards)
+    shards = [Shard(number=number, units=part) for number, part in enumerate(parts)]
+    with run.stages("index", filling.rows) as bar:
+        pool = Pool(min(filling.workers, len(shards)))
+        filled = dict(run.workers.map_units(task, shards, pool, bar))
+        bar.reach(filling.rows)
     return tuple(filled[number] for number in range(len(shards)))
 
 
@@ -118,13 +147,11 @@ def drop_parts(store: Store, records: Sequence[ShardRecord]) -> None:
         store.delete(record.part.path)
 
 
-def _finished(task: Finish, shards: tuple[ShardRecord, ...], done: str) -> BuiltIndex:
+def _finished(workers: Workers, task: Finish, shards: tuple[ShardRecord, ...], done: str) -> BuiltIndex:
     try:
-        return run_task(task, shards, Pool(1))
-    except (
-        FileNotFoundError,
-        DataError,
-    ):  # a second run beside this one finished the same index and removed its parts
+        return workers.run(task, shards, Pool(1))
+    except (FileNotFoundError, DataError):
+        # a second run beside this one finished the same index and removed its parts
         if built := BuiltIndex.left(task.build.store, done):
             return built
         raise

@@ -1,12 +1,19 @@
 """Tonight's index out of last night's: changed in place where faiss can, else a base with a delta and tombstones, and built anew where a rule says so."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.index import rules
-from pipeline.flows.index.build import build_index, contiguous, drop_parts, fill_shards, made_of
+from pipeline.flows.index.build import (
+    Filling,
+    IndexInput,
+    build_index,
+    contiguous,
+    drop_parts,
+    fill_shards,
+    index_identity,
+)
 from pipeline.flows.index.delta import Survey, Surveyed
 from pipeline.flows.index.extend_tasks import (
     Asked,
@@ -22,10 +29,9 @@ from pipeline.flows.index.extend_tasks import (
 from pipeline.flows.index.rules import ANEW
 from pipeline.flows.index.tasks import Build, BuiltIndex, FillShard, Shard
 from pipeline.flows.rows import LiveRows, Placed, space_of
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.pool import Pool, map_units, run_task
-from pipeline.index.kinds import IndexPlan, plan_index
-from pipeline.log import Stages
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
+from pipeline.index.kinds import IndexPlan
 from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.base import Store
@@ -35,23 +41,20 @@ from pipeline.store.units import FileRef, Stored
 Built = tuple[BuiltIndex, tuple[Choice, ...]]
 
 
-def extend_index(
-    job: Job,
-    store: Store,
-    before: ReleaseManifest,
-    units: Sequence[Placed],
-    dead: FileRef | None,
-    transform: Transform | None,
-    dim: int,
-    cluster: Cluster,
-    stages: Stages,
-) -> Built:
-    """The index over tonight's live rows, made out of that of release `before`, and every decision about it with its numbers.
+def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> Built:
+    """Make tonight's index out of that of release `before`; whatever an earlier run finished is kept.
 
-    units: all of tonight, the old ones with the ordinals that they had, new ones from before.next_ordinal on. dead: all dead rows of theirs; before.dead
-    names those of last night. What an earlier run finished is kept. SpaceMismatch for units of two spaces, or of another than `before`.
+    Args:
+        vectors: all of tonight. Old units have the ordinals that they had, new ones follow from
+            before.next_ordinal on. `dead` are all dead rows of theirs; before.dead names those of last night.
+
+    Returns:
+        The index over the live rows, and every decision about it with its numbers.
+
+    Raises:
+        SpaceMismatch: the units are of two spaces, or of another space than `before`.
     """
-    if (space_id := space_of(units)) != before.space_id:
+    if (space_id := space_of(vectors.units)) != before.space_id:
         remedy = "vectors of two spaces cannot be compared: build an index of its own"
         raise SpaceMismatch(
             f"index of release {before.release}",
@@ -59,19 +62,11 @@ def extend_index(
             f"space {space_id}",
             remedy,
         )
-    ordered = tuple(sorted(units, key=lambda placed: placed.ordinal))
-    night = _Night(
-        job,
-        store,
-        before,
-        ordered,
-        LiveRows(store, space_id, job.corpus.id, dead),
-        transform,
-        dim,
-        cluster,
-        stages,
-    )
-    return night.anew(why) if (why := night.at_once()) else night.extended()
+    ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
+    source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
+    extending = _Extending(run, ordered, source, before)
+    why = extending.at_once()
+    return extending.anew(why) if why else extending.extended()
 
 
 class _Extended(Stored):
@@ -82,23 +77,34 @@ class _Extended(Stored):
 
 
 @dataclass(frozen=True)
-class _Night:
-    job: Job
-    store: Store
-    before: ReleaseManifest
-    units: tuple[Placed, ...]
+class _Extending:
+    run: Run
+    vectors: IndexInput
     source: LiveRows
-    transform: Transform | None
-    dim: int
-    cluster: Cluster
-    stages: Stages
+    before: ReleaseManifest
+
+    @property
+    def units(self) -> tuple[Placed, ...]:
+        return self.vectors.units
+
+    @property
+    def transform(self) -> Transform | None:
+        return self.vectors.transform
+
+    @property
+    def job(self) -> Job:
+        return self.run.job
+
+    @property
+    def store(self) -> Store:
+        return self.run.store
 
     def at_once(self) -> Choice | None:
         """Why the index is built anew, as far as the manifest and the sizes of files tell."""
         index = self.before.index
-        if why := rules.other_settings(self.job, self.before, self.transform, self.dim) or rules.other_units(
-            self.units, self.before
-        ):
+        if why := rules.other_settings(
+            self.job, self.before, self.transform, self.vectors.dim
+        ) or rules.other_units(self.units, self.before):
             return why
         if (
             index.trained is None
@@ -128,23 +134,14 @@ class _Night:
 
     def anew(self, *why: Choice) -> Built:
         """Built from the units, and what decided that."""
-        return build_index(
-            self.job,
-            self.store,
-            self.units,
-            self.source.dead,
-            self.transform,
-            self.dim,
-            self.cluster,
-            self.stages,
-            self.before.index.queries,
-        ), why
+        vectors = replace(self.vectors, asked_before=self.before.index.queries)
+        return build_index(self.run, vectors), why
 
     def extended(self) -> Built:
         """Extended, or built anew once the rows or the measurement ask for it."""
         before, work = self.before, self._work()
-        surveyed = run_task(Survey(self.source, before, work), self.units, Pool(1))
-        plan = plan_index(surveyed.rows, self.transform.k if self.transform else self.dim, self.job.index)
+        surveyed = self.run.workers.run(Survey(self.source, before, work), self.units, Pool(1))
+        plan = self.vectors.plan(surveyed.rows, self.job.index)
         if why := self._by_rows(surveyed) or rules.other_kind(plan, before.index):
             return self.anew(why)
         apart = rules.stands_apart(plan, before.index, self.job.index.rewrite_gib)
@@ -205,7 +202,7 @@ class _Night:
         before = self.before.model_dump(
             mode="json", include={"index", "ids", "tombstones", "dead", "rows", "next_ordinal"}
         )
-        what = {**made_of(self.job, self.units, self.source.dead, self.transform), "before": before}
+        what = {**index_identity(self.job, self.units, self.source.dead, self.transform), "before": before}
         return f"indexes/work/{digest_of(what)[:24]}"
 
     def _made(self, extension: Extension, apart: bool) -> _Extended | str:
@@ -235,8 +232,8 @@ class _Night:
 
     def _in_place(self, extension: Extension) -> Grown:
         rows = extension.rows_since(self.before.next_ordinal)
-        with self.stages("extend", rows) as bar:
-            grown = run_task(GrowInPlace(extension), None, Pool(1))
+        with self.run.stages("extend", rows) as bar:
+            grown = self.run.workers.run(GrowInPlace(extension), None, Pool(1))
             bar.reach(rows)
         return grown
 
@@ -244,7 +241,7 @@ class _Night:
         """The delta, filled anew from all units after the base."""
         since = self.before.index.base_ordinals
         units, rows = extension.since(since), extension.rows_since(since)
-        most = self.cluster.index_workers(self.job.cluster, max(1, len(units)))
+        most = self.run.workers.index_workers(self.job.cluster, max(1, len(units)))
         count = (
             min(self.job.index.shards or most, len(units))
             if extension.build.plan.shardable
@@ -253,12 +250,12 @@ class _Night:
         # a run on a larger cluster cuts other shards, so those of this number of shards have a place of their own
         build = replace(extension.build, work=f"{extension.build.work}/delta-{count}")
         records = (
-            fill_shards(FillShard(build, extension.trained), units, count, rows, most, self.stages)
+            fill_shards(self.run, FillShard(build, extension.trained), Filling(units, rows, count, most))
             if count
             else ()
         )
-        with self.stages("extend"):
-            grown = run_task(JoinDelta(extension), records, Pool(1))
+        with self.run.stages("extend"):
+            grown = self.run.workers.run(JoinDelta(extension), records, Pool(1))
         drop_parts(self.store, records)
         return grown
 
@@ -270,18 +267,20 @@ class _Night:
             "dead_queries_bound": rules.MOST_DEAD_QUERIES,
         }
         measured = Measurement()
-        with self.stages("measure"):
+        with self.run.stages("measure"):
             if stale <= rules.MOST_DEAD_QUERIES:
-                measured = run_task(MeasureGrown(extension), (grown, asked), Pool(1))
+                measured = self.run.workers.run(MeasureGrown(extension), (grown, asked), Pool(1))
             else:
-                asked = Asked(queries=run_task(SampleQueries(extension.build), self.units, Pool(1)))
+                asked = Asked(
+                    queries=self.run.workers.run(SampleQueries(extension.build), self.units, Pool(1))
+                )
         numbers["short_queries"] = measured.short_queries
         if measured.built or measured.unusable:
             sentence = f"exact neighbours are carried from last night; {stale:.1%} of the queries' own rows are dead ({rules.MOST_DEAD_QUERIES:.0%} at most)"
             return measured, Choice(what="index truth", chosen="carried", sentence=sentence, numbers=numbers)
         pieces = self._scan(extension, asked)
-        with self.stages("measure"):
-            measured = run_task(
+        with self.run.stages("measure"):
+            measured = self.run.workers.run(
                 MeasureGrown(extension), (grown, asked.model_copy(update={"pieces": pieces})), Pool(1)
             )
         short = (
@@ -297,14 +296,14 @@ class _Night:
         )
 
     def _scan(self, extension: Extension, asked: Asked) -> tuple[FileRef, ...]:
-        workers = self.cluster.index_workers(self.job.cluster, len(extension.units))
+        workers = self.run.workers.index_workers(self.job.cluster, len(extension.units))
         shards = [
             Shard(number=number, units=part)
             for number, part in enumerate(contiguous(extension.units, workers))
         ]
-        with self.stages("truth", extension.surveyed.rows) as bar:
+        with self.run.stages("truth", extension.surveyed.rows) as bar:
             pieces = dict(
-                map_units(
+                self.run.workers.map_units(
                     ScanTruth(extension.build.source, extension.build.map, asked.queries),
                     shards,
                     Pool(workers),

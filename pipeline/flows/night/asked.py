@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.flows.night.candidate import Candidate
-from pipeline.flows.workers.pool import Pool, run_task
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
@@ -52,14 +53,13 @@ def fixed_queries(store: Store, candidate: Candidate, last: Sequence[Answers]) -
     return tuple(dict.fromkeys(text[:_QUERY_LETTERS] for _, text in rows.values()))
 
 
-def ask(
-    store: Store, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray
-) -> tuple[Answers, ...]:
+def ask(run: Run, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray) -> tuple[Answers, ...]:
     """Answers of the candidate's index, rows with the query's own text left out. vectors: (q, d), one for each query."""
     if not queries or not np.isfinite(vectors).all():
         return ()
+    store = run.store
     asking = AskIndex(store, candidate.built.files, candidate.built.tombstones, _ANSWERS + 1)
-    scores, addresses = run_task(asking, vectors, Pool(1))
+    scores, addresses = run.workers.run(asking, vectors, Pool(1))
     rows = texts_at(store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
     return tuple(
         Answers(query=query, hits=_hits(query, rows, found, values))

@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.flows.corpus import open_releases
 from pipeline.flows.night.gates import RepeatedIds
 from pipeline.flows.night.outside import outside_gates
-from pipeline.flows.night.previous import load_before
-from pipeline.flows.night.stages import open_releases
+from pipeline.flows.night.previous import load_previous
 from pipeline.flows.rows import LiveRows, placed_in
+from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.pool import Pool, run_task
+from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
@@ -36,7 +37,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     from pipeline.index.validate import Counted, Measured, judge
 
     releases = open_releases(job)
-    before = load_before(releases)
+    before = load_previous(releases)
     manifest, corpus = before.release, before.corpus
     if manifest is None:
         raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
@@ -48,12 +49,10 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
             "restore it, roll back, or run a night",
         )
     check_sizes(releases.store, manifest)  # before Ray starts, whose tasks would meet the damage one by one
-    with connect(job.cluster, stages, verbose=verbose) as cluster, stages("evaluate", manifest.rows) as bar:
-        measured, bad = run_task(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
-        repeated = run_task(RepeatedIds(releases.store), corpus, Pool(1))
-        outside = outside_gates(
-            job, releases.store, manifest, cluster.index_workers(job.cluster, len(manifest.units))
-        )
+    with connect(job.cluster, stages, verbose=verbose) as workers, stages("evaluate", manifest.rows) as bar:
+        measured, bad = workers.run(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
+        repeated = workers.run(RepeatedIds(releases.store), corpus, Pool(1))
+        outside = outside_gates(Run(job, releases.store, workers, stages), manifest)
         bar.add(manifest.rows)
     counts = manifest.counts
     covered = ScriptCoverage.of(counts)

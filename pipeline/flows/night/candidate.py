@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.flows.encode.unit import Spent, record_path
 from pipeline.flows.index.tasks import BuiltIndex
-from pipeline.flows.night.previous import Before
+from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.rows import Placed
+from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
 from pipeline.models.folder.folder import EncoderFolder
@@ -96,44 +98,47 @@ class Live:
         return dict(sorted(found.items()))
 
 
-def make_manifest(
-    job: Job,
-    before: Before,
-    corpus: Corpus,
-    live: Live,
-    decision: Decision,
-    built: BuiltIndex,
-    encoder: EncoderFiles,
-    choices: Sequence[Choice],
-    store: Store,
-) -> ReleaseManifest:
-    """The candidate's manifest, without its gates."""
+class Components(NamedTuple):
+    """Everything that a candidate's manifest describes."""
+
+    corpus: Corpus
+    live: Live
+    decision: Decision
+    built: BuiltIndex
+    encoder: EncoderFiles
+    choices: tuple[Choice, ...]
+
+
+def make_manifest(run: Run, previous: PreviousRelease, made: Components) -> ReleaseManifest:
+    """Describe the candidate; its gates are added when it has been judged."""
+    corpus, decision, index = made.corpus, made.decision, made.built
     content = corpus.to_json()
+    record = FileRef(
+        path=corpus_path(corpus.id),
+        sha256=sha256(content).hexdigest(),
+        rows=corpus.rows,
+        bytes=len(content),
+    )
     return ReleaseManifest(
-        parent=before.release.release if before.release else None,
-        space_id=live.placed[0].unit.space_id or "",
+        parent=previous.release.release if previous.release else None,
+        space_id=made.live.placed[0].unit.space_id or "",
         transform_id=decision.transform.transform_id if decision.transform else None,
         transform=decision.ref if decision.used else None,
         whitening=decision.whitened(),
         moments=decision.moments_ref,
-        numerics=live.numerics(),
-        rows=live.rows,
-        units=_units(corpus, live.placed, job),
+        numerics=made.live.numerics(),
+        rows=made.live.rows,
+        units=_units(corpus, made.live.placed, run.job),
         next_ordinal=corpus.next_ordinal,
         dead=corpus.dead,
-        tombstones=built.tombstones,
-        index=built.index_files(),
-        ids=built.ids,
-        encoder=encoder,
-        corpus=FileRef(
-            path=corpus_path(corpus.id),
-            sha256=sha256(content).hexdigest(),
-            rows=corpus.rows,
-            bytes=len(content),
-        ),
-        choices=tuple(choices),
-        counts=counts(corpus, live, before, store),
-        settings=job.model_dump(mode="json"),
+        tombstones=index.tombstones,
+        index=index.index_files(),
+        ids=index.ids,
+        encoder=made.encoder,
+        corpus=record,
+        choices=made.choices,
+        counts=counts(corpus, made.live, previous, run.store),
+        settings=run.job.model_dump(mode="json"),
         packages=packages(*PACKAGES),
     )
 
@@ -159,7 +164,7 @@ def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseU
     )
 
 
-def counts(corpus: Corpus, live: Live, before: Before, store: Store) -> dict[str, int]:
+def counts(corpus: Corpus, live: Live, before: PreviousRelease, store: Store) -> dict[str, int]:
     """Rows of the night: total = rows + quarantined. new, changed and deleted compare with the release before, by id; encoded were encoded for this release, and
     the other live ones are reused. truncated and tokens (text_tokens: without special ones) are those of tonight's units, script_... those of all units.
     """

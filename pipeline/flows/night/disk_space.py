@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.encoder_copy import encoder_place
-from pipeline.flows.night.previous import load_before
-from pipeline.flows.night.stages import open_releases
+from pipeline.flows.night.previous import load_previous
 from pipeline.index.kinds import plan_index
 from pipeline.log import size
 from pipeline.models.folder.folder import open_folder
@@ -46,7 +46,7 @@ def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
     What a release before it holds is on the disk already and stays there: the first night of a root therefore counts
     the index twice, since tomorrow's is written beside it.
     """
-    folder, before = open_folder(job.encoder), load_before(open_releases(job))
+    folder, before = open_folder(job.encoder), load_previous(open_releases(job))
     release = before.release if before.release and before.release.space_id == folder.space_id else None
     inputs = before.corpus.files if release and before.corpus else ()
     known = {(file.name, file.size, file.stamp) for file in inputs}

@@ -9,14 +9,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.encode.encoder_copy import for_workers
-from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.outside import outside_gates
-from pipeline.flows.workers.local import arithmetic
-from pipeline.flows.workers.pool import Pool, run_task
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
-from pipeline.settings import Job
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.manifest import Gate, ReleaseManifest
@@ -73,32 +71,27 @@ class Judged(NamedTuple):
 
 
 def run_gates(
-    job: Job,
-    store: Store,
-    before: ReleaseManifest | None,
-    candidate: Candidate,
-    workers: int,
-    queries: Sequence[str] = (),
+    run: Run, before: ReleaseManifest | None, candidate: Candidate, queries: Sequence[str] = ()
 ) -> Judged:
-    """Judge the candidate. workers: how many may search the rows; queries: encoded along with the canary texts, by the same worker."""
+    """Judge the candidate.
+
+    Args:
+        before: the previous release.
+        queries: encoded along with the canary texts, by the same worker.
+    """
     from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
 
-    counts = candidate.manifest.counts
+    job, store, counts = run.job, run.store, candidate.manifest.counts
     counted = Counted(
         read=counts["total"],
         vectors=candidate.manifest.rows,
         quarantined=counts["quarantined"],
         bad_vectors=0,  # filling the index refuses any
-        duplicate_ids=run_task(RepeatedIds(store), candidate.corpus, Pool(1)),
+        duplicate_ids=run.workers.run(RepeatedIds(store), candidate.corpus, Pool(1)),
         covered=ScriptCoverage.of(counts),
         most_quarantined=job.corpus.max_quarantined,
     )
-    one_worker = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
-    vectors = run_task(
-        EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode)),
-        (*CANARIES, *queries),
-        one_worker,
-    )
+    vectors = encode_texts(run, (*CANARIES, *queries))
     vectors, asked = vectors[: len(CANARIES)], vectors[len(CANARIES) :]
     failed, canary = int((~np.isfinite(vectors).all(axis=1)).sum()), None
     if not failed and before is not None and before.space_id == candidate.manifest.space_id:
@@ -111,9 +104,7 @@ def run_gates(
         canary=canary,
         dtype=job.encode.dtype,
     )
-    return Judged(
-        gates | outside_gates(job, store, candidate.manifest, workers), _keep(store, vectors), asked
-    )
+    return Judged(gates | outside_gates(run, candidate.manifest), _keep(store, vectors), asked)
 
 
 def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import DataError, SpaceMismatch
-from pipeline.flows.encode.encoder_copy import for_workers
-from pipeline.flows.encode.probe import EncodeTexts
+from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.index.build import contiguous, live_units
 from pipeline.flows.index.extend_tasks import ScanTruth
 from pipeline.flows.index.tasks import Shard, load_queries, load_truth, put_by_content
 from pipeline.flows.rows import LiveRows, placed_in
-from pipeline.flows.workers.local import arithmetic
-from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import load_transform
-from pipeline.settings import GateSettings, Job
+from pipeline.settings import GateSettings
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
@@ -48,8 +47,9 @@ def outside_texts(gates: GateSettings) -> tuple[str, ...]:
     return tuple(normalize(texts).to_pylist())
 
 
-def outside_gates(job: Job, store: Store, manifest: ReleaseManifest, workers: int) -> dict[str, Gate]:
+def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     """Recall@10 of `gates.queries` as a gate that refuses nothing; none where no file is named."""
+    job = run.job
     texts = outside_texts(job.gates)
     if not texts:
         return {}
@@ -58,43 +58,42 @@ def outside_gates(job: Job, store: Store, manifest: ReleaseManifest, workers: in
         raise SpaceMismatch(
             "gates.queries", f"an encoder of space {manifest.space_id}", f"space {found}", remedy
         )
-    encode = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode), query=True)
-    vectors = run_task(encode, texts, Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker))
+    vectors = encode_texts(run, texts, query=True)
     known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(known):
         say(
             f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; their recall is not measured"
         )
         return {}
-    value, low, high = _recall(job, store, manifest, known, workers)
+    value, low, high = _recall(run, manifest, known)
     interval = f"(95 % interval {low:.4f} to {high:.4f})"
     sentence = f"recall@10 of {len(known):,} texts of gates.queries is {value:.4f} {interval}: reported only, the gate asks for rows of the corpus"
     return {OUTSIDE_RECALL: Gate(value=value, threshold=None, passed=True, sentence=sentence)}
 
 
-def _recall(
-    job: Job, store: Store, manifest: ReleaseManifest, vectors: np.ndarray, workers: int
-) -> tuple[float, float, float]:
+def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[float, float, float]:
     """Of the release's index at the effort set in it, with its 95 % interval; all its rows are searched for the exact neighbours."""
     from pipeline.index.truth import OUTSIDE
 
+    store = run.store
     with store.scratch() as scratch:
         addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
         (scratch / "queries").write_bytes(
             pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {})
         )
         queries = put_by_content(store, scratch / "queries", "indexes/queries", ".safetensors", len(vectors))
-    source = LiveRows(store, manifest.space_id, job.corpus.id, manifest.dead)
-    units, _ = live_units(source, placed_in(manifest))
+    source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
+    units, _ = live_units(run.workers, source, placed_in(manifest))
     transform = (
         load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256))
         if manifest.transform
         else None
     )
-    shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, workers))]
+    size = run.workers.index_workers(run.job.cluster, len(manifest.units))
+    shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, size))]
     scan = ScanTruth(source, transform.affine() if transform else None, queries)
-    pieces = dict(map_units(scan, shards, Pool(min(workers, len(shards)))))
-    return run_task(RecallOf(store, manifest, queries), tuple(pieces.values()), Pool(1))
+    pieces = dict(run.workers.map_units(scan, shards, Pool(min(size, len(shards)))))
+    return run.workers.run(RecallOf(store, manifest, queries), tuple(pieces.values()), Pool(1))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.night.previous import load_before
-from pipeline.flows.night.stages import open_releases
+from pipeline.flows.corpus import open_releases
+from pipeline.flows.night.previous import load_previous
 from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.log import Stages
 from pipeline.settings import CorpusSettings, Job
@@ -71,7 +71,7 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
 
 def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: Plan) -> dict[str, Any]:
     """What is known of the files since the live release; rows by the share of bytes."""
-    before = load_before(open_releases(job))
+    before = load_previous(open_releases(job))
     if before.release is None:
         return {}
     lives_on = (

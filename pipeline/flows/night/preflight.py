@@ -215,6 +215,6 @@ def _space(job: Job, sampled: Sampled) -> Iterator[str]:
 def _cluster(job: Job, stages: Stages, verbose: bool) -> Iterator[str]:
     from pipeline.flows.workers.cluster import connect
 
-    with connect(job.cluster, stages, verbose=verbose) as cluster:
-        workers = cluster.workers(job.cluster, 1_000_000)
-        yield f"{cluster.cpus} CPUs, {cluster.gpus} GPUs: {workers} encode workers"
+    with connect(job.cluster, stages, verbose=verbose) as workers:
+        size = workers.pool(job.cluster, 1_000_000).size
+        yield f"{workers.cpus} CPUs, {workers.gpus} GPUs: {size} encode workers"

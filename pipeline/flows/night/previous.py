@@ -16,7 +16,7 @@ from pipeline.text.corpus.sources import list_files
 
 
 @dataclass(frozen=True)
-class Before:
+class PreviousRelease:
     """The live release with its corpus; both None before the first night. lost: why there is no corpus though there is a release."""
 
     release: ReleaseManifest | None = None
@@ -58,23 +58,23 @@ class Before:
         )
 
 
-def load_before(releases: Releases) -> Before:
+def load_previous(releases: Releases) -> PreviousRelease:
     """The live release and its corpus. DataError for a corpus record that was changed after it was published."""
     release = releases.current()
     if release is None:
-        return Before()
+        return PreviousRelease()
     where = releases.store.uri_of(release.corpus.path)
     try:
         content = releases.store.read_checked(release.corpus.path, release.corpus.sha256)
     except FileNotFoundError:
-        return Before(release, lost=f"{where} is gone")
+        return PreviousRelease(release, lost=f"{where} is gone")
     try:
-        return Before(release, Corpus.from_json(content, where))
+        return PreviousRelease(release, Corpus.from_json(content, where))
     except DataError:  # its content is the one that was published, so another version wrote it
-        return Before(release, lost=f"{where} was written by another version")
+        return PreviousRelease(release, lost=f"{where} was written by another version")
 
 
-def is_damaged(store: Store, before: Before, stages: Stages, *, by_content: bool) -> bool:
+def is_damaged(store: Store, before: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
     """Whether files of the live release are missing or of another size; says which. Tonight's stages make them again.
 
     by_content: read every file. DataError for one of the right size and another content: later stages would take
@@ -102,18 +102,20 @@ def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> lis
     return faults
 
 
-def unchanged(job: Job, before: Before, place: str) -> bool:
+def unchanged(job: Job, previous: PreviousRelease, place: str) -> bool:
     """Whether the live release is what the job would make: same files, same encoder (its copy lies at `place`), same settings. Opens no unit."""
-    release, corpus = before.release, before.corpus
-    if release is None or corpus is None or not same_making(job, release, place):
+    release, corpus = previous.release, previous.corpus
+    if release is None or corpus is None or not same_making(job, previous, place):
         return False
     return corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
 
 
-def same_making(job: Job, release: ReleaseManifest, place: str) -> bool:
+def same_making(job: Job, previous: PreviousRelease, place: str) -> bool:
     """Whether equal rows would become an equal release."""
+    release = previous.release
     return (
-        release.space_id == open_folder(job.encoder).space_id
+        release is not None
+        and release.space_id == open_folder(job.encoder).space_id
         and release.encoder.path == place
         and _shaping(job) == _shaping_of(release)
     )

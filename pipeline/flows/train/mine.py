@@ -1,6 +1,7 @@
 """Hard negatives for training pairs: what the encoder takes for near an anchor, and what is no positive of it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,14 +11,12 @@ from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.encode.encode import encode
 from pipeline.flows.evaluate.sentences import cleaned
-from pipeline.flows.index.build import build_index
-from pipeline.flows.night.stages import place
-from pipeline.flows.rows import LiveRows
+from pipeline.flows.index.build import IndexInput, build_index
+from pipeline.flows.rows import LiveRows, place
+from pipeline.flows.run import Run
 from pipeline.flows.train.mine_tasks import Both, MineUnit, Relate
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.local import arithmetic
-from pipeline.flows.workers.pool import Pool, map_units, run_task
-from pipeline.log import Stages, say
+from pipeline.flows.workers.tasks import Pool
+from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
@@ -53,9 +52,7 @@ class Mined(Stored):
         return f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; {pairs - mined:,} pairs without one are left out{lost}"
 
 
-def mine(
-    job: Job, sources: Sequence[PairSettings], store: Store, cluster: Cluster, stages: Stages
-) -> tuple[PairSettings, ...]:
+def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
     """Each source's pairs (anchor, positive) with hard negatives, as Parquet files in `store`: what the job's encoder finds near the anchor among the distinct
     positives of the same source, as train.mine says. A text that is a positive of an equal anchor, or equals the anchor, is never a negative. Texts come out as the
     encoder gets them.
@@ -66,9 +63,11 @@ def mine(
     The driver holds one unit's texts and the units' records; a worker the keys of 2^22 pairs, 8 bytes for every repeated positive, or the index, mapped.
     ConfigError as of `check_mining`, DataError where no pair has a negative left.
     """
-    check_mining(job)
-    own = job.model_copy(update={"corpus": CorpusSettings()})
-    return tuple(_source(own, source, store, cluster, stages.under("mine")) for source in sources)
+    check_mining(run.job)
+    own = replace(
+        run, job=run.job.model_copy(update={"corpus": CorpusSettings()}), stages=run.stages.under("mine")
+    )
+    return tuple(_source(own, source) for source in sources)
 
 
 def check_mining(job: Job) -> None:
@@ -94,12 +93,13 @@ def check_mining(job: Job) -> None:
         )
 
 
-def _source(job: Job, source: PairSettings, store: Store, cluster: Cluster, stages: Stages) -> PairSettings:
+def _source(run: Run, source: PairSettings) -> PairSettings:
+    job, store = run.job, run.store
     pairs = open_training_rows(source, _ROLES)
     folder = f"pairs/{_identity(job, pairs)}"
     mined = Mined.left(store, f"{folder}/mined.json")
     if mined is None or not mined.is_whole(store):
-        mined = _mined(job, pairs, store, folder, cluster, stages)
+        mined = _mined(run, pairs, folder)
         store.write(f"{folder}/mined.json", mined.to_json())
     say(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
@@ -136,24 +136,22 @@ def _identity(job: Job, pairs: TrainingRows) -> str:
     )[:24]
 
 
-def _mined(
-    job: Job, pairs: TrainingRows, store: Store, folder: str, cluster: Cluster, stages: Stages
-) -> Mined:
-    with stages("read", len(pairs)) as bar:
+def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
+    job, store = run.job, run.store
+    with run.stages("read", len(pairs)) as bar:
         units = []
         for unit in _units(pairs, job.encode.unit_rows, store):
             units.append(unit)
             bar.add(unit[0].rows)
     anchors, positives = ([unit[which] for unit in units] for which in (0, 1))
     corpus = Corpus(id=folder, digest=folder, units=tuple(_numbered([*positives, *anchors])))
-    vectors, _ = encode(corpus, job, store, cluster, stages)
+    vectors, _ = encode(run, corpus)
     numbered, placed, count = corpus.units, place(corpus, vectors), len(units)
-    with stages("compare"):
-        related = run_task(
-            Relate(store), tuple(zip(numbered[count:], numbered[:count], strict=True)), Pool(1)
-        )
+    with run.stages("compare"):
+        sides = tuple(zip(numbered[count:], numbered[:count], strict=True))
+        related = run.workers.run(Relate(store), sides, Pool(1))
     encoder = open_folder(job.encoder)
-    built = build_index(job, store, placed[:count], related.repeats, None, encoder.dim, cluster, stages)
+    built = build_index(run, IndexInput(placed[:count], related.repeats, None, encoder.dim))
     source = LiveRows(store, encoder.space_id, job.corpus.id)
     task = MineUnit(
         source,
@@ -161,7 +159,7 @@ def _mined(
         related.known,
         job.train.mine,
         job.train.seed,
-        arithmetic(EncodeSettings()).threads,
+        run.workers.encode_settings(EncodeSettings()).threads,
         folder,
     )
     firsts = np.cumsum([0, *(unit.rows for unit in positives)]).tolist()
@@ -176,7 +174,7 @@ def _mined(
         )
         for number in range(count)
     ]
-    records = _searched(task, both, job, cluster, stages)
+    records = _searched(run, task, both)
     files = tuple(
         FileRef(path=record.path, sha256=record.sha256, rows=record.rows, bytes=record.bytes)
         for record in records
@@ -184,17 +182,14 @@ def _mined(
     return Mined(files=files, counts=total(record.counts for record in records))
 
 
-def _searched(
-    task: MineUnit, both: Sequence[Both], job: Job, cluster: Cluster, stages: Stages
-) -> list[UnitRecord]:
-    """The record of every unit, in order."""
+def _searched(run: Run, task: MineUnit, both: Sequence[Both]) -> list[UnitRecord]:
+    """Return the record of every unit, in order."""
     made = {each.number: record for each in both if (record := task.left(each)) is not None}
     todo = [each for each in both if each.number not in made]
-    with stages("search", sum(each.anchors.rows for each in both)) as bar:
+    with run.stages("search", sum(each.anchors.rows for each in both)) as bar:
         bar.skip(sum(both[number].anchors.rows for number in made))
-        for number, record in map_units(
-            task, todo, Pool(cluster.index_workers(job.cluster, max(1, len(todo)))), bar
-        ):
+        pool = Pool(run.workers.index_workers(run.job.cluster, max(1, len(todo))))
+        for number, record in run.workers.map_units(task, todo, pool, bar):
             made[todo[number].number] = record
         bar.reach(sum(each.anchors.rows for each in todo))
     return [made[number] for number in range(len(both))]

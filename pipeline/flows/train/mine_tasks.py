@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.index.tasks import BuiltIndex, put_by_content
 from pipeline.flows.rows import LiveRows, Placed, placed_rows
-from pipeline.flows.workers.pool import progress
+from pipeline.flows.workers.tasks import progress
 from pipeline.settings.training import MineSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead

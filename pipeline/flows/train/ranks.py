@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
-from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.heartbeat import Call
 from pipeline.flows.workers.room import Needs
 from pipeline.flows.workers.watch import Watch, watched
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Running, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
@@ -59,15 +59,15 @@ class Group:
     failures: int = 3
     patience_s: float = 900.0
 
-    def check(self, cluster: Cluster) -> None:
+    def check(self, workers: Workers) -> None:
         """ConfigError where a cluster that cannot grow has no room for them."""
-        room = Needs(self.cpus, self.gpus).fit(cluster.nodes)
-        if room < self.workers and not cluster.grows:
+        room = Needs(self.cpus, self.gpus).fit(workers.nodes)
+        if room < self.workers and not workers.grows:
             expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
             raise ConfigError(
                 "cluster",
                 expected,
-                f"room for {room} on {len(cluster.nodes)} nodes",
+                f"room for {room} on {len(workers.nodes)} nodes",
                 "lower train.workers: a training goes on with any number",
             )
 

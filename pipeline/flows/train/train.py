@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import DataError
-from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
+from pipeline.flows.run import Run
 from pipeline.flows.train.mine import check_mining, mine
 from pipeline.flows.train.plan import Plan, check_settings, open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.ranks import group_of
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.flows.train.sources import pinned
-from pipeline.flows.workers.cluster import Cluster, connect
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
@@ -44,17 +46,22 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
     if (result := run.result()) is not None:
         return Trained("unchanged", run, result)
     dev, plan = open_dev(job.train), None if _mines(job) else _planned(job.train, stages)
-    with connect(job.cluster, stages, verbose=verbose) as cluster:
+    with connect(job.cluster, stages, verbose=verbose) as workers:
         group = group_of(job.train, job.cluster)
-        group.check(cluster)
-        plan = plan or _planned(_with_negatives(job, cluster, stages), stages)
+        group.check(workers)
+        plan = plan or _planned(_with_negatives(job, workers, stages), stages)
         begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
         for other in holders(run.store, _LEASES):
             say(
                 f"another command is at work on this training ({other}): each does all of it, and the end is the same"
             )
         work = TrainRank(
-            run, for_workers(job.encoder, open_store(job.train.root)), job.train, plan, dev, begun
+            run,
+            encoder_for_workers(job.encoder, open_store(job.train.root), workers),
+            job.train,
+            plan,
+            dev,
+            begun,
         )
         with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
@@ -122,10 +129,10 @@ def _mines(job: Job) -> bool:
     return True
 
 
-def _with_negatives(job: Job, cluster: Cluster, stages: Stages) -> TrainSettings:
+def _with_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
     """The training over rows that have hard negatives."""
     kept = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
-    return job.train.model_copy(update={"data": mine(job, job.train.data, kept, cluster, stages)})
+    return job.train.model_copy(update={"data": mine(Run(job, kept, workers, stages), job.train.data)})
 
 
 def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:

@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.flows.encode.encoder_copy import for_workers
-from pipeline.flows.encode.probe import EncodeTexts, SampleTexts
+from pipeline.flows.encode.probe import SampleTexts, encode_texts
 from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.run import Run
 from pipeline.flows.transform.moments import live_moments
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.local import arithmetic
-from pipeline.flows.workers.pool import Pool, run_task
-from pipeline.log import Running, Stages, say
+from pipeline.flows.workers.tasks import Pool
+from pipeline.log import Running, say
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
 from pipeline.post.choose import Curve, choose
@@ -90,27 +88,26 @@ class Decision:
         )
 
 
-def whiten(
-    job: Job,
+def decide_transform(
+    run: Run,
     source: LiveRows,
     corpus: Corpus,
     units: Sequence[Placed],
-    cluster: Cluster,
-    stages: Stages,
     before: ReleaseManifest | None = None,
 ) -> Decision:
-    """What the release before decided, while the vectors are where they were then; else a new fit, decided by `whiten.mode`.
+    """Keep the decision of the previous release while its fit still describes the vectors, else fit and decide by `whiten.mode`.
 
-    `on` with too few rows for the fit is a DataError; `auto` then stays raw.
+    Raises:
+        DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
-    store = source.store
-    with stages("whiten") as bar:
-        moments = live_moments(job, source, units, cluster)
+    job, store = run.job, source.store
+    with run.stages("whiten") as bar:
+        moments = live_moments(run, source, units)
         reference = stored_by_content(
             store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
         )
         kept = _kept(job, store, moments, reference, before)
-        decision = kept or _decide(_Fit(job, source, corpus, tuple(units), moments, bar), reference)
+        decision = kept or _decide(_Fit(run, source, corpus, tuple(units), moments, bar), reference)
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)
     return decision
@@ -288,12 +285,16 @@ def _stored(store: Store, fitted: Transform) -> FileRef:
 class _Fit:
     """What a transform is fitted and judged on."""
 
-    job: Job
+    run: Run
     source: LiveRows
     corpus: Corpus
     units: tuple[Placed, ...]
     moments: Moments
     bar: Running
+
+    @property
+    def job(self) -> Job:
+        return self.run.job
 
     def made(self) -> tuple[Transform, tuple[Curve, ...]]:
         """The transform, and the curves by which k and remove were chosen."""
@@ -307,22 +308,17 @@ class _Fit:
     @cached_property
     def dev(self) -> Dev | None:
         """Raw vectors of `whiten.dev`, else of halves of the corpus's own texts; None with fewer than ten of these."""
-        job, store = self.job, self.source.store
-        encoder = EncodeTexts(for_workers(job.encoder, store), arithmetic(job.encode))
-        pool = Pool(1, job.cluster.cpus_per_worker, job.cluster.gpus_per_worker)
-        if job.whiten.dev:
-            left, right, gold = dev_pairs(job.whiten.dev)
-            vectors = run_task(encoder, (*left, *right), pool)
-            return Pairs(vectors[: len(left)], vectors[len(left) :], gold, job.whiten.dev)
-        texts = run_task(
-            SampleTexts(store, job.whiten.dev_texts, _SHORTEST, self.corpus.dead), self.corpus.units, Pool(1)
-        )
+        settings = self.job.whiten
+        if settings.dev:
+            left, right, gold = dev_pairs(settings.dev)
+            vectors = encode_texts(self.run, (*left, *right))
+            return Pairs(vectors[: len(left)], vectors[len(left) :], gold, settings.dev)
+        sample = SampleTexts(self.source.store, settings.dev_texts, _SHORTEST, self.corpus.dead)
+        texts = self.run.workers.run(sample, self.corpus.units, Pool(1))
         halves = [pair for pair in map(split_halves, texts) if pair]
         if len(halves) < _FEWEST_TEXTS:
             return None
-        vectors = run_task(
-            encoder, tuple(first for first, _ in halves) + tuple(second for _, second in halves), pool
-        )
+        vectors = encode_texts(self.run, (*(first for first, _ in halves), *(last for _, last in halves)))
         return Halves(vectors[: len(halves)], vectors[len(halves) :])
 
     def _held(self) -> Moments:
@@ -333,18 +329,16 @@ class _Fit:
                 f"{self.moments.count}",
                 "name a number, or give more text",
             )
-        reference = run_task(
-            HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5)), self.units, Pool(1)
-        )
+        task = HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5))
+        reference = self.run.workers.run(task, self.units, Pool(1))
         return Moments.from_bytes(self.source.store.read_checked(reference.path, reference.sha256))
 
     def _trained(self, name: str, before: Transform | None, space_id: str) -> Transform:
         """A last step that moments do not fit."""
         from pipeline.flows.transform.train_flow import FlowTraining, train_flow
 
-        cluster = self.job.cluster
         training = FlowTraining(self.source, self.units, self.job.whiten.flow, before, self.dev)
-        return train_flow(training, Pool(1, cluster.cpus_per_worker, cluster.gpus_per_worker), self.bar)
+        return train_flow(training, self.run.workers, Pool.of_one(self.job.cluster), self.bar)
 
 
 @dataclass(frozen=True)

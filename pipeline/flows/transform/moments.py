@@ -7,21 +7,21 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.pool import Pool, map_units
-from pipeline.settings import Job
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
 from pipeline.store.dead import Dead
 from pipeline.store.units import FileRef, stored_by_content
 
 
-def live_moments(job: Job, source: LiveRows, units: Sequence[Placed], cluster: Cluster) -> Moments:
-    """Moments over the live rows of `units`; the same bits whatever cluster computed them. DataError without rows."""
+def live_moments(run: Run, source: LiveRows, units: Sequence[Placed]) -> Moments:
+    """Return the moments of the live rows of `units`, with the same bits on any cluster. DataError without rows."""
     groups = [tuple(units[start : start + GROUP]) for start in range(0, len(units), GROUP)]
     task = MergeMoments(source)
     if len(groups) == 1:  # some two million rows: their dead ones are read faster than a worker starts
         return _loaded(source, task.start()(groups[0]))
-    made = dict(map_units(task, groups, Pool(cluster.index_workers(job.cluster, len(groups)))))
+    pool = Pool(run.workers.index_workers(run.job.cluster, len(groups)))
+    made = dict(run.workers.map_units(task, groups, pool))
     return merge_tree(_loaded(source, made[number]) for number in range(len(groups)))
 
 

@@ -13,8 +13,9 @@ from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.transform.flow_order import RowOrder
-from pipeline.flows.workers.pool import Pool, map_units, progress
+from pipeline.flows.workers.tasks import Pool, progress
 from pipeline.flows.workers.worker import gpu_assigned
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Running, say
 from pipeline.post import Transform, space_after
 from pipeline.post.compare import Dev
@@ -100,7 +101,7 @@ class _Trained(Stored):
     transform: FileRef
 
 
-def train_flow(training: FlowTraining, pool: Pool, bar: Running | None = None) -> Flow:
+def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Running | None = None) -> Flow:
     """The flow of that training: the one that a finished run stored, else trained now, from the last checkpoint on where a run was stopped. `bar` follows its rows.
 
     One worker does it, with what `pool` gives to one: a step is a few dozen products with matrices of 32 columns and takes 3 ms at d = 384, about as long as gradients
@@ -114,7 +115,7 @@ def train_flow(training: FlowTraining, pool: Pool, bar: Running | None = None) -
         if bar is not None:
             bar.expect(rows)
         _tell_resumed(store, training)
-        ((_, made),) = map_units(TrainFlow(), [training], pool, bar)
+        ((_, made),) = workers.map_units(TrainFlow(), [training], pool, bar)
         if bar is not None:
             bar.reach(rows)  # a short training is over before the driver has looked
     return Flow.from_bytes(store.read_checked(made.path, made.sha256))

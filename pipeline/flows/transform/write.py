@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.pool import Pool, map_units
-from pipeline.log import Stages
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.post import Transform, space_after
-from pipeline.settings import Job
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
 from pipeline.store.units import Manifest, UnitRecord, create_record
@@ -72,17 +70,13 @@ def _whitened(source: pq.ParquetFile, transform: Transform, schema: pa.Schema) -
         yield pa.Table.from_arrays(columns, schema=schema)
 
 
-def write_whitened(
-    store: Store, vectors: Manifest, transform: Transform, cluster: Cluster, job: Job, stages: Stages
-) -> Manifest:
-    """Every unit's vectors, transformed, as units of their own."""
+def write_whitened(run: Run, vectors: Manifest, transform: Transform) -> Manifest:
+    """Write the transformed vectors of every unit as units of their own."""
     made: dict[int, UnitRecord] = {}
-    with stages("write whitened", vectors.rows) as bar:
-        for number, record in map_units(
-            WhitenUnit(store, transform),
-            vectors.units,
-            Pool(cluster.index_workers(job.cluster, len(vectors.units))),
-        ):
+    task = WhitenUnit(run.store, transform)
+    pool = Pool(run.workers.index_workers(run.job.cluster, len(vectors.units)))
+    with run.stages("write whitened", vectors.rows) as bar:
+        for number, record in run.workers.map_units(task, vectors.units, pool):
             made[number] = record
             bar.add(record.rows)
     return Manifest(

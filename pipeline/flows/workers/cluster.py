@@ -11,15 +11,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers.heartbeat import expect, open_board
-from pipeline.flows.workers.local import OneProcess, at_hand, working_with
-from pipeline.flows.workers.pool import Pool
-from pipeline.flows.workers.room import Needs, Node, addable, nodes_alive
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.ray_workers import RayWorkers
+from pipeline.flows.workers.room import addable, nodes_alive
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, give_up
 from pipeline.settings import ClusterSettings
 
@@ -44,97 +44,51 @@ _NO_ADDRESS = {
 _TOKEN = (
     "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
 )
-_SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """What the connected cluster has.
+_local: LocalWorkers | None = (
+    None  # those of the enclosing block, as Ray itself is connected once per process
+)
 
-    grows: whether an autoscaler can add nodes; idle: whether no CPU was taken when it was connected; alone:
-    whether one child process stands for it, which is the one worker whatever the settings ask of Ray's.
-    """
 
-    nodes: tuple[Node, ...]
-    grows: bool = False
-    idle: bool = False
-    alone: bool = False
-    board: Any = field(default=None, repr=False, compare=False)
-    """held, so that it lives as long as the connection"""
+@contextlib.contextmanager
+def _use(local: LocalWorkers) -> Iterator[None]:
+    global _local
+    outer, _local = _local, local
+    try:
+        yield
+    finally:
+        _local = outer
 
-    @property
-    def cpus(self) -> int:
-        return max(1, int(sum(node.cpus for node in self.nodes)))
 
-    @property
-    def gpus(self) -> int:
-        return int(sum(node.gpus for node in self.nodes))
-
-    def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Encode workers for `work` units: between workers.min and workers.max, never more than units.
-
-        A cluster that cannot grow gets no more than it has room for. Raises ConfigError if that is less than
-        workers.min, or if not one worker fits any of its nodes.
-        """
-        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker, settings.workers.min or 1)
-        fit = needs.fit(self.nodes)
-        asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
-        if not fit and not (self.grows and (asked.min or asked.max)):
-            raise (
-                needs.too_large(self.nodes, remedy=_SAY_HOW_MANY)
-                if self.grows
-                else needs.too_large(self.nodes)
-            )
-        least = asked.min or (1 if asked.max else wanted)
-        if not self.grows:
-            if fit < needs.workers and not self.alone:
-                raise needs.too_few(self.nodes)
-            wanted, least = min(wanted, fit), min(least, fit)
-        most = max(1, min(wanted, work))
-        least, now = min(least, most), max(1, min(fit, most))
-        demanded = min(needs.workers, most)
-        return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=demanded)
-
-    def check(self, settings: ClusterSettings) -> None:
-        """Raise ConfigError as `pool` does where no node that is still to come could change it."""
-        if not self.grows and not self.alone:
-            self.pool(settings, 1)
-
-    def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Like `pool`, with more CPUs for each worker where there is less work than room, so that a small corpus uses all cores.
-
-        Workers stay as they are on GPUs, below a set maximum, and on a cluster that can grow or that others use.
-        """
-        pool = self.pool(settings, work)
-        if settings.gpus_per_worker or settings.workers.max is not None or self.grows or not self.idle:
-            return pool
-        times = 1
-        while Needs(pool.cpus * (times + 1), 0).fit(self.nodes) >= pool.size:
-            times += 1
-        return replace(pool, cpus=pool.cpus * times)
-
-    def workers(self, settings: ClusterSettings, work: int) -> int:
-        """The most encode workers for `work` units."""
-        return self.pool(settings, work).size
-
-    def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """Workers for shards of an index: no more than a cluster that cannot grow has CPUs."""
-        asked = settings.index_workers or self.cpus
-        return max(1, min(asked if self.grows else min(asked, self.cpus), work))
+@contextlib.contextmanager
+def local_workers(wanted: bool, patience_s: float) -> Iterator[LocalWorkers | None]:
+    """Start local workers and end them after the block; None if not `wanted`. Those of an enclosing block are used instead."""
+    if _local is not None:
+        yield _local
+        return
+    if not wanted:
+        yield None
+        return
+    local = LocalWorkers(patience_s)
+    try:
+        yield local
+    finally:
+        local.close()
 
 
 @contextlib.contextmanager
 def connect(
-    settings: ClusterSettings, stages: Stages, *, verbose: bool = False, process: OneProcess | None = None
-) -> Iterator[Cluster]:
-    """Connect to the cluster for the duration of the block; stop it afterwards if it was started here. A Ray that is already connected is used as it is.
+    settings: ClusterSettings, stages: Stages, *, verbose: bool = False, local: LocalWorkers | None = None
+) -> Iterator[Workers]:
+    """Connect to workers for the duration of the block: a Ray cluster, or `local` workers without any Ray.
 
-    process: does all work instead, without any Ray. A child process that is already at hand is used as it is, too.
+    Local workers of an enclosing block are used instead, as is a Ray that is already connected. A Ray that was
+    started here is stopped afterwards.
     """
-    process = process or at_hand()
-    if process is not None:
-        with working_with(process):
-            yield Cluster((Node(settings.cpus_per_worker),), alone=True)
+    if local := local or _local:
+        with _use(local):
+            yield local
         return
     with stages("cluster"):
         quiet(verbose)
@@ -148,7 +102,7 @@ def connect(
             expect(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
             idle = ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes)
-            yield Cluster(nodes, bool(addable()), idle, board=open_board())
+            yield RayWorkers(nodes, bool(addable()), idle, board=open_board())
     finally:
         if mine:
             ray.shutdown()

@@ -1,7 +1,7 @@
-"""A small night on this machine does without a cluster: one child process works its tasks off, one after the other, and stays warm between them.
+"""Tasks without a cluster: one child process of this machine does them one after the other and stays warm between them.
 
-Ray takes longer to start, and to start its workers, than such a night has work. What a task promises holds here too: a child that dies, or that hangs and is killed
-for it, is started again.
+Ray takes longer to start, and to start its workers, than a small night has work. The promises of `Workers` hold
+here too: a child that dies, or that hangs and is killed for it, is started again.
 """
 
 import contextlib
@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
+from pipeline.flows.workers.room import Needs, Node
 from pipeline.flows.workers.standstill import Meter, Standstill, hanging, longest_s
+from pipeline.flows.workers.tasks import Pool, Task, listen
+from pipeline.flows.workers.workers import Item, Made, Workers
 from pipeline.headway import at_headway
 from pipeline.log import Running, say
 from pipeline.settings import ClusterSettings, EncodeSettings
@@ -31,8 +34,15 @@ _told: Any = None  # in the child: of the item at work: how often anything was t
 _started: tuple[bytes, Any] = (b"", None)  # in the child: the task at hand, and what its start returned
 
 
-class OneProcess:
-    """The child, and how to hand it work. Tasks and items travel pickled, as to a worker of Ray. patience_s: without progress of an item before the child is killed."""
+class LocalWorkers(Workers):
+    """One child process. Tasks and items travel pickled, as to a worker of Ray.
+
+    Args:
+        patience_s: seconds without progress of an item before the child is killed.
+    """
+
+    nodes = (Node(cpus=1.0),)  # the child does one item at a time
+    grows = False
 
     def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
         self.patience_s = patience_s
@@ -47,22 +57,54 @@ class OneProcess:
         """Start the task already, so that what is heavy is loaded when work comes."""
         self._warmed = self._executor().submit(_warm, pickle.dumps(task))
 
-    def run(self, task: Any, items: Sequence[Any], bar: Running | None = None) -> Iterator[tuple[int, bytes]]:
-        """(number, what the task made of the item, pickled; an error of ours as a value), in order. TransientError for an item at which the child keeps dying."""
+    @property
+    def shares_disk(self) -> bool:
+        return True
+
+    def map_units(
+        self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
+    ) -> Iterator[tuple[int, Made]]:
+        """Yields in the order of the items. The pool's size does not matter."""
         packed = pickle.dumps(task)
         finished, slowest_s = 0, 0.0
         for number, item in enumerate(items):
             began = time.monotonic()
-            at_work = _AtWork(
-                f"item {number} of {type(task).__name__}",
-                finished,
-                longest_s(slowest_s, self.patience_s),
-                bar,
-            )
-            made = self._made(packed, pickle.dumps(item), at_work)
+            name, longest = f"item {number} of {type(task).__name__}", longest_s(slowest_s, self.patience_s)
+            made = self._made(packed, pickle.dumps(item), _AtWork(name, finished, longest, bar))
             finished += self._told[1]
             slowest_s = max(slowest_s, time.monotonic() - began)
-            yield number, made
+            result = pickle.loads(made)
+            if isinstance(result, PipelineError):
+                raise result
+            yield number, result
+
+    def run(self, task: Task[Item, Made], item: Item, pool: Pool) -> Made:
+        ((_, made),) = self.map_units(task, [item], pool)
+        return made
+
+    def pool(self, settings: ClusterSettings, work: int) -> Pool:
+        here = Node(settings.cpus_per_worker)  # the child is the one worker, whatever one of Ray would take
+        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker)
+        if not needs.fit((here,)):
+            raise needs.too_large((here,))
+        return Pool(1, needs.cpus)
+
+    def check(self, settings: ClusterSettings) -> None:
+        """The child is the one worker, whatever was asked of Ray's."""
+
+    def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
+        return self.pool(settings, work)
+
+    def index_workers(self, settings: ClusterSettings, work: int) -> int:
+        """As many shards as one worker of Ray has CPUs."""
+        cpus = max(1, int(settings.cpus_per_worker))
+        return max(1, min(settings.index_workers or cpus, cpus, work))
+
+    def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
+        """All cores, within OMP_NUM_THREADS."""
+        bound, cores = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
+        threads = min(cores, int(bound)) if bound.isdigit() and int(bound) else cores
+        return encode.model_copy(update={"threads": max(encode.threads, threads)})
 
     def close(self) -> None:
         """End the child, whatever it is at."""
@@ -134,68 +176,10 @@ class _AtWork:
     bar: Running | None
 
 
-_at_hand: OneProcess | None = None
-
-
-def at_hand() -> OneProcess | None:
-    """The child that does all work at the moment, where a night does without Ray."""
-    return _at_hand
-
-
-def arithmetic(encode: EncodeSettings, *, alone: bool | None = None) -> EncodeSettings:
-    """Settings of a worker's encoder: on all cores if it is the only worker, within OMP_NUM_THREADS. The number of threads changes no bit of a vector."""
-    if not (_at_hand is not None if alone is None else alone):
-        return encode
-    bound = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0))
-    return encode.model_copy(
-        update={
-            "threads": max(
-                encode.threads, min(cores, int(bound)) if bound.isdigit() and int(bound) else cores
-            )
-        }
-    )
-
-
-def with_threads_of(encode: EncodeSettings, cpus: float, settings: ClusterSettings) -> EncodeSettings:
-    """Settings of a worker's encoder that was given `cpus`: its threads grow as its CPUs do beyond cluster.cpus_per_worker."""
-    return encode.model_copy(
-        update={"threads": max(encode.threads, int(encode.threads * cpus / settings.cpus_per_worker))}
-    )
-
-
-@contextlib.contextmanager
-def working_with(process: OneProcess) -> Iterator[None]:
-    """Let `process` do all work for the duration of the block."""
-    global _at_hand
-    outer, _at_hand = _at_hand, process
-    try:
-        yield
-    finally:
-        _at_hand = outer
-
-
-@contextlib.contextmanager
-def standing_by(
-    wanted: bool, patience_s: float = ClusterSettings().patience_s
-) -> Iterator[OneProcess | None]:
-    """Start a child process and end it after the block; None if it is not wanted. A child that is already at hand is used and left running."""
-    if _at_hand is not None:
-        yield _at_hand
-        return
-    process = OneProcess(patience_s) if wanted else None
-    try:
-        yield process
-    finally:
-        if process is not None:
-            process.close()
-
-
-def report(rows: int, counted: bool) -> None:
-    """In the child: so many rows of the item at work are done. counted: whether more will be told."""
-    if _told is not None:
-        _told[1], _told[2] = rows, counted
-        _told[0] += 1  # last: a reader of the new number reads nothing older behind it
+def _report(rows: int, more: bool) -> None:
+    """In the child: `rows` rows of the current item are done. more: whether more follow."""
+    _told[1], _told[2] = rows, more
+    _told[0] += 1  # last: a reader of the new number reads nothing older behind it
 
 
 def _reported(told: Any) -> tuple[int, int, bool]:
@@ -207,6 +191,7 @@ def _reported(told: Any) -> tuple[int, int, bool]:
 def _begin(told: Any) -> None:
     global _told
     _told = told
+    listen(_report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends the child
     threading.Thread(target=_follow, daemon=True).start()
 

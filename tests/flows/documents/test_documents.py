@@ -12,8 +12,9 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.workers.cluster import Cluster, connect
-from pipeline.flows.workers.local import OneProcess
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from tests.conftest import ROOT, Ended
@@ -94,7 +95,7 @@ def test_every_module_that_is_run_exists(command: str):
 
 
 @pytest.fixture(scope="module")
-def place(encoder: Path, child: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with what the pages take for granted: a corpus, an encoder, tasks, the files of jobs/configs, and a release in each root that they name."""
     folder = tmp_path_factory.mktemp("documents")
     (folder / "jobs").symlink_to(ROOT / "jobs")
@@ -111,7 +112,7 @@ def place(encoder: Path, child: OneProcess, tmp_path_factory: pytest.TempPathFac
     for task in ("STS12", "STS13", "STSB-dev"):
         write_pairs(folder / "tasks" / "sts" / f"{task}.parquet", 40)
     (folder / "night.yaml").write_text(f"corpus: {{uri: {folder}/docs}}\nrelease: {{root: {folder}/night}}\n")
-    with connect(ClusterSettings(), Stages(), process=child):
+    with connect(ClusterSettings(), Stages(), local=child):
         for root in ("bucket/index", "out/quickstart/releases"):
             settings = (
                 f"corpus.uri={folder}/docs",
@@ -125,7 +126,7 @@ def place(encoder: Path, child: OneProcess, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("command", run_here())
 def test_it_runs_as_it_is_printed(
-    command: str, place: Path, encoder: Path, cluster: Cluster, manta: Manta, monkeypatch: pytest.MonkeyPatch
+    command: str, place: Path, encoder: Path, cluster: Workers, manta: Manta, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(place)
     words = shlex.split(command.replace("s3://bucket", f"{place}/bucket"))

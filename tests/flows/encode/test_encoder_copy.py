@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.flows.encode.encoder_copy import encoder_place, for_workers, keep_encoder
+from pipeline.flows.encode.encoder_copy import encoder_for_workers, encoder_place, keep_encoder
+from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
+
+ELSEWHERE = RayWorkers(())  # with disks of their own
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +29,7 @@ def test_the_copy_below_a_remote_root_is_the_same_encoder(
         EncoderSettings.model_validate({"path": str(encoder), **own}),
         open_store(f"{s3}/{tmp_path.name}"),
     )
-    there = for_workers(settings, store)
+    there = encoder_for_workers(settings, store, ELSEWHERE)
     folder = open_folder(settings)
     assert there == settings.model_copy(update={"path": store.uri_of(encoder_place(folder))}), (
         "nothing else changes"
@@ -42,9 +45,9 @@ def test_the_copy_below_a_remote_root_is_the_same_encoder(
 
 def test_the_copy_is_written_once_and_is_the_releases_own(s3: str, encoder: Path, tmp_path: Path):
     settings, store = EncoderSettings(path=str(encoder)), open_store(f"{s3}/{tmp_path.name}")
-    for_workers(settings, store)
+    encoder_for_workers(settings, store, ELSEWHERE)
     before = store.list("encoders")
-    for_workers(settings, store)
+    encoder_for_workers(settings, store, ELSEWHERE)
     kept = keep_encoder(open_folder(settings), store)
     assert [(entry.path, entry.stamp, entry.modified) for entry in store.list("encoders")] == [
         (entry.path, entry.stamp, entry.modified) for entry in before
@@ -72,9 +75,10 @@ def test_a_uri_and_a_root_on_disk_stay_as_they_are(
     s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     remote = EncoderSettings(path=f"{s3}/elsewhere")
-    assert for_workers(remote, open_store(f"{s3}/{tmp_path.name}")) == remote
+    assert encoder_for_workers(remote, open_store(f"{s3}/{tmp_path.name}"), ELSEWHERE) == remote
     monkeypatch.chdir(encoder.parent)
-    assert for_workers(EncoderSettings(path=encoder.name), open_store(tmp_path / "releases")).path == str(
-        encoder.resolve()
+    here = encoder_for_workers(
+        EncoderSettings(path=encoder.name), open_store(tmp_path / "releases"), ELSEWHERE
     )
+    assert here.path == str(encoder.resolve())
     assert not (tmp_path / "releases").exists()

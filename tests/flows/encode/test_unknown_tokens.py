@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import GatesRefused
-from pipeline.flows.night.nightly import Outcome, nightly
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.night.preflight import Check, preflight
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -35,7 +36,7 @@ def chinese(count: int) -> list[str]:
     return [f"{CHINESE} {number}" for number in range(count)]
 
 
-def run(make_job: Make, *overrides: str) -> Outcome:
+def run(make_job: Make, *overrides: str) -> NightOutcome:
     return nightly(make_job(*SETTINGS, *overrides), Stages())
 
 

@@ -21,12 +21,13 @@ from scipy.stats import spearmanr
 from pipeline.errors import ConfigError, DataError, ModelError, SpaceMismatch
 from pipeline.flows.evaluate.evaluate import Evaluation, evaluate, wanted
 from pipeline.flows.evaluate.report import facts_of, keep, page_of
-from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.post.whitening import Whitening, fit_whitening
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -63,11 +64,11 @@ def write_whitening(file: Path, encoder: Path, space_id: str | None = None) -> W
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path, encoder: Path, child: OneProcess) -> Evaluation:
+def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
     """Raw, whitened, and another pooling of one encoder."""
     write_whitening(folder / "whitening.safetensors", encoder)
     candidates = f"[{{}}, {{transform: {folder / 'whitening.safetensors'}}}, {{name: cls, encoder: {{path: {encoder}, pooling: cls}}}}]"
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
 
 

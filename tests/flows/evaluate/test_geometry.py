@@ -14,6 +14,7 @@ from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.geometry import measure_geometry
 from pipeline.flows.evaluate.report import keep
+from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
@@ -36,7 +37,8 @@ def measure(tmp_path: Path) -> Callable[..., Geometry]:
     def made(job: Job, *candidates: Contender) -> Geometry:
         stages = Stages()
         with connect(ClusterSettings(), stages) as cluster:
-            return measure_geometry(job, candidates, open_store(tmp_path / "evaluations"), cluster, stages)
+            run = Run(job, open_store(tmp_path / "evaluations"), cluster, stages)
+            return measure_geometry(run, candidates)
 
     return made
 

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import load_settings
-from pipeline.flows.index.build import build_index
+from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.tasks import BuiltIndex, load_queries, load_truth
 from pipeline.flows.rows import Placed
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.run import Run
+from pipeline.flows.workers.workers import Workers
 from pipeline.index.ids import open_ids
 from pipeline.index.parts import Parts, open_parts
 from pipeline.index.truth import NOBODY
@@ -38,7 +39,7 @@ class Chain:
     """A root with its releases, and what is live now."""
 
     root: str | Path
-    cluster: Cluster
+    cluster: Workers
     overrides: Sequence[str] = ()
     space_id: str = SPACE
     seed: int = 0
@@ -122,20 +123,22 @@ class Chain:
     def dead_file(self) -> FileRef | None:
         return Dead(np.array(sorted(self.dead), dtype=np.int64)).store_in(self.store, "dead/dead")
 
+    def run(self, stages: Stages) -> Run:
+        return Run(self.job, self.store, self.cluster, stages)
+
+    def vectors_to_index(self) -> IndexInput:
+        """Tonight's vectors without the dead ones."""
+        return IndexInput(tuple(self.units), self.dead_file(), None, self.dim)
+
     def night(self, stages: Stages | None = None) -> BuiltIndex:
         """Tonight's index, published."""
-        dead, stages = self.dead_file(), stages or Stages()
+        run, vectors = self.run(stages or Stages()), self.vectors_to_index()
         if self.before is None:
-            built, choices = (
-                build_index(self.job, self.store, self.units, dead, None, self.dim, self.cluster, stages),
-                (),
-            )
+            built, choices = build_index(run, vectors), ()
         else:
-            built, choices = extend_index(
-                self.job, self.store, self.before, self.units, dead, None, self.dim, self.cluster, stages
-            )
+            built, choices = extend_index(run, vectors, self.before)
         self.built, self.choices = built, choices
-        self.before = Releases(self.store).publish(self._manifest(built, dead), str)
+        self.before = Releases(self.store).publish(self._manifest(built, vectors.dead), str)
         return built
 
     def chosen(self) -> dict[str, str]:

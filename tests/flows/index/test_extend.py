@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
+from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.tasks import load_queries, load_truth
 from pipeline.flows.rows import Placed
-from pipeline.flows.workers.cluster import Cluster, connect
-from pipeline.flows.workers.local import OneProcess
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.workers import Workers
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
@@ -23,7 +25,7 @@ WIDE = ("index.nprobe=99",)  # all lists: then an IVF index is exhaustive
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat"])
-def test_rows_come_and_go_in_place(cluster: Cluster, tmp_path: Path, kind: str):
+def test_rows_come_and_go_in_place(cluster: Workers, tmp_path: Path, kind: str):
     chain = (
         Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "index.nlist=8", *WIDE))
         .add(300, dropped=[3, 4])
@@ -63,7 +65,7 @@ def test_rows_come_and_go_in_place(cluster: Cluster, tmp_path: Path, kind: str):
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw"])
 def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_it(
-    cluster: Cluster, tmp_path: Path, kind: str
+    cluster: Workers, tmp_path: Path, kind: str
 ):
     chain = (
         Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "gates.recall_at_10=0.9"))
@@ -127,7 +129,7 @@ def test_an_index_built_anew_finds_what_lives_near_a_deleted_topic(
     assert chain.chosen()["index"] == "in place", "the same figure near dead rows is no reason to build again"
 
 
-def test_new_queries_lie_where_rows_were_deleted_too(cluster: Cluster, tmp_path: Path):
+def test_new_queries_lie_where_rows_were_deleted_too(cluster: Workers, tmp_path: Path):
     chain = Chain(tmp_path / "root", cluster, ("index.kind=flat", "index.queries=200")).add(500)
     chain.night()
     chain.kill(100)
@@ -149,7 +151,7 @@ def test_new_queries_lie_where_rows_were_deleted_too(cluster: Cluster, tmp_path:
     ids=["on disk", "hnsw", "large"],
 )
 def test_where_rows_cannot_be_taken_out_a_delta_grows_until_it_is_too_large(
-    cluster: Cluster, tmp_path: Path, overrides: tuple[str, ...]
+    cluster: Workers, tmp_path: Path, overrides: tuple[str, ...]
 ):
     chain = Chain(tmp_path / "root", cluster, overrides).add(400).add(400).kill(5)
     base, exhaustive = chain.night(), "hnsw" not in overrides[0]
@@ -184,7 +186,7 @@ def test_where_rows_cannot_be_taken_out_a_delta_grows_until_it_is_too_large(
     assert follower.refresh()
 
 
-def test_equal_nights_give_equal_bytes_and_are_not_done_twice(cluster: Cluster, tmp_path: Path):
+def test_equal_nights_give_equal_bytes_and_are_not_done_twice(cluster: Workers, tmp_path: Path):
     made = []
     for name in ("one", "two"):
         chain = Chain(tmp_path / name, cluster, ("index.kind=ivf_sq8", "index.nlist=8")).add(500)
@@ -193,15 +195,13 @@ def test_equal_nights_give_equal_bytes_and_are_not_done_twice(cluster: Cluster, 
         chain.add(30).kill(10)
         made.append(chain.night())
         stages = Stages()
-        again, _ = extend_index(
-            chain.job, chain.store, last, chain.units, chain.dead_file(), None, DIM, cluster, stages
-        )
+        again, _ = extend_index(chain.run(stages), chain.vectors_to_index(), last)
         assert again == made[-1]
         assert stages.finished == []
     assert [made[0].files, made[0].ids, made[0].truth] == [made[1].files, made[1].ids, made[1].truth]
 
 
-def test_a_delta_does_not_depend_on_how_many_workers_fill_it(cluster: Cluster, tmp_path: Path):
+def test_a_delta_does_not_depend_on_how_many_workers_fill_it(cluster: Workers, tmp_path: Path):
     chain = Chain(
         tmp_path / "root", cluster, ("index.kind=ivf_sq8", "index.nlist=8", "index.rewrite_gib=1e-9")
     ).add(500)
@@ -216,7 +216,7 @@ def test_a_delta_does_not_depend_on_how_many_workers_fill_it(cluster: Cluster, t
 
 
 def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_replaced(
-    cluster: Cluster, tmp_path: Path
+    cluster: Workers, tmp_path: Path
 ):
     chain = Chain(tmp_path / "root", cluster, ("index.kind=flat",)).add(700)
     chain.night()
@@ -244,9 +244,9 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
 
 
 @pytest.fixture(scope="module")
-def first(child: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+def first(child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Chain:
     """A first night, to be copied."""
-    with connect(ClusterSettings(), Stages(), process=child) as cluster:
+    with connect(ClusterSettings(), Stages(), local=child) as cluster:
         chain = (
             Chain(
                 tmp_path_factory.mktemp("first") / "root",
@@ -305,28 +305,19 @@ def test_what_cannot_be_extended_is_built_anew_and_says_why(
     assert sentence in chain.choices[0].sentence
 
 
-def test_two_spaces_never_meet_in_one_index(first: Chain, cluster: Cluster, tmp_path: Path):
+def test_two_spaces_never_meet_in_one_index(first: Chain, cluster: Workers, tmp_path: Path):
     chain = first.copy(tmp_path / "root")
     other = Chain(tmp_path / "other", cluster, space_id="7" * 64).add(10).add(10).add(10)
     mixed = [*chain.units, other.units[2]]
     for units in (mixed, other.units):
         with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-            extend_index(chain.job, chain.store, chain.before, units, None, None, DIM, cluster, Stages())
+            extend_index(chain.run(Stages()), IndexInput(tuple(units), None, None, DIM), chain.before)
     foreign = other.units[2].unit
     chain.store.write(foreign.path, other.store.read(foreign.path))
     disguised = Placed(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))
+    vectors = IndexInput((*chain.units, disguised), None, None, DIM)
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-        extend_index(
-            chain.job,
-            chain.store,
-            chain.before,
-            [*chain.units, disguised],
-            None,
-            None,
-            DIM,
-            cluster,
-            Stages(),
-        )
+        extend_index(chain.run(Stages()), vectors, chain.before)
 
 
 def test_a_changed_unit_is_refused(first: Chain, tmp_path: Path):

@@ -13,10 +13,12 @@ import pytest
 from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.errors import DataError
-from pipeline.flows.night.nightly import Outcome, nightly
-from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages, listening
-from pipeline.settings import Job
+from pipeline.settings import ClusterSettings, Job
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -51,12 +53,12 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def published(child: OneProcess, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, one row of which is set aside, and a whitened release of it."""
     folder = tmp_path_factory.mktemp("published")
     write_corpus(folder / "corpus", 200)
     (folder / "corpus" / "twice.parquet").write_bytes((folder / "corpus" / "part-0.parquet").read_bytes())
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         nightly(
             load_settings(
                 Job, None, (*job_arguments(folder, encoder), *SETTINGS, "corpus.max_quarantined=0.5")
@@ -67,7 +69,7 @@ def published(child: OneProcess, encoder: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Outcome]:
+def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., NightOutcome]:
     """The next night over a copy of what is published, corpus unchanged."""
     for name in ("corpus", "releases"):
         shutil.copytree(published / name, tmp_path / name, copy_function=shutil.copy2)
@@ -118,7 +120,7 @@ def file_of(root: Path, kind: str) -> Path:
 
 
 def test_a_release_that_is_whole_is_unchanged_and_nothing_is_written(
-    night: Callable[..., Outcome], tmp_path: Path
+    night: Callable[..., NightOutcome], tmp_path: Path
 ):
     def listing() -> dict[str, int]:
         return {entry.path: int(entry.stamp) for entry in open_store(tmp_path / "releases").list()}
@@ -131,7 +133,7 @@ def test_a_release_that_is_whole_is_unchanged_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lost_file_is_made_again(night: Callable[..., Outcome], tmp_path: Path, kind: str):
+def test_a_lost_file_is_made_again(night: Callable[..., NightOutcome], tmp_path: Path, kind: str):
     root = tmp_path / "releases"
     lost = file_of(root, kind)
     lost.unlink()
@@ -147,7 +149,7 @@ def test_a_lost_file_is_made_again(night: Callable[..., Outcome], tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["index", "vectors", "key table", "encoder"])
-def test_a_file_cut_short_is_made_again(night: Callable[..., Outcome], tmp_path: Path, kind: str):
+def test_a_file_cut_short_is_made_again(night: Callable[..., NightOutcome], tmp_path: Path, kind: str):
     root = tmp_path / "releases"
     cut = file_of(root, kind)
     cut.write_bytes(cut.read_bytes()[:-7])
@@ -160,7 +162,7 @@ def test_a_file_cut_short_is_made_again(night: Callable[..., Outcome], tmp_path:
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_a_corpus_record_of_another_version_is_made_again(
-    night: Callable[..., Outcome], tmp_path: Path, verify: bool
+    night: Callable[..., NightOutcome], tmp_path: Path, verify: bool
 ):
     """The manifest vouches for the record, which has a key that this version does not know."""
     root, releases = tmp_path / "releases", Releases(open_store(tmp_path / "releases"))
@@ -185,7 +187,7 @@ def test_a_corpus_record_of_another_version_is_made_again(
 
 @pytest.mark.parametrize("kind", ["index", "vectors", "transform"])
 def test_a_changed_byte_ends_a_night_that_verifies_and_once_the_file_is_deleted_it_is_made_again(
-    night: Callable[..., Outcome], tmp_path: Path, kind: str
+    night: Callable[..., NightOutcome], tmp_path: Path, kind: str
 ):
     root = tmp_path / "releases"
     file = file_of(root, kind)

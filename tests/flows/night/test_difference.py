@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages, listening
-from pipeline.settings import Job
+from pipeline.settings import ClusterSettings, Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
@@ -52,13 +53,13 @@ def three_corpora() -> list[Rows]:
 
 
 @pytest.fixture(scope="module")
-def published(child: OneProcess, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Root of three releases, the last with other settings."""
     folder = tmp_path_factory.mktemp("three")
     for number, rows in enumerate(three_corpora()):
         write(folder / "corpus", rows)
         more = ("gates.max_size_gib=3",) if number == 2 else ()
-        with working_with(child):
+        with connect(ClusterSettings(), Stages(), local=child):
             nightly(load_settings(Job, None, (*job_arguments(folder, encoder), *SETTINGS, *more)), Stages())
     return folder / "releases"
 

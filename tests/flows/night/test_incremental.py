@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import load_settings
-from pipeline.flows.night.nightly import Outcome, nightly
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.night.plan import plan
 from pipeline.index.search import open_release
 from pipeline.log import Stages
@@ -68,7 +69,7 @@ class Night:
                 os.utime(self.input / name, ns=(self.clock, self.clock))
         self.files = dict(files)
 
-    def run(self) -> Outcome:
+    def run(self) -> NightOutcome:
         return nightly(self.job, Stages())
 
     def current(self) -> ReleaseManifest:

@@ -16,9 +16,10 @@ import pytest
 from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
-from pipeline.settings import Job
+from pipeline.settings import ClusterSettings, Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, write_corpus
@@ -82,11 +83,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, child: OneProcess, encoder: Path) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers, encoder: Path) -> Path:
     """The root of a night that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_corpus(folder / "corpus", count=_ROWS)
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         outcome = nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages())
     assert (outcome.status, outcome.release, outcome.rows) == ("published", 1, _ROWS)
     return folder / "releases"
@@ -100,7 +101,7 @@ def wait_for_units(root: Path, count: int, night: subprocess.Popen[str]) -> None
 
 @pytest.mark.parametrize("workers", [IN_ONE_PROCESS, pytest.param(ON_RAY, marks=pytest.mark.slow)])
 def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(
-    folder: Path, encoder: Path, undisturbed: Path, child: OneProcess, workers: str
+    folder: Path, encoder: Path, undisturbed: Path, child: LocalWorkers, workers: str
 ):
     root = folder / "releases"
     night = start(folder, encoder, workers)
@@ -112,7 +113,7 @@ def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(
     if workers == ON_RAY:
         assert finish(start(folder, encoder, workers))["status"] == "published"
     else:
-        with working_with(child):
+        with connect(ClusterSettings(), Stages(), local=child):
             assert (
                 nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages()).status
                 == "published"

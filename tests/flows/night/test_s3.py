@@ -16,7 +16,7 @@ from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.preflight import preflight
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.store import open_store
@@ -104,7 +104,7 @@ def assert_no_secret(seen: dict[str, list[bytes]]) -> None:
 
 
 def test_a_night_lives_on_an_object_store_and_tells_nobody_its_credentials(
-    cluster: Cluster,
+    cluster: Workers,
     arguments: Callable[..., tuple[str, ...]],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -119,7 +119,7 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_conditional_writes_neither_night_nor_preflight_goes_on(
-    cluster: Cluster,
+    cluster: Workers,
     faulty: FaultyProxy,
     arguments: Callable[..., tuple[str, ...]],
     manta: Callable[..., Ended],

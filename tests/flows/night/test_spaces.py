@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
+from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.unit import EncodeUnit
-from pipeline.flows.night.previous import load_before
-from pipeline.flows.night.stages import open_releases
+from pipeline.flows.night.previous import load_previous
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
@@ -69,7 +69,7 @@ def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: 
 
 def test_a_night_with_another_encoder_says_which_settings_make_it_one(night: Night):
     night.run()
-    before = load_before(open_releases(night.job))
+    before = load_previous(open_releases(night.job))
     other = night.job.encoder.model_copy(
         update={"pooling": "max", "max_length": 12, "query_prompt": "query: "}
     )

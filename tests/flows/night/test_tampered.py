@@ -10,10 +10,12 @@ import pytest
 from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.errors import DataError, PipelineError
-from pipeline.flows.night.nightly import Outcome, nightly
-from pipeline.flows.workers.local import OneProcess, working_with
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
-from pipeline.settings import Job
+from pipeline.settings import ClusterSettings, Job
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -25,11 +27,11 @@ SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat")
 
 
 @pytest.fixture(scope="module")
-def published(child: OneProcess, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and a release of it."""
     folder = tmp_path_factory.mktemp("published")
     write_corpus(folder / "corpus")
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         nightly(load_settings(Job, None, (*job_arguments(folder, encoder), *SETTINGS)), Stages())
     return folder
 
@@ -78,7 +80,7 @@ def test_a_changed_manifest_is_no_release(
 
 
 @pytest.fixture
-def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Outcome]:
+def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., NightOutcome]:
     """The next night over a copy of what is published, with one row less in its corpus."""
     for name in ("corpus", "releases"):
         shutil.copytree(published / name, tmp_path / name, copy_function=shutil.copy2)
@@ -91,7 +93,7 @@ def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Outco
 
 @pytest.mark.parametrize("what", ["corpus record", "key table", "unit"])
 def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
-    night: Callable[..., Outcome], tmp_path: Path, what: str
+    night: Callable[..., NightOutcome], tmp_path: Path, what: str
 ):
     root = tmp_path / "releases"
     manifest = manifest_of(root)
@@ -112,7 +114,7 @@ def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
 
 @pytest.mark.parametrize("what", ["index", "ids"])
 def test_the_next_night_makes_a_changed_index_anew_and_says_so(
-    night: Callable[..., Outcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+    night: Callable[..., NightOutcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ):
     root = tmp_path / "releases"
     flip(root / searched(manifest_of(root))[what])

@@ -13,8 +13,9 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import DataError, ModelError
-from pipeline.flows.encode.encoder_copy import for_workers
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.night.preflight import _encoder
+from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.index.search import open_release
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
@@ -113,7 +114,7 @@ def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Pa
 def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_path: Path, s3: str):
     encoder = load_settings(Job, None, tuple(arguments)).encoder
     expected = load_encoder(encoder, EncodeSettings())
-    there = for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"))
+    there = encoder_for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"), RayWorkers(()))
     for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
         gone.unlink()
     shutil.rmtree(tmp_path / "cache")

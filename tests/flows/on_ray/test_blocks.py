@@ -9,14 +9,14 @@ import ray.data
 
 from pipeline.errors import DataError
 from pipeline.flows.encode.encode import EncodeBlocks
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.workers import Workers
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 
 
 @pytest.mark.slow
-def test_a_dataset_gains_vectors_and_keeps_its_rows(ray_cluster: Cluster, encoder: Path):
+def test_a_dataset_gains_vectors_and_keeps_its_rows(ray_cluster: Workers, encoder: Path):
     texts = [*sentences(120), None, "   "]
     rows = ray.data.from_arrow(pa.table({"number": list(range(122)), "text": texts}))
     encoded = rows.map_batches(

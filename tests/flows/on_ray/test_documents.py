@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.workers import Workers
 from tests.conftest import ROOT, Ended
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import commands, python_blocks
@@ -26,7 +26,7 @@ SMALL = {
 
 
 def test_trainings_and_variants_run_in_the_order_of_the_page(
-    ray_cluster: Cluster,
+    ray_cluster: Workers,
     encoder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

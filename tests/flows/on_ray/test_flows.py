@@ -16,12 +16,14 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.stages import through_encoding
 from pipeline.flows.train.train import train
 from pipeline.flows.transform.train_flow import train_flow
-from pipeline.flows.workers.local import OneProcess, working_with
-from pipeline.flows.workers.pool import Pool
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from tests.flows.augment.test_augment import LENIENT, expected_shuffle, rows_of, shuffles, worked_on
 from tests.flows.conftest import ON_RAY, sentences
@@ -38,9 +40,9 @@ MakeJob = Callable[..., Job]
 
 
 def test_units_that_actors_encode_have_the_bytes_of_one_process(
-    child: OneProcess, make_job: MakeJob, tmp_path: Path
+    child: LocalWorkers, make_job: MakeJob, tmp_path: Path
 ):
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         _, _, alone = through_encoding(
             make_job("encode.unit_rows=200", f"release.root={tmp_path / 'alone'}"), Stages()
         )
@@ -58,9 +60,9 @@ def test_units_that_actors_encode_have_the_bytes_of_one_process(
     ],
 )
 def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(
-    child: OneProcess, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]
+    child: LocalWorkers, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]
 ):
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         alone = nightly(
             make_job("gates.recall_at_10=0.5", *settings, f"release.root={tmp_path / 'alone'}"), Stages()
         )
@@ -87,8 +89,8 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
 
 
 @pytest.mark.slow
-def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: OneProcess, make_job: MakeJob, tmp_path: Path):
-    with working_with(child):
+def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: LocalWorkers, make_job: MakeJob, tmp_path: Path):
+    with connect(ClusterSettings(), Stages(), local=child):
         quiet = augment(
             make_job(
                 LENIENT, "augment.unit_rows=50", shuffles(tmp_path), f"release.root={tmp_path / 'quiet'}"
@@ -104,28 +106,30 @@ def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: OneProcess, make_jo
 
 
 @pytest.mark.slow
-def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(tmp_path: Path):
+def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(
+    ray_cluster: Workers, tmp_path: Path
+):
     alone, on_ray = training(tmp_path / "alone"), training(tmp_path / "ray")
     assert alone.id == on_ray.id
     flow = trained(alone)
     with Stages()("train") as bar:
-        assert train_flow(on_ray, Pool(1, cpus=0.5), bar).to_bytes() == flow.to_bytes()
+        assert train_flow(on_ray, ray_cluster, Pool(1, cpus=0.5), bar).to_bytes() == flow.to_bytes()
     assert (bar.total, bar.stage.done) == (70 * 32, 70 * 32)
     assert stored(alone) == stored(on_ray)
     assert sorted(Path(path).name for path in stored(on_ray)) == sorted(
         [f"{flow.transform_id[:24]}.safetensors", "record.json"]
     )
-    assert train_flow(on_ray, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes(), (
+    assert train_flow(on_ray, ray_cluster, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes(), (
         "a worker of that size never comes, and none is asked for"
     )
 
 
 @pytest.mark.slow
 def test_a_training_begins_with_mining_and_finds_the_same_pairs(
-    encoder: Path, tmp_path: Path, child: OneProcess
+    encoder: Path, tmp_path: Path, child: LocalWorkers
 ):
     folder, _ = write_questions(tmp_path / "pairs")
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         alone = mined(job_of(encoder), folder, tmp_path / "alone")[1]
     job = job_of(
         encoder,
@@ -147,10 +151,10 @@ def test_a_training_begins_with_mining_and_finds_the_same_pairs(
 
 @pytest.mark.slow
 def test_an_evaluation_in_a_bucket_has_the_same_scores(
-    s3: str, child: OneProcess, encoder: Path, tmp_path: Path
+    s3: str, child: LocalWorkers, encoder: Path, tmp_path: Path
 ):
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 60)
-    with working_with(child):
+    with connect(ClusterSettings(), Stages(), local=child):
         alone = evaluate(evaluation(tmp_path, encoder), Stages())
     made = evaluate(
         evaluation(tmp_path, encoder, f"evaluate.root={s3}/{tmp_path.name}", ON_RAY, "encode.unit_rows=30"),

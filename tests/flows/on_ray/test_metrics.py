@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.errors import DataError, GatesRefused
 from pipeline.flows.workers import metrics
-from pipeline.flows.workers.cluster import Cluster
-from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
 from pipeline.store.manifest import Gate
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double
@@ -90,16 +90,16 @@ def reaches(look: Callable[[], object], expected: object) -> bool:
 
 
 @pytest.mark.slow
-def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Cluster):
+def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Workers):
     pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
     port = Port()
     port.look()
     port.before = dict(port.seen)
-    assert sorted(number for number, _ in map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))) == list(
-        range(6)
-    )
+    assert sorted(
+        number for number, _ in ray_cluster.map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))
+    ) == list(range(6))
     with pytest.raises(DataError):
-        run_task(Double(), 13, Pool(1))
+        ray_cluster.run(Double(), 13, Pool(1))
     metrics.count_quarantined(
         {"rows": 900, "quarantined": 9, "quarantined_empty_text": 7, "quarantined_duplicate_id": 2}
     )
@@ -139,7 +139,7 @@ def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Clust
     ]
 
 
-def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ray(ray_cluster: Cluster):
+def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ray(ray_cluster: Workers):
     pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
     wanted = {name for name in names_used() if not name.startswith("ray_manta_")}
     assert wanted == {"ray_node_mem_used", "ray_node_mem_total"}

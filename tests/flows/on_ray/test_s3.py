@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_settings
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.workers import Workers
 from pipeline.settings import Job
 from tests.flows.conftest import ON_RAY
 from tests.flows.night.test_s3 import assert_no_secret, seen_of_a_night, uploaded
@@ -13,7 +13,7 @@ from tests.flows.night.test_s3 import assert_no_secret, seen_of_a_night, uploade
 
 @pytest.mark.slow
 def test_no_log_of_ray_knows_the_credentials(
-    ray_cluster: Cluster,
+    ray_cluster: Workers,
     s3: str,
     encoder: Path,
     tmp_path: Path,

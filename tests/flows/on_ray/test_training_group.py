@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.flows.train.ranks import Group, LostPeer, judged
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Node
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, listening, say
 from pipeline.text.rows.batches import RankSlice
 from tests.flows.tasks import Double
@@ -96,22 +97,22 @@ def test_a_defect_is_raised_with_all_that_is_known_of_it():
 
 def test_a_cluster_without_room_is_refused_unless_it_grows():
     small = (Node(1.0), Node(0.5))
-    GROUP.check(Cluster(small))
+    GROUP.check(RayWorkers(small))
     with pytest.raises(
         ConfigError,
         match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* found room for 3 on 2 nodes; lower train.workers",
     ):
-        Group(4, cpus=0.5).check(Cluster(small))
-    Group(4, cpus=0.5).check(Cluster(small, grows=True))
+        Group(4, cpus=0.5).check(RayWorkers(small))
+    Group(4, cpus=0.5).check(RayWorkers(small, grows=True))
 
 
-def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Cluster, tmp_path: Path):
+def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Workers, tmp_path: Path):
     with pytest.raises(ConfigError, match="500 CPUs and 0 GPUs for one worker, found one node of"):
         Group(1, cpus=500).run(Sum(tmp_path))
 
 
 def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(
-    ray_cluster: Cluster, tmp_path: Path
+    ray_cluster: Workers, tmp_path: Path
 ):
     import ray
 

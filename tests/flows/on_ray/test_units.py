@@ -13,45 +13,47 @@ import psutil
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.heartbeat import PATIENCE_S, expect
-from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.workers import Workers
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double, HangOnce, Long, Meet
 
 
-def test_every_item_comes_back_once_with_its_number(ray_cluster: Cluster):
-    made = dict(map_units(Double(), list(range(100, 112)), Pool(2, cpus=0.5)))
+def test_every_item_comes_back_once_with_its_number(ray_cluster: Workers):
+    made = dict(ray_cluster.map_units(Double(), list(range(100, 112)), Pool(2, cpus=0.5)))
     assert {number: value for number, (value, _) in made.items()} == {
         number: 2 * (100 + number) for number in range(12)
     }
 
 
-def test_an_error_of_ours_keeps_its_type_and_words(ray_cluster: Cluster):
+def test_an_error_of_ours_keeps_its_type_and_words(ray_cluster: Workers):
     with pytest.raises(DataError, match="item 13: expected luck") as caught:
-        list(map_units(Double(), [12, 13, 14], Pool(1)))
+        list(ray_cluster.map_units(Double(), [12, 13, 14], Pool(1)))
     assert caught.value.exit_code == 3
     with pytest.raises(DataError, match="item 13"):
-        run_task(Double(), 13, Pool(1))
+        ray_cluster.run(Double(), 13, Pool(1))
 
 
-def test_no_items_start_no_actor():
-    assert list(map_units(Double(), [], Pool(1))) == []
+def test_no_items_start_no_actor(ray_cluster: Workers):
+    assert list(ray_cluster.map_units(Double(), [], Pool(1))) == []
 
 
-def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Cluster, tmp_path: Path):
-    made = dict(map_units(Meet(str(tmp_path), 2), list(range(12)), Pool(2, cpus=0.5, least=1, now=1)))
+def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Workers, tmp_path: Path):
+    made = dict(
+        ray_cluster.map_units(Meet(str(tmp_path), 2), list(range(12)), Pool(2, cpus=0.5, least=1, now=1))
+    )
     assert len(made) == 12
     assert len(set(made.values())) == 2, "the first actor waits at its item until there is a second one"
 
 
-def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path):
+def test_processes_stay_for_the_next_stage(ray_cluster: Workers, tmp_path: Path):
     def processes(stage: str) -> set[int]:
         (tmp_path / stage).mkdir()
         with ThreadPoolExecutor(4) as pool:
             return set(
                 pool.map(
-                    lambda number: run_task(Meet(str(tmp_path / stage), 4), number, Pool(1, cpus=0.5)),
+                    lambda number: ray_cluster.run(Meet(str(tmp_path / stage), 4), number, Pool(1, cpus=0.5)),
                     range(4),
                 )
             )
@@ -63,23 +65,23 @@ def test_processes_stay_for_the_next_stage(ray_cluster: Cluster, tmp_path: Path)
 
 
 @pytest.fixture
-def patient_again(ray_cluster: Cluster) -> Iterator[None]:
+def patient_again(ray_cluster: Workers) -> Iterator[None]:
     """Restore the patience that a test changed."""
     yield
     expect(PATIENCE_S)
 
 
-def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_cluster: Cluster):
+def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_cluster: Workers):
     words = r"cluster: expected 1000 CPUs and 0 GPUs for one worker, found one node of .* CPUs and 0 GPUs; lower cluster\.cpus_per_worker"
     with pytest.raises(ConfigError, match=words) as caught:
-        list(map_units(Double(), [1, 2], Pool(2, cpus=1000)))
+        list(ray_cluster.map_units(Double(), [1, 2], Pool(2, cpus=1000)))
     assert caught.value.exit_code == 2
     with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker"):
-        run_task(Double(), 1, Pool(1, gpus=1))
+        ray_cluster.run(Double(), 1, Pool(1, gpus=1))
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence(ray_cluster: Cluster):
+def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence(ray_cluster: Workers):
     import ray
 
     expect(2.0)
@@ -87,15 +89,15 @@ def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence
     ray.get(occupied.start.remote())
     words = r"cluster: expected a running worker \(1 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with 0 CPUs and 0 GPUs free on 1 nodes; add such"
     with pytest.raises(TransientError, match=words) as caught:
-        run_task(Double(), 1, Pool(1))
+        ray_cluster.run(Double(), 1, Pool(1))
     assert caught.value.exit_code == 75
     with pytest.raises(TransientError, match=words):
-        list(map_units(Double(), [1, 2], Pool(2)))
+        list(ray_cluster.map_units(Double(), [1, 2], Pool(2)))
     ray.kill(occupied)
 
 
 @pytest.fixture
-def add_nodes(ray_cluster: Cluster) -> Iterator[Callable[[int], None]]:
+def add_nodes(ray_cluster: Workers) -> Iterator[Callable[[int], None]]:
     """Tells Ray, as its autoscaler does, of nodes with two CPUs and so many GPUs that it can add."""
     from ray._raylet import GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, GCS_AUTOSCALER_STATE_NAMESPACE
     from ray.core.generated.autoscaler_pb2 import ClusterConfig
@@ -113,53 +115,57 @@ def add_nodes(ray_cluster: Cluster) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_a_node_that_can_come_and_does_not_is_waited_for_and_may_come_later(add_nodes: Callable[[int], None]):
+def test_a_node_that_can_come_and_does_not_is_waited_for_and_may_come_later(
+    ray_cluster: Workers, add_nodes: Callable[[int], None]
+):
     add_nodes(1)
     expect(60.0, wait_s=2.0)
     words = (
         r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .*no node came"
     )
     with pytest.raises(TransientError, match=words) as caught:
-        run_task(Double(), 1, Pool(1, gpus=1))
+        ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 75
 
 
-def test_what_no_node_that_can_come_holds_is_refused_at_once(add_nodes: Callable[[int], None]):
+def test_what_no_node_that_can_come_holds_is_refused_at_once(
+    ray_cluster: Workers, add_nodes: Callable[[int], None]
+):
     add_nodes(0)
     words = r"1 CPUs and 1 GPUs for one worker, found one node of .*more to be added 2 CPUs and 0 GPUs each; lower"
     with pytest.raises(ConfigError, match=words) as caught:
-        run_task(Double(), 1, Pool(1, gpus=1))
+        ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_a_long_item_is_no_reason_to_give_up():
-    assert dict(map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
+def test_a_long_item_is_no_reason_to_give_up(ray_cluster: Workers):
+    assert dict(ray_cluster.map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient_again")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(
-    ray_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
+    ray_cluster: Workers, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
 ):
     expect(15.0)  # on a busy machine a worker needs some seconds to start
-    assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
+    assert dict(ray_cluster.map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
     assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
-    assert run_task(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
+    assert ray_cluster.run(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
     assert capfd.readouterr().err.count("item 0 of HangOnce has shown no progress for ") == 2
 
 
 _DIES_TWICE = """
 import sys
 from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.pool import Pool, map_units
+from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from tests.flows.tasks import DieOnce
 
-with connect(ClusterSettings(address="local"), Stages()):
-    print(dict(map_units(DieOnce(sys.argv[1], deaths=2), [7, 8], Pool(1, cpus=0.5))))
+with connect(ClusterSettings(address="local"), Stages()) as workers:
+    print(dict(workers.map_units(DieOnce(sys.argv[1], deaths=2), [7, 8], Pool(1, cpus=0.5))))
 """
 
 

@@ -16,19 +16,19 @@ import pytest
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers import heartbeat as boards
 from pipeline.flows.workers import room, watch
-from pipeline.flows.workers.cluster import Cluster
 from pipeline.flows.workers.heartbeat import PATIENCE_S, Call, expect, open_board
-from pipeline.flows.workers.pool import Pool, run_task
 from pipeline.flows.workers.room import Needs, Node, nodes_alive
 from pipeline.flows.workers.standstill import Worker
+from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.watch import Watch
+from pipeline.flows.workers.workers import Workers
 from tests.flows.tasks import Double
 
 MakeWatch = Callable[[Call], Watch]
 
 
 @pytest.fixture
-def call(ray_cluster: Cluster) -> Iterator[Call]:
+def call(ray_cluster: Workers) -> Iterator[Call]:
     call = Call(open_board(), uuid.uuid4().hex)
     yield call
     call.close()
@@ -69,12 +69,12 @@ def here() -> Worker:
 
 
 @pytest.mark.slow
-def test_the_item_of_a_dead_worker_is_waited_for_once(call: Call, watching: MakeWatch):
+def test_the_item_of_a_dead_worker_is_waited_for_once(ray_cluster: Workers, call: Call, watching: MakeWatch):
     import ray
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    run_task(Double(), 1, Pool(1, cpus=0.5))  # leaves a process in which the node can answer at once
+    ray_cluster.run(Double(), 1, Pool(1, cpus=0.5))  # leaves a process in which the node can answer at once
     expect(6.0)
     watch = watching(call)
     ray.get(call.board.begin.remote(call.name, 0, replace(here(), pid=ended.pid)))
@@ -152,7 +152,7 @@ def test_signs_of_life_go_on_after_one_that_was_lost(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def lost_gpu(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def lost_gpu(ray_cluster: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with a GPU that this run has seen, and that is gone."""
     import ray
 
@@ -172,11 +172,11 @@ def lost_gpu(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lost_gpu", "call")
 @pytest.mark.parametrize("more", [(), (Node(1.0, 1.0),)])
 def test_a_lost_node_is_waited_for_and_running_again_may_help(
-    more: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Workers, more: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(watch, "addable", lambda: more)
     expect(60.0, wait_s=2.0)
     words = r"cluster: expected 1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .* lost; start the lost node or one like it"
     with pytest.raises(TransientError, match=words) as caught:
-        run_task(Double(), 1, Pool(1, gpus=1))
+        ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 75

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
+from pipeline.flows.run import Run
 from pipeline.flows.train import mine_tasks as mining
 from pipeline.flows.train.mine import _units, mine
 from pipeline.flows.train.mine_tasks import Relate
@@ -66,7 +67,7 @@ def source_of(folder: Path) -> PairSettings:
 def mined(job: Job, folder: Path, root: Path) -> tuple[PairSettings, list[tuple[str, str, str]]]:
     """What comes back, and the rows of its files."""
     with connect(job.cluster, Stages()) as cluster:
-        (found,) = mine(job, (source_of(folder),), open_store(root), cluster, Stages())
+        (found,) = mine(Run(job, open_store(root), cluster, Stages()), (source_of(folder),))
     return found, rows_of(found)
 
 

@@ -13,10 +13,11 @@ from sklearn.covariance import OAS
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
+from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.probe import SampleTexts
-from pipeline.flows.night.nightly import Outcome, nightly
-from pipeline.flows.night.previous import load_before
-from pipeline.flows.night.stages import open_releases
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.outcome import NightOutcome
+from pipeline.flows.night.previous import load_previous
 from pipeline.flows.rows import LiveRows, placed_in
 from pipeline.flows.transform.decide import HeldMoments, check_dev, dev_pairs
 from pipeline.index.search import open_release
@@ -45,10 +46,10 @@ def root(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
 
 
 @pytest.fixture
-def night(root: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def night(root: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NightOutcome]:
     monkeypatch.setenv("MANTA_CACHE", str(root / "cache"))
 
-    def run(*overrides: str) -> Outcome:
+    def run(*overrides: str) -> NightOutcome:
         return nightly(make(root, encoder, *overrides), Stages())
 
     return run
@@ -103,7 +104,7 @@ def shrunken_zca(x: np.ndarray) -> Map:
     ],
 )
 def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(
-    night: Callable[..., Outcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]
+    night: Callable[..., NightOutcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]
 ):
     outcome = night("whiten.mode=on", *settings)
     release = open_release(outcome.root)
@@ -128,7 +129,7 @@ def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(
 
 
 def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(
-    night: Callable[..., Outcome], root: Path, encoder: Path
+    night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
     first = night("whiten.mode=on", "whiten.k=20")
     releases = open_releases(make(root, encoder))
@@ -161,7 +162,7 @@ def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(
     (root / "corpus" / "part-late.parquet").unlink()
 
 
-def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Callable[..., Outcome]):
+def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Callable[..., NightOutcome]):
     outcome = night("whiten.mode=on", "whiten.k=likelihood")
     numbers = next(
         choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening"
@@ -175,7 +176,7 @@ def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Call
 
 
 def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(
-    night: Callable[..., Outcome], root: Path, encoder: Path
+    night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
     manifest = open_releases(make(root, encoder)).current()
     assert manifest is not None
@@ -188,7 +189,7 @@ def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(
     assert HeldMoments(source, 80).start()(placed_in(manifest)) == drawn
 
 
-def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., Outcome], root: Path):
+def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., NightOutcome], root: Path):
     texts, rng = sentences(60), np.random.default_rng(0)
     pq.write_table(
         pa.table({"sentence1": texts[:30], "sentence2": texts[30:], "score": rng.uniform(0, 5, 30)}),
@@ -265,7 +266,7 @@ def test_dev_pairs_are_those_with_a_score(tmp_path: Path):
 
 
 def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_drift_is_no_other_fit(
-    night: Callable[..., Outcome], root: Path
+    night: Callable[..., NightOutcome], root: Path
 ):
     pq.write_table(
         pa.table(
@@ -285,7 +286,7 @@ def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_
         night(*settings, "whiten.ridge=0.1")
 
 
-def test_settings_that_shape_no_release_publish_none(night: Callable[..., Outcome]):
+def test_settings_that_shape_no_release_publish_none(night: Callable[..., NightOutcome]):
     used = ("whiten.mode=on", "whiten.k=16")
     assert night(*used).status == "published"
     assert night(*used, "whiten.flow.seed=3", "whiten.write_vectors=true").status == "unchanged"
@@ -295,7 +296,7 @@ def test_settings_that_shape_no_release_publish_none(night: Callable[..., Outcom
 
 
 def test_a_fit_whose_file_is_gone_is_made_anew(
-    night: Callable[..., Outcome], root: Path, capsys: pytest.CaptureFixture[str]
+    night: Callable[..., NightOutcome], root: Path, capsys: pytest.CaptureFixture[str]
 ):
     first = night("whiten.mode=on", "whiten.k=18")
     stored = Path(first.root, "transforms", f"{first.facts['transform_id'][:24]}.safetensors")
@@ -354,10 +355,11 @@ def test_what_no_index_can_hold_is_refused_before_anything_is_read(
 
 
 def test_a_corpus_of_short_texts_has_none_to_compare_on(
-    night: Callable[..., Outcome], root: Path, encoder: Path
+    night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
+    night()
     releases = open_releases(make(root, encoder))
-    corpus = load_before(releases).corpus
+    corpus = load_previous(releases).corpus
     assert corpus is not None
     assert SampleTexts(releases.store, 5, 10_000).start()(corpus.units) == ()
     assert len(SampleTexts(releases.store, 5, 15).start()(corpus.units)) == 5

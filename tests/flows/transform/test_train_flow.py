@@ -20,7 +20,7 @@ from pipeline.flows.night.stages import through_encoding, through_whitening
 from pipeline.flows.rows import LiveRows
 from pipeline.flows.transform.flow_order import RowOrder
 from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow, check_flow
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.post import load_transform, space_after
 from pipeline.post.chain import steps_of
@@ -225,7 +225,7 @@ def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
 
 
 def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(
-    cluster: Cluster, make_job: Callable[..., Job]
+    cluster: Workers, make_job: Callable[..., Job]
 ):
     job = make_job(
         "whiten.transform=standardize+flow",

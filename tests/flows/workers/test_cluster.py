@@ -9,9 +9,11 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.workers.cluster import Cluster, _within, address_of, connect
-from pipeline.flows.workers.local import with_threads_of
+from pipeline.flows.workers.cluster import _within, address_of, connect
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Needs, Node
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
 
@@ -100,9 +102,9 @@ def test_a_head_that_hangs_after_its_first_word_is_given_up():
     assert len(told) == 1
 
 
-SMALL = Cluster((Node(cpus=2), Node(cpus=2)))
-GROWING = Cluster((Node(cpus=2),), grows=True)
-GPUS = Cluster((Node(cpus=16), Node(cpus=8, gpus=2), Node(cpus=8, gpus=2)))
+SMALL = RayWorkers((Node(cpus=2), Node(cpus=2)))
+GROWING = RayWorkers((Node(cpus=2),), grows=True)
+GPUS = RayWorkers((Node(cpus=16), Node(cpus=8, gpus=2), Node(cpus=8, gpus=2)))
 
 
 def settings(**values: Any) -> ClusterSettings:
@@ -140,14 +142,13 @@ def settings(**values: Any) -> ClusterSettings:
     ],
 )
 def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(
-    cluster: Cluster, values: dict[str, Any], work: int, expected: tuple[int, int, int]
+    cluster: Workers, values: dict[str, Any], work: int, expected: tuple[int, int, int]
 ):
     pool = cluster.pool(settings(**values), work)
     assert pool.of_items(work) == expected
-    assert cluster.workers(settings(**values), work) == expected[1]
 
 
-IDLE = Cluster((Node(cpus=16), Node(cpus=6)), idle=True)
+IDLE = RayWorkers((Node(cpus=16), Node(cpus=6)), idle=True)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +162,16 @@ IDLE = Cluster((Node(cpus=16), Node(cpus=6)), idle=True)
         (IDLE, {"workers": {"max": 2}}, 1, 1, 1),
         (replace(IDLE, idle=False), {}, 1, 1, 1),
         (replace(IDLE, grows=True), {}, 1, 1, 1),
-        (Cluster((Node(cpus=16, gpus=2),), idle=True), {"gpus_per_worker": 1}, 1, 1, 1),
+        (RayWorkers((Node(cpus=16, gpus=2),), idle=True), {"gpus_per_worker": 1}, 1, 1, 1),
     ],
 )
 def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(
-    cluster: Cluster, values: dict[str, Any], work: int, workers: int, cpus: float
+    cluster: Workers, values: dict[str, Any], work: int, workers: int, cpus: float
 ):
     pool = cluster.wide_pool(settings(**values), work)
     assert (pool.size, pool.cpus) == (workers, cpus)
-    assert (
-        with_threads_of(EncodeSettings(threads=2), pool.cpus, settings(**values)).threads
-        == 2 * cpus / settings(**values).cpus_per_worker
-    )
+    threads = cluster.encode_settings(EncodeSettings(threads=2), pool).threads
+    assert threads == 2 * cpus / settings(**values).cpus_per_worker
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,7 @@ def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(
         (GROWING, {"gpus_per_worker": 1}, "set cluster.workers.max, and the cluster's autoscaler"),
     ],
 )
-def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Cluster, values: dict[str, Any], words: str):
+def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Workers, values: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         cluster.pool(settings(**values), 100)
 
@@ -209,8 +208,8 @@ def test_a_minimum_that_a_fixed_cluster_has_no_room_for_is_refused(workers: obje
         SMALL.check(settings(workers=workers))
 
 
-@pytest.mark.parametrize("cluster", [SMALL, GROWING, GPUS, Cluster((Node(1),), alone=True)])
-def test_a_minimum_that_there_is_room_for_or_may_come_to_be_is_none_to_refuse(cluster: Cluster):
+@pytest.mark.parametrize("cluster", [SMALL, GROWING, GPUS, LocalWorkers()])
+def test_a_minimum_that_there_is_room_for_or_may_come_to_be_is_none_to_refuse(cluster: Workers):
     cluster.check(settings())
     cluster.check(settings(workers={"min": 2}))
     cluster.check(settings(workers={"max": 100}))

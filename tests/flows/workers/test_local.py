@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 
 from pipeline.errors import DataError, TransientError
 from pipeline.flows.workers import local as module
-from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.local import OneProcess, standing_by, working_with
-from pipeline.flows.workers.pool import Pool, map_units, run_task
+from pipeline.flows.workers.cluster import connect, local_workers
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.tasks import Pool
 from pipeline.headway import headway
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
@@ -30,54 +31,46 @@ from tests.flows.tasks import Compute, Count, DieOnce, Double, Fetch, HangOnce, 
 
 
 def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised():
-    with standing_by(True) as process:
-        assert process is not None
-        with working_with(process):
-            made = list(map_units(Double(), [1, 2, 3], Pool(4)))
-            assert [(number, value) for number, (value, _) in made] == [(0, 2), (1, 4), (2, 6)]
-            workers = {worker for _, (_, worker) in made}
-            assert len(workers) == 1
-            assert os.getpid() not in workers
-            assert run_task(Double(), 21, Pool(1))[0] == 42
-            with pytest.raises(DataError) as caught:
-                list(map_units(Double(), [5, 13], Pool(1)))
-            assert caught.value.remedy == "take another number"
+    with closing(LocalWorkers()) as process:
+        made = list(process.map_units(Double(), [1, 2, 3], Pool(4)))
+        assert [(number, value) for number, (value, _) in made] == [(0, 2), (1, 4), (2, 6)]
+        workers = {worker for _, (_, worker) in made}
+        assert len(workers) == 1
+        assert os.getpid() not in workers
+        assert process.run(Double(), 21, Pool(1))[0] == 42
+        with pytest.raises(DataError) as caught:
+            list(process.map_units(Double(), [5, 13], Pool(1)))
+        assert caught.value.remedy == "take another number"
     assert not psutil.pid_exists(workers.pop())
-    with standing_by(False) as nothing:
+    with local_workers(False, 1.0) as nothing:
         assert nothing is None
 
 
 def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with standing_by(True) as process:
-        assert process is not None
-        with working_with(process):
-            assert dict(map_units(DieOnce(str(tmp_path)), [1, 2], Pool(1))) == {0: 1, 1: 2}
-            monkeypatch.setattr(module, "MOST_STARTS", 2)
-            with pytest.raises(TransientError, match="2 that died at it"):
-                run_task(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
+    with closing(LocalWorkers()) as process:
+        assert dict(process.map_units(DieOnce(str(tmp_path)), [1, 2], Pool(1))) == {0: 1, 1: 2}
+        monkeypatch.setattr(module, "MOST_STARTS", 2)
+        with pytest.raises(TransientError, match="2 that died at it"):
+            process.run(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_child_that_hangs_is_killed_and_its_item_begins_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
 ):
-    with standing_by(True, patience_s=2.5) as process:
-        assert process is not None
-        with working_with(process):
-            assert dict(map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1))) == {0: 7}
-            hung = int((tmp_path / "7").read_text())
-            assert not psutil.pid_exists(hung)
+    with closing(LocalWorkers(2.5)) as process:
+        assert dict(process.map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1))) == {0: 7}
+        hung = int((tmp_path / "7").read_text())
+        assert not psutil.pid_exists(hung)
     said = capfd.readouterr().err
     assert said.count("item 0 of HangOnce has shown no progress for ") == 1
 
 
 def test_a_child_that_computes_without_a_word_is_left_alone(capfd: pytest.CaptureFixture[str]):
-    with standing_by(True, patience_s=4.0) as process:
-        assert process is not None
-        with working_with(process):
-            assert run_task(Compute(6.0), 7, Pool(1)) == 7
+    with closing(LocalWorkers(4.0)) as process:
+        assert process.run(Compute(6.0), 7, Pool(1)) == 7
     assert "no progress" not in capfd.readouterr().err
 
 
@@ -93,13 +86,11 @@ def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_
             headway()
         copy.touch()
 
-    with standing_by(True, patience_s=4.0) as process, ThreadPoolExecutor(1) as other:
-        assert process is not None
+    with closing(LocalWorkers(4.0)) as process, ThreadPoolExecutor(1) as other:
         copied = other.submit(kept, place, download, Path.is_file)
         begun.wait()
         threading.Timer(7.0, over.set).start()
-        with working_with(process):
-            assert run_task(Kept(str(place)), 7, Pool(1)) == 7
+        assert process.run(Kept(str(place)), 7, Pool(1)) == 7
         copied.result()
     assert "no progress" not in capfd.readouterr().err
 
@@ -110,27 +101,23 @@ def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own
 ):
     open_store(s3).write("slow", b"slow")
     faulty.faults = Faults(delayed=1.0, delay_s=4.5)
-    with standing_by(True, patience_s=3.0) as process:
-        assert process is not None
-        with working_with(process):
-            assert run_task(Fetch(s3, "slow"), 0, Pool(1)) == 4
+    with closing(LocalWorkers(3.0)) as process:
+        assert process.run(Fetch(s3, "slow"), 0, Pool(1)) == 4
     assert "no progress" not in capfd.readouterr().err
 
 
 def test_the_bar_follows_the_item_at_work():
     stages = Stages()
-    with standing_by(True) as process:
-        assert process is not None
-        with working_with(process), stages("count", 20) as bar:
-            seen = [bar.stage.done for _ in map_units(Count(), [0, 1], Pool(1), bar)]
+    with closing(LocalWorkers()) as process, stages("count", 20) as bar:
+        seen = [bar.stage.done for _ in process.map_units(Count(), [0, 1], Pool(1), bar)]
     assert 8 <= seen[0] <= 10
     assert 16 <= seen[1] <= 20
 
 
 def test_the_child_ends_with_a_driver_that_is_killed():
     code = (
-        "from pipeline.flows.workers.local import OneProcess\nfrom tests.flows.tasks import Double\nimport time\n"
-        "if __name__ == '__main__':\n    p = OneProcess(); print(next(p.run(Double(), [1]))[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
+        "from pipeline.flows.workers.local import LocalWorkers\nfrom tests.flows.tasks import Double\nimport time\n"
+        "if __name__ == '__main__':\n    p = LocalWorkers(); print(p.run(Double(), 1, None)[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
     )
     driver = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -154,7 +141,7 @@ def test_the_child_ends_with_a_driver_that_is_killed():
 
 
 def test_a_process_that_was_closed_starts_a_new_child():
-    process = OneProcess()
+    process = LocalWorkers()
     first = run_in(process)
     process.close()
     second = run_in(process)
@@ -165,7 +152,7 @@ def test_a_process_that_was_closed_starts_a_new_child():
 @pytest.mark.parametrize("cpus", [0.5, 1, 4])
 def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: float):
     settings = ClusterSettings(cpus_per_worker=cpus)
-    with connect(settings, Stages(), process=OneProcess()) as cluster:
+    with connect(settings, Stages(), local=LocalWorkers()) as cluster:
         assert cluster.pool(settings, 10).size == 1
 
 
@@ -200,7 +187,7 @@ def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(
     looks: list[tuple[int, int, bool]] = []
     told = Raced(at, lambda: looks.append(module._reported(list(told))))
     monkeypatch.setattr(module, "_told", told)
-    module.report(7, counted=False)
+    module._report(7, more=False)
     assert all(look in ((1, 7, False), (0, look[1], look[2])) for look in looks)
 
 
@@ -208,12 +195,11 @@ def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(
 def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(
     at: int, monkeypatch: pytest.MonkeyPatch
 ):
-    told = Raced(at, lambda: module.report(7, counted=False))
+    told = Raced(at, lambda: module._report(7, more=False))
     monkeypatch.setattr(module, "_told", told)
     look = module._reported(told)
     assert look[0] == 0 or look == (1, 7, False)
 
 
-def run_in(process: OneProcess) -> int:
-    with working_with(process):
-        return int(run_task(Double(), 1, Pool(1))[1])
+def run_in(process: LocalWorkers) -> int:
+    return int(process.run(Double(), 1, Pool(1))[1])

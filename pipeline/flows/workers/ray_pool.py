@@ -1,6 +1,7 @@
-"""The verb that carries the work: every item of a list goes through one task on a pool of Ray Data actors, and comes back as a small value.
+"""Items through one task on a pool of Ray Data actors, or one item through a Ray task.
 
-Ray moves what names the work, never tensors: an item is a unit's record, an actor reads the unit, writes its output and returns the new record.
+Ray moves only names of work, never tensors: an item is the record of a unit. An actor reads the unit, writes its
+output and returns the new record.
 """
 
 import contextlib
@@ -11,72 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import pyarrow as pa
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.heartbeat import Call
-from pipeline.flows.workers.local import at_hand, report
 from pipeline.flows.workers.metrics import count_unit
-from pipeline.flows.workers.room import Needs
+from pipeline.flows.workers.tasks import Pool, Task, listen
 from pipeline.flows.workers.watch import Watch, watched
+from pipeline.flows.workers.workers import Item, Made
 from pipeline.log import Running
 
-_DEATHS = 20  # at one item in one run: nodes may come and go, but nothing dies so often by chance
 _LOOK_S = 1.0
 _REPORT_S = 0.2
 _LATE_S = 10.0  # that Ray Data has to end a call by itself that was given up
 _ENDS_S = 10.0  # that its loop has to end
-
-Item = TypeVar("Item")
-Made = TypeVar("Made")
-Item_contra = TypeVar("Item_contra", contravariant=True)
-Made_co = TypeVar("Made_co", covariant=True)
-
-
-class Task(Protocol[Item_contra, Made_co]):
-    """What one worker does: a value that travels; `start` runs once on the worker and loads what is heavy."""
-
-    def start(self) -> Callable[[Item_contra], Made_co]: ...
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Actors of one kind. Ray restarts lost actors and repeats their items without limit; finished items keep their records.
-
-    size: the most there are; least: the fewest (null: `size`); now: how many to begin with (null: `size`), more come while there is work and room for them.
-    demanded: workers that there has to be room for within cluster.wait_s. deaths: of processes at one item,
-    before the run is given up.
-    """
-
-    size: int
-    cpus: float = 1.0
-    gpus: float = 0.0
-    least: int | None = None
-    now: int | None = None
-    demanded: int = 1
-    deaths: int = _DEATHS
-
-    def of_items(self, count: int) -> "tuple[int, int, int]":
-        """(fewest, most, at the beginning) for so many items."""
-        most = max(1, min(self.size, count))
-        least = min(self.least or self.size, most)
-        return least, most, max(least, min(self.now or self.size, most))
-
-    @property
-    def needs(self) -> Needs:
-        """What one actor takes, and how many have to find room."""
-        return Needs(self.cpus, self.gpus, self.demanded)
-
-
-def progress(rows: int, *, last: bool = False) -> None:
-    """So many rows of the item at work are done; the driver shows it. Waits for nobody; a board that is lost fails no item.
-
-    Between the first call and the `last` one rows must go on changing: an item whose rows stand still for too long is taken for one that hangs.
-    """
-    _report(rows, not last)
-    report(rows, not last)
 
 
 class _Report:
@@ -90,9 +41,6 @@ class _Report:
             return
         self._sent = time.monotonic()
         self._call.put(self._number, rows, counted=counted)
-
-
-_report: Callable[[int, bool], Any] = lambda rows, counted: None  # noqa: E731  set in a worker while it is at an item
 
 
 class _Worker:
@@ -119,10 +67,9 @@ class _Worker:
 
 def _begin(call: Call, number: int, task: bytes) -> None:
     """Count the start, and send the item's progress to the board from now on."""
-    global _report
     if call.begin(number) > 1:
         count_unit(_name(task), "restarted")
-    _report = _Report(call, number)
+    listen(_Report(call, number))
 
 
 def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
@@ -146,19 +93,11 @@ def _opened(made: bytes) -> Any:
     return value
 
 
-def map_units(
+def map_on_ray(
     task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
 ) -> Iterator[tuple[int, Made]]:
-    """(number of the item, what the task made of it) as they finish; items start in the order given, one at a time per actor. `bar` follows their progress.
-
-    An error of ours raised by the task ends the run and comes out as it was raised. TransientError for an item at which one process after another dies, or is
-    killed since the item hangs, and when no actor of the pool could be placed, or none was left, for longer than cluster.patience_s. ConfigError for an actor that
-    fits no node: at once, or after cluster.wait_s where the cluster can grow.
-    """
+    """Apply the task to every item on actors of Ray Data, as `Workers.map_units` promises."""
     if not items:
-        return
-    if (process := at_hand()) is not None:
-        yield from ((number, _opened(made)) for number, made in process.run(task, items, bar))
         return
     import ray
 
@@ -257,10 +196,8 @@ class _Patience:
     def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
 
 
-def run_task(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
-    """What the task makes of one item, on one worker of the cluster. TransientError and ConfigError as of `map_units`."""
-    if (process := at_hand()) is not None:
-        return cast(Made, _opened(next(process.run(task, [item]))[1]))
+def run_on_ray(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
+    """Apply the task to one item as a Ray task, as `Workers.run` promises."""
     import ray
 
     remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=-1)

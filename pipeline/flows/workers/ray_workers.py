@@ -1,0 +1,85 @@
+"""The workers of a connected Ray cluster."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.flows.workers.ray_pool import map_on_ray, run_on_ray
+from pipeline.flows.workers.room import Needs, Node
+from pipeline.flows.workers.tasks import Pool, Task
+from pipeline.flows.workers.workers import Item, Made, Workers
+from pipeline.log import Running
+from pipeline.settings import ClusterSettings, EncodeSettings
+
+_SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
+
+
+@dataclass(frozen=True)
+class RayWorkers(Workers):
+    """Actors and tasks of Ray.
+
+    Attributes:
+        grows: whether an autoscaler can add nodes.
+        idle: whether no CPU was in use when it was connected.
+        board: held so that it lives as long as the connection.
+    """
+
+    nodes: tuple[Node, ...]
+    grows: bool = False
+    idle: bool = False
+    board: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def shares_disk(self) -> bool:
+        return False  # nodes of a cluster have disks of their own
+
+    def map_units(
+        self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
+    ) -> Iterator[tuple[int, Made]]:
+        return map_on_ray(task, items, pool, bar)
+
+    def run(self, task: Task[Item, Made], item: Item, pool: Pool) -> Made:
+        return run_on_ray(task, item, pool)
+
+    def pool(self, settings: ClusterSettings, work: int) -> Pool:
+        """Between workers.min and workers.max; on a cluster that cannot grow no more than fit."""
+        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker, settings.workers.min or 1)
+        fit = needs.fit(self.nodes)
+        asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
+        if not fit and not (self.grows and (asked.min or asked.max)):
+            if self.grows:
+                raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY)
+            raise needs.too_large(self.nodes)
+        least = asked.min or (1 if asked.max else wanted)
+        if not self.grows:
+            if fit < needs.workers:
+                raise needs.too_few(self.nodes)
+            wanted, least = min(wanted, fit), min(least, fit)
+        most = max(1, min(wanted, work))
+        least, now = min(least, most), max(1, min(fit, most))
+        demanded = min(needs.workers, most)
+        return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=demanded)
+
+    def check(self, settings: ClusterSettings) -> None:
+        if not self.grows:
+            self.pool(settings, 1)
+
+    def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
+        """Workers stay as they are on GPUs, below a set maximum, and on a cluster that can grow or is in use."""
+        pool = self.pool(settings, work)
+        if settings.gpus_per_worker or settings.workers.max is not None or self.grows or not self.idle:
+            return pool
+        times = 1
+        while Needs(pool.cpus * (times + 1), 0).fit(self.nodes) >= pool.size:
+            times += 1
+        return replace(pool, cpus=pool.cpus * times, times=times)
+
+    def index_workers(self, settings: ClusterSettings, work: int) -> int:
+        """No more than a cluster that cannot grow has CPUs."""
+        asked = settings.index_workers or self.cpus
+        return max(1, min(asked if self.grows else min(asked, self.cpus), work))
+
+    def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
+        """Threads grow as the CPUs of the pool's workers do."""
+        times = pool.times if pool is not None else 1
+        return encode.model_copy(update={"threads": encode.threads * times})
