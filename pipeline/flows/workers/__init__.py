@@ -1,4 +1,4 @@
 """Running tasks on workers: the cluster, the pool of workers, their heartbeat, one local process, metrics.
 
-Nothing in here knows what a task computes. From outside: `connect`, `map_units`, `run_task`, `Pool`.
+Nothing in here knows what a task computes. From outside: `connect`, `Workers`, `Pool`, `progress`.
 """

@@ -246,13 +246,13 @@ def test_candidates_want_tasks(encoder: Path, tmp_path: Path):
 
 
 def test_a_sentence_without_a_usable_vector_counts_as_unlike_everything(tmp_path: Path, encoder: Path):
-    """A folder whose embedding of one word is not finite; all other sentences keep their vectors."""
+    """One word overflows the encoder; all other sentences keep their vectors."""
     from safetensors.numpy import load_file, save_file
 
     broken = save_folder(tmp_path / "broken", "bert")
     weights = load_file(broken / "model.safetensors")
     word = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]["window"]
-    weights["embeddings.word_embeddings.weight"][word] = np.nan
+    weights["embeddings.word_embeddings.weight"][word] = 3e38  # finite, and its norm is not
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     texts = [text.replace("window", "river") for text in sentences(30)]
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40, 0, [*texts, "window", "a window"])
