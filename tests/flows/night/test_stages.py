@@ -14,7 +14,8 @@ from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.plan import plan
 from pipeline.flows.night.stages import through_encoding, through_index, through_whitening
-from pipeline.flows.workers.cluster import Cluster
+from pipeline.flows.run import Run
+from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Node
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -48,9 +49,9 @@ def test_workers_that_the_cluster_cannot_hold_are_refused_though_no_unit_waits(m
     """Else the index is built before the gates, which encode the canary texts, meet the missing GPU."""
     store, corpus, _ = through_encoding(make_job(), Stages())
     with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker, found one node of 2 CPUs"):
-        encode(corpus, make_job("cluster.gpus_per_worker=1"), store, Cluster((Node(2),)), Stages())
+        encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)
     with pytest.raises(ConfigError, match="room for 2 on one node"):
-        encode(corpus, make_job("cluster.workers.min=3"), store, Cluster((Node(2),)), Stages())
+        encode(Run(make_job("cluster.workers.min=3"), store, RayWorkers((Node(2),)), Stages()), corpus)
 
 
 def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Make):
