@@ -100,7 +100,7 @@ def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_i
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8"])
 @pytest.mark.parametrize("whole_unit", [True, False])
 def test_an_index_built_anew_finds_what_lives_near_a_deleted_topic(
-    cluster: Cluster, tmp_path: Path, kind: str, whole_unit: bool
+    cluster: Workers, tmp_path: Path, kind: str, whole_unit: bool
 ):
     overrides = (f"index.kind={kind}", "index.queries=500", "index.nlist=50")
     chain = Chain(tmp_path / "root", cluster, overrides, clusters=21, dim=64).add(2_600)
