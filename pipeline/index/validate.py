@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -336,6 +336,8 @@ def judge(
         )
     if settings.unknown_tokens is not None and counted.covered is not None:
         gates["unknown_tokens"] = _unknown_gate(counted.covered, settings.unknown_tokens)
+    if settings.lost_tokens is not None and counted.covered is not None:
+        gates["lost_tokens"] = _lost_gate(counted.covered, settings.lost_tokens)
     least = settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype]
     if counted.failed_canaries:
         gates["canary_cosine"] = _failed_canaries(counted.failed_canaries, least)
@@ -370,23 +372,36 @@ def _recall_gate(share: Share, target: float) -> Gate:
 
 
 def _unknown_gate(covered: ScriptCoverage, limit: float) -> Gate:
-    value, worst = covered.unknown_share, covered.most_unknown_scripts()
-    uncounted = (
-        f"{covered.uncounted_rows:,} rows of an earlier version were not counted"
-        if covered.uncounted_rows
-        else ""
-    )
-    details = "; ".join(filter(None, (worst, uncounted)))
-    found = f"{value:.1%} of the tokens are unknown to the encoder's tokenizer{f' ({details})' if details else ''}"
+    found = "of the tokens are unknown to the encoder's tokenizer"
+    remedy = "use an encoder that knows the language, or raise gates.unknown_tokens"
+    worst = covered.most_unknown_scripts()
+    return _token_gate(covered.unknown_share, limit, found, (worst, _uncounted(covered)), remedy)
+
+
+def _lost_gate(covered: ScriptCoverage, limit: float) -> Gate:
+    found = "of the tokens are beyond the encoder's limit and in no vector"
     remedy = (
-        "" if value <= limit else "; use an encoder that knows the language, or raise gates.unknown_tokens"
+        "split the texts, raise encoder.max_length where the encoder takes more, or raise gates.lost_tokens"
     )
+    worst = covered.most_lost_scripts()
+    return _token_gate(covered.lost_share, limit, found, (worst, _uncounted(covered)), remedy)
+
+
+def _uncounted(covered: ScriptCoverage) -> str:
+    rows = covered.uncounted_rows
+    return f"{rows:,} rows of an earlier version were not counted" if rows else ""
+
+
+def _token_gate(value: float, limit: float, found: str, details: Sequence[str], remedy: str) -> Gate:
+    """At most `limit` of the tokens. Details that are not empty follow in brackets, the remedy a refusal."""
+    said = "; ".join(filter(None, details))
+    sentence = f"{value:.1%} {found}{f' ({said})' if said else ''}, {limit:.0%} at most"
     return Gate(
         value=value,
         threshold=limit,
         passed=value <= limit,
         relation="at most",
-        sentence=f"{found}, {limit:.0%} at most{remedy}",
+        sentence=sentence if value <= limit else f"{sentence}; {remedy}",
     )
 
 

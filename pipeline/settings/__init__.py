@@ -215,6 +215,10 @@ class GateSettings(Settings):
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release.
     Of what word vectors lack, punctuation, numbers, single letters and English stop words do not count: many files leave them out on purpose"""
+    lost_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.95
+    """proportion of the texts' tokens that lie beyond the encoder's limit and are in no vector, over all units
+    of the release. Whole articles by an encoder of 256 or 512 tokens lose half or more, and their beginnings
+    often serve: only where 19 of 20 tokens are lost does search hardly find more than titles"""
 
     @property
     def wanted_recall(self) -> float:

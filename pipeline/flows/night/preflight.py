@@ -22,7 +22,7 @@ from pipeline.store.probe import check_store
 from pipeline.store.store import open_store
 from pipeline.text.corpus.reader import Survey, read_batches, survey
 from pipeline.text.corpus.sources import SourceFile, list_files
-from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage, token_warnings
+from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # of one batch, tokenized
@@ -182,26 +182,38 @@ def _corpus(job: Job, sampled: Sampled) -> Iterator[str]:
 
 
 def _tokens(job: Job, sampled: Sampled) -> Iterator[Check]:
-    """Whether the encoder's tokenizer knows the texts, and how much of them it can take."""
-    tokenizer, tally, limit = (
-        open_folder(job.encoder).tokenizer(),
-        CoverageCounter(),
-        job.gates.unknown_tokens,
-    )
+    """Check that the tokenizer knows the texts and that the encoder's limit leaves enough of them."""
+    tokenizer, tally = open_folder(job.encoder).tokenizer(), CoverageCounter()
     tally.add(pa.array(sampled.texts, pa.large_string()), tokenizer.counts(tokenizer(sampled.texts)))
-    counts = tally.counts()
-    covered = ScriptCoverage.of(counts)
+    covered = ScriptCoverage.of(tally.counts())
     found = f"{covered.total.rows:,} sampled texts: {covered.total.sentence}"
-    refused = limit is not None and covered.unknown_share > limit
-    problem = (
-        (
-            f"{job.encoder.path}: expected at most {limit:.0%} unknown tokens (gates.unknown_tokens), found {covered.unknown_share:.1%} in "
-            f"{covered.total.rows:,} sampled texts ({covered.most_unknown_scripts()}): use an encoder that knows the language, or raise the bound"
-        )
-        if refused
-        else None
+    unknown, lost = _unknown_problem(job, covered), _lost_problem(job, covered)
+    warnings = tuple(covered.warnings(unknown=unknown is None, lost=lost is None))
+    problems = [problem for problem in (unknown, lost) if problem is not None]
+    yield Check("tokens", found, "; ".join(problems) or None, warnings, covered.facts())
+
+
+def _unknown_problem(job: Job, covered: ScriptCoverage) -> str | None:
+    limit = job.gates.unknown_tokens
+    if limit is None or covered.unknown_share <= limit:
+        return None
+    return (
+        f"{job.encoder.path}: expected at most {limit:.0%} unknown tokens (gates.unknown_tokens), found "
+        f"{covered.unknown_share:.1%} in {covered.total.rows:,} sampled texts "
+        f"({covered.most_unknown_scripts()}): use an encoder that knows the language, or raise the bound"
     )
-    yield Check("tokens", found, problem, tuple(token_warnings(counts)), covered.facts())
+
+
+def _lost_problem(job: Job, covered: ScriptCoverage) -> str | None:
+    limit = job.gates.lost_tokens
+    if limit is None or covered.lost_share <= limit:
+        return None
+    return (
+        f"{job.encoder.path}: expected at most {limit:.0%} lost tokens (gates.lost_tokens), "
+        f"found {covered.lost_share:.1%} in {covered.total.rows:,} sampled texts "
+        f"({covered.most_lost_scripts()}): split them, raise encoder.max_length where the encoder takes "
+        "more, or raise the bound"
+    )
 
 
 def _space(job: Job, sampled: Sampled) -> Iterator[str]:

@@ -133,25 +133,39 @@ class ScriptCoverage:
         total = self.total
         return total.unknown / max(total.tokens + self.uncounted_tokens, 1)
 
+    @property
+    def lost_share(self) -> float:
+        """Lower bound of the proportion of lost tokens among all tokens, as `unknown_share`."""
+        total = self.total
+        return total.lost / max(total.tokens + total.lost + self.uncounted_tokens, 1)
+
     def facts(self) -> dict[str, object]:
         """Totals and scripts as keys and values for --json."""
         scripts = {script: each.facts() for script, each in self.scripts.items()}
         return self.total.facts() | {"uncounted_rows": self.uncounted_rows, "scripts": scripts}
 
-    def _warnings(self) -> Iterator[str]:
-        """Warn of each script whose texts have many unknown or many lost tokens."""
+    def warnings(self, unknown: bool = True, lost: bool = True) -> Iterator[str]:
+        """Warn of each script whose texts have many unknown or many lost tokens.
+
+        Args:
+            unknown: whether to warn of unknown tokens.
+            lost: whether to warn of lost ones.
+        """
         rows = self.total.rows
         for script, each in self.scripts.items():
             if each.rows < _MIN_TEXTS and each.rows < _MIN_PROPORTION * rows:
                 continue
             texts = f"{each.rows:,} {script_phrase(script)} ({each.rows / rows:.1%} of all)"
-            if each.unknown_share >= WARN_PROPORTION:
+            if unknown and each.unknown_share >= WARN_PROPORTION:
                 yield (
                     f"{each.unknown_share:.1%} of the tokens of {texts} are unknown to the encoder's "
                     f"tokenizer: their vectors hardly differ; {_REMEDY}"
                 )
-            if each.lost_share >= WARN_PROPORTION:
-                remedy = "split them, or use an encoder for longer texts"
+            if lost and each.lost_share >= WARN_PROPORTION:
+                remedy = (
+                    "split them, raise encoder.max_length where the encoder takes more, or use an encoder "
+                    "for longer texts"
+                )
                 yield (
                     f"{each.lost_share:.1%} of the tokens of {texts} are beyond the limit and in no vector: "
                     f"{each.cut_share:.1%} of the texts were cut; {remedy}"
@@ -164,6 +178,16 @@ class ScriptCoverage:
             f"{each.unknown_share:.1%} in {each.rows:,} {script_phrase(script)}"
             for script, each in worst
             if each.unknown
+        )
+
+    def most_lost_scripts(self) -> str:
+        """The three scripts with the most lost tokens, as a phrase for people."""
+        worst = sorted(self.scripts.items(), key=lambda one: -one[1].lost)[:3]
+        return ", ".join(
+            f"{each.lost_share:.1%} in {each.rows:,} {script_phrase(script)}, "
+            f"{each.cut_share:.1%} of them cut"
+            for script, each in worst
+            if each.lost
         )
 
 
@@ -184,7 +208,7 @@ def token_counts(units: Sequence[Mapping[str, int]], fresh: Sequence[Mapping[str
 def token_warnings(counts: Mapping[str, int]) -> list[str]:
     """Warnings about unknown and lost tokens, from a release's counts."""
     covered = ScriptCoverage.of(counts)
-    found = list(covered._warnings())
+    found = list(covered.warnings())
     new, unknown = counts.get("text_tokens", 0), counts.get("unknown_tokens", 0)
     if new < covered.total.tokens and unknown > WARN_PROPORTION * new:
         found.append(

@@ -51,6 +51,7 @@ def test_a_language_that_is_not_known_is_refused_and_named(
     check = checks(make_job(*SETTINGS))["tokens"]
     assert "gates.unknown_tokens" in str(check.problem)
     assert "Chinese" in str(check.problem)
+    assert check.warnings == (), "said once"
     with pytest.raises(GatesRefused, match=r"unknown to the encoder's tokenizer.*Chinese texts") as refused:
         run(make_job)
     gate = refused.value.gates["unknown_tokens"]
@@ -114,6 +115,24 @@ def test_preflight_warns_below_the_gate_and_of_texts_that_are_cut(make_job: Make
     assert any("Chinese texts" in sentence and "unknown" in sentence for sentence in check.warnings)
     assert any("Latin texts" in sentence and "were cut" in sentence for sentence in check.warnings)
     assert json.loads(json.dumps(check.facts))["scripts"]["latin"]["lost_share"] > 0.05
+
+
+def test_texts_that_are_nearly_all_beyond_the_limit_are_refused(make_job: Make):
+    """Sentences of some 30 pieces by an encoder of 4, two of them its marks; nothing is said twice."""
+    job = make_job(*SETTINGS, "encoder.max_length=4", "gates.lost_tokens=0.8")
+    check = checks(job)["tokens"]
+    assert "gates.lost_tokens" in str(check.problem)
+    assert "raise encoder.max_length" in str(check.problem)
+    assert check.warnings == ()
+    with pytest.raises(
+        GatesRefused, match=r"beyond the encoder's limit.*Latin texts, 100.0% of them cut"
+    ) as refused:
+        nightly(job, Stages())
+    gate = refused.value.gates["lost_tokens"]
+    assert 0.8 == gate["threshold"] < gate["value"] < 0.95
+    outcome = run(make_job, "encoder.max_length=4")
+    assert outcome.status == "published", "by default long documents are only warned of"
+    assert any("raise encoder.max_length" in sentence for sentence in outcome.facts["warnings"])
 
 
 def test_a_problem_of_the_corpus_is_said_once(make_job: Make, tmp_path: Path):
