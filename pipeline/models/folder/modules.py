@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.values import check_values
 
 POOLINGS = (
     "cls",
@@ -105,7 +106,11 @@ Module = Dense | Denoise | Cut | str
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
-    """The mapping in a JSON file; {} where there is none and none is required."""
+    """The mapping in a JSON file of a model folder; {} if there is no file and none is required.
+
+    Raises:
+        ModelError: the file is missing or damaged, or a value in it is of another type than its readers expect.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError:
@@ -127,6 +132,7 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise ModelError(str(file), "a JSON object", type(value).__name__, "restore the file")
+    check_values(file, value)
     return value
 
 
@@ -224,8 +230,7 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
         return ("mean",), True
     file = path / modules[1][1] / "config.json"
     config = read_json(file, required=True)
-    if "pooling_mode" in config:
-        modes = config["pooling_mode"]
+    if (modes := config.get("pooling_mode")) is not None:
         names = [modes] if isinstance(modes, str) else list(modes)
         if unknown := [
             name for name in names if name not in SENTENCE_TRANSFORMERS_MODES and name not in _OWN_MODES

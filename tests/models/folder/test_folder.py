@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -460,3 +461,57 @@ def test_a_folder_in_an_object_store_is_copied_here_once_and_again_when_it_chang
     assert opened(uri).space_id != first.space_id
     with pytest.raises(ModelError, match=r"expected an encoder folder with config\.json, found 0 files"):
         opened(f"{s3}/{tmp_path.name}/nothing")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "values", "expected"),
+    [
+        ("config.json", "model_type", (["x"], {}, 3), "a name"),
+        ("config.json", "hidden_size", ([48], "48", True), "a whole number"),
+        ("config.json", "architectures", ("BertModel", [1]), "a list of names"),
+        ("1_Pooling/config.json", "pooling_mode", (3, [], [1], True), "a name, or a list of names,"),
+        (
+            "sentence_bert_config.json",
+            "max_seq_length",
+            ("64", -1, [64], 64.5, True),
+            "a whole number, 0 or more,",
+        ),
+        ("sentence_bert_config.json", "do_lower_case", ("false", 1), "true or false"),
+        (
+            "sentence_bert_config.json",
+            "processing_kwargs",
+            (3, {"text": 3}, {"common": {"max_length": "x"}}),
+            "map",
+        ),
+        (
+            "config_sentence_transformers.json",
+            "prompts",
+            ([1], "query: ", {"query": 3}),
+            "a mapping from names to",
+        ),
+        ("config_sentence_transformers.json", "default_prompt_name", (["x"], {}), "a name"),
+        ("tokenizer_config.json", "model_max_length", ("x", [64], -1), "a number, 0 or more,"),
+    ],
+)
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_a_value_of_another_type_is_named_with_its_file(
+    tmp_path, folders, family, file, name, values, expected
+):
+    folder = shutil.copytree(folders[family], tmp_path / family)
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    edit_json(folder / "1_Pooling/config.json", pooling_mode_mean_tokens=True)
+    before = open_folder(EncoderSettings(path=str(folder))).space_id
+    edit_json(
+        folder / file, **({} if name in ("model_type", "hidden_size", "model_max_length") else {name: None})
+    )
+    assert open_folder(EncoderSettings(path=str(folder))).space_id == before, "null is no value"
+    for value in values:
+        edit_json(folder / file, **{name: value})
+        wanted = re.escape(f"{folder / file}: expected {expected}")
+        with pytest.raises(
+            ModelError, match=rf"{wanted}.* as {name}, found {re.escape(repr(value))}; restore"
+        ):
+            open_folder(EncoderSettings(path=str(folder)))
