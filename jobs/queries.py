@@ -7,7 +7,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.text.corpus.queries import is_parquet, lines_of, read_texts
+from pipeline.text.corpus.queries import is_parquet, read_lines, read_texts
 
 _BATCH = 256  # queries: enough to fill the encoder's buffers, and answered within a second or two
 
@@ -80,7 +80,9 @@ class Queries:
             yield from map(Query, count(1), self.texts)
             return
         texts = (
-            lines_of(sys.stdin.buffer, self.name) if self.file == "-" else read_texts(self.file, self.column)
+            read_lines(sys.stdin.buffer, self.name)
+            if self.file == "-"
+            else read_texts(self.file, self.column)
         )
         for query in map(Query, count(1), texts):
             if query.text.strip():

@@ -16,10 +16,10 @@ def set_aside(
     opened: "Releases", number: int | None, reason: str | None, limit: int, width: int | None
 ) -> Answer:
     """Counts by reason, and the first `limit` rows of each, in lines of at most `width` cells."""
-    from pipeline.text.corpus.quarantine import listed
+    from pipeline.text.corpus.quarantine import list_quarantined
 
     manifest = opened.chosen(number)
-    counts, rows, files = listed(opened.store, manifest, reason, limit)
+    counts, rows, files = list_quarantined(opened.store, manifest, reason, limit)
     if reason is not None and reason not in counts:
         there = ", ".join(counts) or "none"
         raise ConfigError(

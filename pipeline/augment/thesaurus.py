@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.text.corpus.columns import decoded
+from pipeline.text.corpus.columns import plain_type
 
 _REMEDY = "write Parquet with the columns word and synonym, or a line word<TAB>synonym,synonym for each word"
 
@@ -98,7 +98,7 @@ def _values(column: pa.ChunkedArray) -> Iterable[object]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(decoded(kind)) or pa.types.is_large_string(decoded(kind)))
+    return bool(pa.types.is_string(plain_type(kind)) or pa.types.is_large_string(plain_type(kind)))
 
 
 def _plain(word: object) -> str:

@@ -17,7 +17,7 @@ from pipeline.config import Settings, digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import TaskSettings
 from pipeline.store.base import Store
-from pipeline.text.corpus.columns import decoded
+from pipeline.text.corpus.columns import plain_type
 
 BLANK = " "  # what a missing text is read as: leaving the row out would change the task
 
@@ -46,7 +46,7 @@ class Rows:
         """The column as strings; DataError where it is none."""
         column = self.table[role]
         if not (
-            pa.types.is_string(kind := decoded(column.type))
+            pa.types.is_string(kind := plain_type(column.type))
             or pa.types.is_large_string(kind)
             or pa.types.is_null(kind)
         ):
@@ -94,7 +94,7 @@ class Rows:
 
     def codes(self, role: str) -> tuple[np.ndarray, list[Any]]:
         """(n,) int64 place of each row's value among the distinct values, in order of appearance; -1 for none. And the values."""
-        column, kind = self.table[role], decoded(self.table[role].type)
+        column, kind = self.table[role], plain_type(self.table[role].type)
         if pa.types.is_nested(kind):
             raise DataError(
                 self.where,

@@ -7,7 +7,7 @@ from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.text.corpus.docstrings import harvest_docstrings
-from pipeline.text.corpus.ingest import Parent, ingest
+from pipeline.text.corpus.ingest import ParentCorpus, ingest
 
 
 def open_releases(job: Job) -> Releases:
@@ -24,7 +24,7 @@ def fill_corpus(job: Job, stages: Stages) -> None:
 
 
 def read_corpus(
-    settings: CorpusSettings, unit_rows: int, store: Store, parent: Parent, stages: Stages
+    settings: CorpusSettings, unit_rows: int, store: Store, parent: ParentCorpus, stages: Stages
 ) -> Corpus:
     """Read the corpus into units that continue those of `parent`, as a stage of its own."""
     with stages("ingest") as bar:

@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.store.units import Changes, Corpus
-from pipeline.text.corpus.ingest import Parent, ingest, record_path
+from pipeline.text.corpus.corpus_record import record_path
+from pipeline.text.corpus.ingest import ParentCorpus, ingest
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 
@@ -154,7 +155,7 @@ def keys_night(folder: Path, rows: int) -> None:
         if first is None or number == 50:
             _made(folder / "corpus" / f"{number:02d}.parquet", part, "" if first is None else " changed")
     start = time.perf_counter()
-    made = ingest(corpus, 32_768, store, Parent(first, first.next_ordinal) if first else None)
+    made = ingest(corpus, 32_768, store, ParentCorpus(first, first.next_ordinal) if first else None)
     spent = time.perf_counter() - start
     before.write_text(record_path(made.id))
     assert made.changes == (

@@ -26,7 +26,8 @@ from pipeline.store.base import Store
 from pipeline.store.lease import holders, lease
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, FileRef, UnitRecord
-from pipeline.text.corpus.ingest import Parent, corpus_digest, record_path
+from pipeline.text.corpus.corpus_record import corpus_digest, record_path
+from pipeline.text.corpus.ingest import ParentCorpus
 from pipeline.text.corpus.sources import list_files
 
 _FORMAT = 1  # of the units written here
@@ -100,7 +101,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             job.corpus,
             job.augment.unit_rows,
             store,
-            Parent(parent, parent.next_ordinal if parent is not None else 0),
+            ParentCorpus(parent, parent.next_ordinal if parent is not None else 0),
             stages,
         )
         with (

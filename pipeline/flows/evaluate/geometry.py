@@ -25,7 +25,7 @@ from pipeline.stats.space import Pairs
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from pipeline.text.corpus.ingest import Parent, ingest
+from pipeline.text.corpus.ingest import ParentCorpus, ingest
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
 _FEWEST = 10  # texts: below, no figure means anything
@@ -109,7 +109,10 @@ def _corpus(job: Job) -> tuple[Corpus, Store, str]:
         return before.corpus, releases.store, f"the corpus of release {before.release.release}"
     return (
         ingest(
-            job.corpus, job.encode.unit_rows, releases.store, Parent(next_ordinal=releases.next_ordinal())
+            job.corpus,
+            job.encode.unit_rows,
+            releases.store,
+            ParentCorpus(next_ordinal=releases.next_ordinal()),
         ),
         releases.store,
         job.corpus.uri,

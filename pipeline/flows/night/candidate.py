@@ -22,7 +22,7 @@ from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
 from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, total
-from pipeline.text.corpus.ingest import record_path as corpus_path
+from pipeline.text.corpus.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
 
 PACKAGES = (

@@ -18,7 +18,7 @@ from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
-from pipeline.text.corpus.keys import by_id, read_part
+from pipeline.text.corpus.keys import id_hashes, read_bucket
 
 _K = 10  # answers that are compared
 _LIVE = ("id", "text_key", "carried", "address")
@@ -174,7 +174,7 @@ def _buckets(
 
 def _bucket(store: Store, keys: Sequence[FileRef], part: int, parts: int) -> pa.Table | None:
     try:
-        return read_part(store, keys, part, parts, by_id)
+        return read_bucket(store, keys, part, parts, id_hashes)
     except FileNotFoundError as error:
         remedy = "restore it, or run manta nightly, which makes that of the current release again"
         raise DataError(

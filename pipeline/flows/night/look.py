@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from pipeline.augment.language import languages_of
 from pipeline.errors import DataError
 from pipeline.settings import RESULT_COLUMNS, CorpusSettings
-from pipeline.text.corpus.sources import SourceFile, explained, list_files, open_file
+from pipeline.text.corpus.sources import SourceFile, list_files, open_file
+from pipeline.text.corpus.storage_errors import storage_errors
 
 _FILES, _ROWS, _BATCH = 3, 1_000, 64  # read of a corpus at most
 _BYTES = 1 << 20  # read of a file of JSON lines
@@ -78,7 +79,7 @@ def _sampled(files: Sequence[SourceFile]) -> Values:
     """The first rows of a few files by column, None where a row has no value."""
     rows: list[dict[str, Any]] = []
     for file in files[:_FILES]:
-        with explained(file.uri, ""):
+        with storage_errors(file.uri, ""):
             read = _parquet(file) if file.format == "parquet" else _json(file)
         rows += [dict(file.partitions) | row for row in read]
     names = dict.fromkeys(name for row in rows for name in row)

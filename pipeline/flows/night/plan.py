@@ -15,9 +15,9 @@ from pipeline.flows.night.previous import load_previous
 from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.log import Stages
 from pipeline.settings import CorpusSettings, Job
+from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.docstrings import harvest_docstrings
-from pipeline.text.corpus.ingest import reading_digest
-from pipeline.text.corpus.reader import Survey, read_batches, survey
+from pipeline.text.corpus.reader import CorpusSurvey, read_batches, survey_files
 from pipeline.text.corpus.sources import SourceFile, list_files
 
 SECONDS = 10.0  # of measuring
@@ -63,7 +63,7 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
         corpus = _readable(job.corpus, directory)
         with stages("sample"):
             files = list_files(corpus)
-            looked = survey(files, corpus)
+            looked = survey_files(files, corpus)
             texts, read_bytes = _sample(files, looked, corpus)
         made = _planned(job, corpus, files, looked, texts, read_bytes, stages, seconds)
         return replace(made, **_tonight(job, corpus, files, made))
@@ -76,7 +76,7 @@ def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: Pl
         return {}
     lives_on = (
         before.corpus is not None
-        and not before.parent(job, 0).anew
+        and not before.parent(job, 0).rebuild_reason
         and before.corpus.reading == reading_digest(corpus)
     )
     known = (
@@ -104,7 +104,7 @@ def _planned(
     job: Job,
     corpus: CorpusSettings,
     files: list[SourceFile],
-    looked: Survey,
+    looked: CorpusSurvey,
     texts: list[str],
     read_bytes: int,
     stages: Stages,
@@ -160,7 +160,7 @@ def _again(texts: list[str]) -> Iterator[list[str]]:
             yield texts[start : start + _MEASURED_TEXTS]
 
 
-def _sample(files: list[SourceFile], looked: Survey, corpus: CorpusSettings) -> tuple[list[str], int]:
+def _sample(files: list[SourceFile], looked: CorpusSurvey, corpus: CorpusSettings) -> tuple[list[str], int]:
     """Texts from the beginnings of a few files spread over the corpus, and the input bytes they came from."""
     usable = [file for file in files if file.name not in looked.refused]
     chosen = usable[:: max(1, len(usable) // _SAMPLED_FILES)][:_SAMPLED_FILES]
@@ -183,7 +183,7 @@ def _sample(files: list[SourceFile], looked: Survey, corpus: CorpusSettings) -> 
 
 
 def _rows(
-    files: list[SourceFile], looked: Survey, corpus: CorpusSettings, sampled: int, read_bytes: int
+    files: list[SourceFile], looked: CorpusSurvey, corpus: CorpusSettings, sampled: int, read_bytes: int
 ) -> tuple[int, bool]:
     known = [looked.rows.get(file.name) for file in files if file.name not in looked.refused]
     exact = all(count is not None for count in known)

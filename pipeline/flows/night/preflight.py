@@ -20,7 +20,7 @@ from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.probe import check_store
 from pipeline.store.store import open_store
-from pipeline.text.corpus.reader import Survey, read_batches, survey
+from pipeline.text.corpus.reader import CorpusSurvey, read_batches, survey_files
 from pipeline.text.corpus.sources import SourceFile, list_files
 from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 
@@ -96,8 +96,8 @@ class Sampled:
         return list_files(self._corpus)
 
     @cached_property
-    def looked(self) -> Survey:
-        return survey(self.files, self._corpus)
+    def looked(self) -> CorpusSurvey:
+        return survey_files(self.files, self._corpus)
 
     def read(self) -> None:
         """Count the sampled rows, and keep some of their texts."""

@@ -11,7 +11,8 @@ from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.store.verify import Fault, content_faults, size_faults
-from pipeline.text.corpus.ingest import Parent, corpus_digest
+from pipeline.text.corpus.corpus_record import corpus_digest
+from pipeline.text.corpus.ingest import ParentCorpus
 from pipeline.text.corpus.sources import list_files
 
 
@@ -23,11 +24,13 @@ class PreviousRelease:
     corpus: Corpus | None = None
     lost: str = ""
 
-    def parent(self, job: Job, next_ordinal: int) -> Parent:
+    def parent(self, job: Job, next_ordinal: int) -> ParentCorpus:
         """The corpus to go on from, and why its units cannot live on where they cannot."""
         if self.release is None:
-            return Parent(next_ordinal=next_ordinal)
-        return Parent(self.corpus, next_ordinal, self.lost or self._parted(job, open_folder(job.encoder)))
+            return ParentCorpus(next_ordinal=next_ordinal)
+        return ParentCorpus(
+            self.corpus, next_ordinal, self.lost or self._parted(job, open_folder(job.encoder))
+        )
 
     def _parted(self, job: Job, folder: EncoderFolder) -> str:
         """Why vectors of tonight cannot stand in one unit or index with those of the release."""

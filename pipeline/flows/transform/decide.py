@@ -39,7 +39,7 @@ from pipeline.store.base import Store
 from pipeline.store.manifest import Choice, ReleaseManifest, Whitened
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, FileRef, stored_by_content
-from pipeline.text.corpus.columns import decoded
+from pipeline.text.corpus.columns import plain_type
 
 _SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
 _FEWEST_TEXTS = 10  # to compare on
@@ -411,7 +411,7 @@ def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
             f"{', '.join(table.column_names)}",
             f"add {', '.join(missing)}",
         )
-    kinds = [decoded(table.schema.field(column).type) for column in wanted]
+    kinds = [plain_type(table.schema.field(column).type) for column in wanted]
     if not all(map(_is_text, kinds[:2])) or not (
         pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])
     ):

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ModelError
 from pipeline.store.store import open_store
-from pipeline.text.corpus.columns import decoded
-from pipeline.text.corpus.sources import local_path
+from pipeline.text.corpus.columns import plain_type
+from pipeline.text.corpus.listing import local_path
 
 FREQUENCIES = "frequencies.parquet"  # its name in an encoder folder that carries its own
 _BATCH = 16_384
@@ -69,7 +69,7 @@ def read_frequencies(file: Path) -> Frequencies:
         raise _unusable(
             file, "a word and a count in every row", f"{words.null_count + counts.null_count} missing"
         )
-    kinds = decoded(words.type), decoded(counts.type)
+    kinds = plain_type(words.type), plain_type(counts.type)
     if not (pa.types.is_string(kinds[0]) or pa.types.is_large_string(kinds[0])) or not (
         pa.types.is_integer(kinds[1]) or pa.types.is_floating(kinds[1])
     ):

@@ -1,4 +1,5 @@
-"""Reading a corpus: sources, formats, columns, quarantine, resolving of ids, and writing it as units.
+"""Read a corpus: list and parse its files, quarantine bad rows, resolve ids, write units and tables.
 
-From outside: `ingest`.
+The flows import `ingest`, and for plans and reports `sources`, `reader` and `quarantine`. `normalize`,
+`columns` and `listing` depend on no corpus and may be imported from anywhere.
 """

@@ -1,4 +1,6 @@
-"""The two tables of a corpus, in buckets of bounded size: its rows by id, and the rows of its units by text."""
+"""The two tables of a corpus, in buckets of bounded size: its rows by id, and the rows of its units by
+text.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -10,13 +12,15 @@ import pyarrow.parquet as pq
 from pipeline.store.base import Store
 from pipeline.store.schema import KEY
 from pipeline.store.units import FileRef
-from pipeline.text.corpus.normalize import digests
+from pipeline.text.corpus.normalize import blake2b_digests
 
-BUCKET_ROWS = 1 << 18  # of one bucket at most, on average: some 25 MB with short string ids
+BUCKET_ROWS = 1 << 18  # average rows of a bucket at most: some 25 MB with short string ids
 
+# rows of units by text
 TEXTS = pa.schema(
     [pa.field("text_key", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)]
 )
+# rows of a new unit whose text has been encoded before, with the address of that earlier row
 COPIES = pa.schema(
     [pa.field("row", pa.int32(), nullable=False), pa.field("source", pa.int64(), nullable=False)]
 )
@@ -25,7 +29,11 @@ Hashes = Callable[[pa.Table], np.ndarray]
 
 
 def keys_schema(id_type: pa.DataType) -> pa.Schema:
-    """Lines of a bucket, sorted by (id, file, row). carried: digest of the kept columns; address: of the row in its unit, null for a loser of a duplicate id."""
+    """Schema of the rows by id, sorted by (id, file, row) within a bucket.
+
+    carried: digest of the kept columns; address: of the row in its unit, null for a row that lost to an
+    earlier row with its id.
+    """
     return pa.schema(
         [
             pa.field("id", id_type, nullable=False),
@@ -38,43 +46,60 @@ def keys_schema(id_type: pa.DataType) -> pa.Schema:
     )
 
 
-def by_id(lines: pa.Table) -> np.ndarray:
-    """(n,) uint64: blake2b-64 of the id as text."""
-    ids = _whole(lines["id"])
+def id_hashes(lines: pa.Table) -> np.ndarray:
+    """(n,) uint64: blake2b-64 of each id as text."""
+    ids = _as_array(lines["id"])
     text = ids if pa.types.is_string(ids.type) else ids.cast(pa.string())
-    return np.frombuffer(digests(text, 8).buffers()[1], dtype=">u8", count=len(ids)).astype(np.uint64)
+    return np.frombuffer(blake2b_digests(text, 8).buffers()[1], dtype=">u8", count=len(ids)).astype(np.uint64)
 
 
-def by_text(lines: pa.Table) -> np.ndarray:
-    """(n,) uint64: the first half of the text key, which is a hash already."""
-    keys = _whole(lines["text_key"])
+def text_hashes(lines: pa.Table) -> np.ndarray:
+    """(n,) uint64: the first half of each text key, which is a hash already."""
+    keys = _as_array(lines["text_key"])
     words = np.frombuffer(keys.buffers()[1], dtype=">u8", count=2 * len(keys), offset=16 * keys.offset)
     return words[::2].astype(np.uint64)
 
 
 def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    """blake2b-128 over the kept columns of each row, by which a row whose text stayed is known to be changed; null without such columns."""
+    """blake2b-128 over the kept columns of each row; null if there are no kept columns.
+
+    It shows whether the kept columns of a row with the same text have changed.
+    """
     if not names:
         return pa.nulls(rows.num_rows, KEY)
     parts: list[pa.ChunkedArray] = []
-    for name in names:  # each value with its length before it: two rows that differ never read alike
+    for name in names:  # each value after its length, so that rows that differ never give equal strings
         value = _as_text(rows[name])
-        parts += [
-            pc.fill_null(pc.binary_length(value).cast(pa.large_string()), "null"),
-            pc.fill_null(value, ""),
-        ]
-    return digests(_whole(pc.binary_join_element_wise(*parts, pa.scalar(":", pa.large_string()))), 16)
+        length = pc.binary_length(value).cast(pa.large_string())
+        parts += [pc.fill_null(length, "null"), pc.fill_null(value, "")]
+    return blake2b_digests(
+        _as_array(pc.binary_join_element_wise(*parts, pa.scalar(":", pa.large_string()))), 16
+    )
 
 
 def bucket_count(rows: int) -> int:
-    """A power of two, so that buckets of two nights nest: at most BUCKET_ROWS rows in a bucket on average."""
+    """Number of buckets for `rows` rows, so that a bucket has at most BUCKET_ROWS rows on average.
+
+    A power of two, so that the buckets of two nights nest.
+    """
     return 1 << max(0, (max(rows, 1) - 1) // BUCKET_ROWS).bit_length()
 
 
-def read_part(
+def read_bucket(
     store: Store, buckets: Sequence[FileRef], part: int, parts: int, hashes: Hashes
 ) -> pa.Table | None:
-    """The `part`-th of `parts` buckets of a table that lies in as many or fewer (both powers of two); None for a table without buckets."""
+    """Read one bucket of a table that is stored in as many or fewer buckets (both powers of two).
+
+    Args:
+        store: the corpus's store.
+        buckets: the stored buckets.
+        part: index of the bucket wanted.
+        parts: number of buckets that the table is divided into now.
+        hashes: hash of each row, by which the table was divided.
+
+    Returns:
+        The rows of the bucket; None for a table without buckets.
+    """
     if not buckets:
         return None
     bucket = buckets[part * len(buckets) // parts]
@@ -88,24 +113,17 @@ def read_part(
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return column.cast(pa.large_string())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # nested values, and bytes that are no text
-        return pa.chunked_array(
-            [
-                pa.array(
-                    [None if value is None else repr(value) for value in column.to_pylist()],
-                    pa.large_string(),
-                )
-            ]
-        )
+    except (
+        pa.ArrowNotImplementedError,
+        pa.ArrowInvalid,
+    ):  # nested values, and bytes that are not valid UTF-8
+        texts = [None if value is None else repr(value) for value in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks)
-        if column.num_chunks
-        else pa.array([], column.type)
-    )
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -1,5 +1,7 @@
-"""Tables that only look like folders of Parquet files: their logs say which rows are live, and removed ones
-lie beside those.
+"""Refuse Delta and Iceberg tables as a corpus.
+
+They look like folders of Parquet files, but only their logs say which files have live rows; removed rows are
+still in the folder.
 """
 
 import re
@@ -11,38 +13,37 @@ _MARKERS = {
     "Delta": re.compile(r"(?P<top>(?:.*/)?)_delta_log/[^/]+\.(?:json|checkpoint\.parquet)"),
     "Iceberg": re.compile(r"(?P<top>(?:.*/)?)metadata/[^/]*\.metadata\.json(?:\.gz)?"),
 }
-FOLDERS = ("_delta_log", "metadata")
-"""in which the logs lie"""
+LOG_FOLDERS = ("_delta_log", "metadata")
+"""folders of the logs"""
 _REMEDIES = {
-    "Delta": "write its current rows to Parquet files first, for instance with deltalake: pyarrow.parquet.write_table(DeltaTable(uri).to_pyarrow_table(), file)",
-    "Iceberg": "write its current rows to Parquet files first, for instance with pyiceberg: pyarrow.parquet.write_table(table.scan().to_arrow(), file)",
+    "Delta": "write its current rows to Parquet files first, for instance with deltalake: "
+    "pyarrow.parquet.write_table(DeltaTable(uri).to_pyarrow_table(), file)",
+    "Iceberg": "write its current rows to Parquet files first, for instance with pyiceberg: "
+    "pyarrow.parquet.write_table(table.scan().to_arrow(), file)",
 }
 
 
-def refuse_tables(uri: str, names: Iterable[str], taken: Sequence[str]) -> None:
-    """DataError where Parquet files that are `taken` belong to a Delta or Iceberg table.
+def refuse_tables(uri: str, names: Iterable[str], parquet_files: Sequence[str]) -> None:
+    """Raise a DataError if Parquet files belong to a Delta or Iceberg table.
 
     Args:
         uri: the folder that all names are relative to.
-        names: all files below it that were listed, hidden ones included.
-        taken: those of them that would be read.
+        names: all files below it, hidden ones included.
+        parquet_files: the files that would be read.
     """
     for name in names:
         for kind, marker in _MARKERS.items():
-            found = marker.fullmatch(name)
-            if found and any(each.startswith(found["top"]) for each in taken):
-                where = f"{uri}/{found['top']}".rstrip("/")
-                raise DataError(
-                    where,
-                    "Parquet files all of whose rows count",
-                    f"a table of {kind} ({name}), whose files may hold removed rows",
-                    _REMEDIES[kind],
-                )
+            match = marker.fullmatch(name)
+            if match and any(each.startswith(match["top"]) for each in parquet_files):
+                where = f"{uri}/{match['top']}".rstrip("/")
+                found = f"a table of {kind} ({name}), whose files may contain removed rows"
+                raise DataError(where, "Parquet files without removed rows", found, _REMEDIES[kind])
 
 
-def tops_of(base: str) -> Iterator[str]:
-    """Folders above `base`, itself included, that may be the top of a table: those of partitions and of data
-    lie in it.
+def possible_table_roots(base: str) -> Iterator[str]:
+    """Yield `base` and the folders above it that may be the root of a table.
+
+    The data of a table is in a folder named data, or in folders of partitions.
     """
     yield base
     while base.rpartition("/")[2] == "data" or "=" in base.rpartition("/")[2]:

@@ -1,4 +1,4 @@
-"""Texts that are asked: a file with one on each line, or a column of a Parquet file."""
+"""Read queries from a file: one on each line, or a column of a Parquet file."""
 
 import contextlib
 import io
@@ -22,18 +22,27 @@ def is_parquet(file: str) -> bool:
 
 
 def read_texts(file: str, column: str | None = None) -> Iterator[str]:
-    """Every line of the file, a path or a URI, or every row of the column; blank ones too. ConfigError where there is no such file."""
-    with _opened(file) as stream:
+    """Yield every line of a text file or every row of a Parquet column; blank ones too.
+
+    Args:
+        file: a path or a URI.
+        column: column of a Parquet file; None: its only column of strings, or query, or text.
+
+    Raises:
+        ConfigError: there is no such file.
+        DataError: the file cannot be read.
+    """
+    with _open(file) as stream:
         if is_parquet(file):
-            yield from _column(stream, file, column)
+            yield from _read_column(stream, file, column)
         else:
-            yield from lines_of(stream, file)
+            yield from read_lines(stream, file)
 
 
 @contextlib.contextmanager
-def _opened(file: str) -> Iterator[Any]:
-    """A reader of the file; ConfigError where there is none, DataError where it cannot be read."""
-    remedy = "check the path and its rights"
+def _open(file: str) -> Iterator[Any]:
+    """Open a file for reading. ConfigError if it is missing, DataError if it cannot be read."""
+    remedy = "check the path and its permissions"
     try:
         if "://" in file:
             store, name = store_of(file)
@@ -49,8 +58,8 @@ def _opened(file: str) -> Iterator[Any]:
         raise DataError(file, "a readable file: one query on each line, or Parquet", found, remedy) from None
 
 
-def lines_of(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) -> Iterator[str]:
-    """Lines of UTF-8 without their ends; a byte order mark is left out."""
+def read_lines(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) -> Iterator[str]:
+    """Yield lines of UTF-8 without their ends and without a byte order mark. DataError for invalid UTF-8."""
     lines = io.BufferedReader(stream) if isinstance(stream, pa.NativeFile) else stream
     for number, line in enumerate(lines, 1):
         try:
@@ -60,26 +69,23 @@ def lines_of(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) -> I
             raise DataError(f"{name}, line {number}", "UTF-8", found, "convert the file to UTF-8") from None
 
 
-def _column(stream: Any, name: str, column: str | None) -> Iterator[str]:
+def _read_column(stream: Any, name: str, column: str | None) -> Iterator[str]:
     opened = pq.ParquetFile(stream)
-    chosen = _chosen(opened.schema_arrow, name, column)
+    chosen = _query_column(opened.schema_arrow, name, column)
     for batch in opened.iter_batches(batch_size=_BATCH, columns=[chosen]):
         yield from (text or "" for text in batch.column(0).cast(pa.large_string()).to_pylist())
 
 
-def _chosen(schema: pa.Schema, name: str, column: str | None) -> str:
-    """The column of queries: the named one, the only one of strings, query, or text."""
+def _query_column(schema: pa.Schema, name: str, column: str | None) -> str:
+    """The column of queries: the named one, else the only column of strings, else query or text."""
     strings = [field.name for field in schema if _is_text(field.type)]
     wanted = [column] if column is not None else strings if len(strings) == 1 else _NAMES
     if (found := next((each for each in wanted if each in strings), None)) is None:
-        expected = (
-            f"a column {column} of strings"
-            if column is not None
-            else "one column of strings, or query or text"
-        )
-        raise DataError(
-            name, expected, ", ".join(schema.names) or "no columns", "name the column with --column"
-        )
+        expected = "one column of strings, or query or text"
+        if column is not None:
+            expected = f"a column {column} of strings"
+        names = ", ".join(schema.names) or "no columns"
+        raise DataError(name, expected, names, "name the column with --column")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Files of either format as batches of sifted rows."""
+"""Read files of every format as batches of sifted rows."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,67 +11,80 @@ from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.schema import carried_name
 from pipeline.text.corpus import jsonl, parquet
-from pipeline.text.corpus.columns import Columns, Seen, agree
+from pipeline.text.corpus.columns import Columns, FileColumns, agree_on_columns
 from pipeline.text.corpus.sift import SourceBatch, sift
 from pipeline.text.corpus.sources import Format, SourceFile
 
 _FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
-_INSPECTORS = 16  # files opened at once: over a network each waits for two answers
+_INSPECTORS = 16  # files opened at once: over a network, each needs two round trips
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a look at every file gave. rows: by file name, where known without reading; refused: why a file cannot be used, by its name."""
+class CorpusSurvey:
+    """The result of inspecting every file.
+
+    columns: the types that the files agree on; rows: by file name, None if only reading shows the number;
+    refused: the error of each file that cannot be used, by its name.
+    """
 
     columns: Columns
     rows: dict[str, int | None]
     refused: dict[str, DataError]
 
 
-def survey(files: Sequence[SourceFile], corpus: CorpusSettings, before: pa.Schema | None = None) -> Survey:
-    """Types that the files agree on, from Parquet footers and the first lines of JSON (all lines, for kept columns): an unusable file shows before the first row is read.
+def survey_files(
+    files: Sequence[SourceFile], corpus: CorpusSettings, before: pa.Schema | None = None
+) -> CorpusSurvey:
+    """Inspect files, so that an unusable one shows before the first row is read.
 
-    before: schema of the units that hold other files of the corpus, which are not looked at. With `corpus.bad_files: error` the first unusable file's
-    DataError is raised.
+    The types come from Parquet footers and from the first lines of JSON files, or all their lines if there
+    are kept columns.
+
+    Args:
+        files: the files to read.
+        corpus: names the columns.
+        before: schema of the units that hold the corpus's other files, which are not inspected.
+
+    Raises:
+        DataError: a file is unusable and corpus.bad_files is error; the first such file's error.
     """
     with ThreadPoolExecutor(_INSPECTORS) as pool:
-        looks = list(pool.map(lambda file: _inspect(file, corpus), files))
-    seen = [
-        *([_known(before, corpus)] if before is not None else []),
-        *(look for look in looks if isinstance(look, Seen)),
-    ]
-    columns, misfits = agree(seen, corpus)
-    refused = {
-        file.name: look for file, look in zip(files, looks, strict=True) if isinstance(look, DataError)
-    } | misfits
+        inspected = list(pool.map(lambda file: _inspect(file, corpus), files))
+    found = [result for result in inspected if isinstance(result, FileColumns)]
+    if before is not None:
+        found.insert(0, _columns_of_units(before, corpus))
+    columns, misfits = agree_on_columns(found, corpus)
+    results = zip(files, inspected, strict=True)
+    refused = {file.name: result for file, result in results if isinstance(result, DataError)} | misfits
     if refused and corpus.bad_files == "error":
         raise next(refused[file.name] for file in files if file.name in refused)
-    return Survey(columns, {one.file.name: one.rows for one in seen if one.file.name not in refused}, refused)
+    return CorpusSurvey(
+        columns, {one.file.name: one.rows for one in found if one.file.name not in refused}, refused
+    )
 
 
 def read_batches(
     file: SourceFile, corpus: CorpusSettings, columns: Columns | None = None
 ) -> Iterator[SourceBatch]:
-    """All rows of one file in order, good or set aside. columns: those of the survey; None takes this file's own."""
-    agreed = columns or survey([file], corpus).columns
+    """Yield all rows of one file in order, good or bad. columns: from the survey; None: from this file
+    only.
+    """
+    agreed = columns or survey_files([file], corpus).columns
     for raw in _FORMATS[file.format].read(file, corpus, agreed):
         yield sift(raw, file)
 
 
-def _known(before: pa.Schema, corpus: CorpusSettings) -> Seen:
-    """The files of earlier nights as one that comes first."""
+def _columns_of_units(before: pa.Schema, corpus: CorpusSettings) -> FileColumns:
+    """The columns of the files that are already in units, as those of one file."""
     file = SourceFile("the files before", corpus.uri, 0, "", "parquet")
-    types = {
-        name: before.field(carried_name(name)).type
-        for name in corpus.keep
-        if carried_name(name) in before.names
-    }
-    return Seen(
-        file, dict.fromkeys(corpus.keep, pa.null()) | types | {corpus.id: before.field("id").type}, None
-    )
+    stored = {name: carried_name(name) for name in corpus.keep}
+    types = dict.fromkeys(corpus.keep, pa.null())
+    types |= {name: before.field(own).type for name, own in stored.items() if own in before.names}
+    return FileColumns(file, types | {corpus.id: before.field("id").type}, None)
 
 
-def _inspect(file: SourceFile, corpus: CorpusSettings) -> Seen | DataError:
+def _inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns | DataError:
+    """The columns of a file, or the error why it cannot be used."""
     try:
         return _FORMATS[file.format].inspect(file, corpus)
     except DataError as error:

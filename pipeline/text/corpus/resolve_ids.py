@@ -1,4 +1,4 @@
-"""What a night changes, one bucket of ids at a time: which row of an id is live, which rows keep their address, which need one, and which are dead."""
+"""Resolve the ids of one bucket: which row of an id is live, which keeps its address, and what changed."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,19 @@ import pyarrow.compute as pc
 
 from pipeline.store.schema import KEY, QUARANTINE
 from pipeline.store.units import Changes
-from pipeline.text.corpus.keys import by_text
+from pipeline.text.corpus.keys import text_hashes
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
-NOWHERE = -1
-EXAMPLES = 5  # rows of each kind of change that are drawn
+ABSENT = -1  # in place of a file, a position or an address
+EXAMPLES = 5  # rows of each kind of change that are kept for the report
 
 
 def line_schema(id_type: pa.DataType) -> pa.Schema:
-    """A line on its way. file: place in tonight's listing, -1 for one that is gone or was read again; position: among the rows read tonight, -1 for others."""
+    """Schema of lines: one for each row of the input, before its address is known.
+
+    file: index in tonight's listing, ABSENT if the file is gone or was read again; position: index among the
+    rows read tonight, ABSENT for other rows.
+    """
     return pa.schema(
         [
             pa.field("id", id_type),
@@ -31,11 +35,11 @@ def line_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """Examples of one kind of change, with the smallest text keys of all that are of the kind.
+class ChangeExamples:
+    """Examples of one kind of change: the rows with the smallest text keys.
 
-    keys (n,) uint64: ascending; before (n,) int64: addresses in the previous corpus, NOWHERE for new rows; now (n,) int64: indices into
-    `Settled.lines`, later positions of rows, NOWHERE for deleted rows.
+    keys: (n,) uint64, ascending; before: (n,) int64 addresses in the previous corpus, ABSENT for new rows;
+    now: (n,) int64 indices into `ResolvedBucket.lines`, later positions, ABSENT for deleted rows.
     """
 
     keys: np.ndarray
@@ -43,28 +47,31 @@ class Drawn:
     now: np.ndarray
 
     @classmethod
-    def of(cls, keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> "Drawn":
-        """The `EXAMPLES` rows with the smallest keys; `before` and `now` run parallel to `keys`."""
+    def of(cls, keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> "ChangeExamples":
+        """Choose the `EXAMPLES` rows with the smallest keys. All arrays are parallel."""
         chosen = np.argsort(keys, kind="stable")[:EXAMPLES]
         return cls(keys[chosen], before[chosen], now[chosen])
 
-    def moved(self, positions: np.ndarray) -> "Drawn":
-        """The same with positions[now] in place of now."""
+    def with_positions(self, positions: np.ndarray) -> "ChangeExamples":
+        """Replace every index in `now` by the position at that index."""
         now = self.now.copy()
-        now[now != NOWHERE] = positions[now[now != NOWHERE]]
-        return Drawn(self.keys, self.before, now)
+        now[now != ABSENT] = positions[now[now != ABSENT]]
+        return ChangeExamples(self.keys, self.before, now)
 
-    def __add__(self, other: "Drawn") -> "Drawn":
+    def __add__(self, other: "ChangeExamples") -> "ChangeExamples":
         pairs = ((self.keys, other.keys), (self.before, other.before), (self.now, other.now))
         keys, before, now = (np.concatenate(pair) for pair in pairs)
-        return Drawn.of(keys, before, now)
+        return ChangeExamples.of(keys, before, now)
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
-    """One bucket. lines: tonight's, sorted by (id, file, row), `lost` marking losers of their id, `address` final where it is not null.
+class ResolvedBucket:
+    """The lines of one bucket with their ids resolved.
 
-    wanted: places in `lines` of live rows that need a row in a unit; dead: addresses that are live no more; winners: for each line the place of its id's first.
+    lines: sorted by (id, file, row); the column duplicate marks rows that lost their id to an earlier row; an
+    address that is not null is final. wanted: indices in `lines` of live rows that need a row in a unit.
+    dead:
+    addresses that are no longer live. winners: for each line, the index of the first line with its id.
     examples: of new, changed and deleted rows, in this order.
     """
 
@@ -73,120 +80,131 @@ class Settled:
     dead: np.ndarray
     winners: np.ndarray
     changes: Changes
-    examples: tuple[Drawn, Drawn, Drawn]
+    examples: tuple[ChangeExamples, ChangeExamples, ChangeExamples]
+
+    def duplicates(self) -> pa.Table:
+        """Rows that lost their id (id, file, row), and the row that has it (winner_file, winner_row)."""
+        lost = np.flatnonzero(self.lines["duplicate"].to_numpy())
+        own, winner = (
+            self.lines.select(["id", "file", "row"]).take(pa.array(indices))
+            for indices in (lost, self.winners[lost])
+        )
+        return own.append_column("winner_file", winner["file"]).append_column("winner_row", winner["row"])
 
 
-def settle(before: pa.Table, now: pa.Table, *, reuse: bool) -> Settled:
-    """Both as `line_schema`. before: last night's lines; those of files that were not read tonight are still true. now: lines of the files read tonight.
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """The winners of tonight's ids beside last night's live rows.
 
-    Of rows with one id the first by (file, row) is live, whatever was live before. A live row whose id was live with the same text and kept columns keeps
-    that row's address, in whichever file it stands now. reuse=False gives every live row a new address: the comparison then only counts.
+    lines: index of each winner among the lines; index: of the live row with the winner's id, 0 if there is
+    none;
+    known: whether there is one; same: whether its text and kept columns are equal too.
+    """
+
+    winners: pa.Table
+    lines: np.ndarray
+    live: pa.Table
+    index: np.ndarray
+    known: np.ndarray
+    same: np.ndarray
+
+    @classmethod
+    def of(cls, winners: pa.Table, lines: np.ndarray, live: pa.Table) -> "_Comparison":
+        index = pc.index_in(winners["id"].combine_chunks(), value_set=live["id"].combine_chunks())
+        known = index.is_valid().to_numpy(zero_copy_only=False)
+        index = pc.fill_null(index, 0).to_numpy()
+        return cls(winners, lines, live, index, known, known & _equal(winners, live, index))
+
+    def changes(self) -> Changes:
+        known, same = int(self.known.sum()), int(self.same.sum())
+        new, deleted = len(self.known) - known, self.live.num_rows - known
+        return Changes(new=new, changed=known - same, unchanged=same, deleted=deleted)
+
+    def examples(self) -> tuple[ChangeExamples, ChangeExamples, ChangeExamples]:
+        """Examples of new, changed and deleted rows."""
+        keys, addresses = text_hashes(self.winners), self.live["address"].to_numpy()
+        new, changed = np.flatnonzero(~self.known), np.flatnonzero(self.known & ~self.same)
+        deleted = np.ones(len(addresses), dtype=bool)
+        deleted[self.index[self.known]] = False
+        before = addresses[deleted]
+        return (
+            ChangeExamples.of(keys[new], np.full(len(new), ABSENT), self.lines[new]),
+            ChangeExamples.of(keys[changed], addresses[self.index[changed]], self.lines[changed]),
+            ChangeExamples.of(text_hashes(self.live)[deleted], before, np.full(len(before), ABSENT)),
+        )
+
+
+def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedBucket:
+    """Resolve the ids of one bucket.
+
+    If several rows share an id, the first by (file, row) wins, regardless of the previous night. A winner
+    whose
+    id was live with the same text and kept columns keeps that row's address, even if it moved to another
+    file.
+
+    Args:
+        before: last night's lines (`line_schema`); the lines of files that were not read tonight are still
+            valid.
+        now: lines of the files read tonight.
+        reuse: False gives every live row a new address; the comparison then only counts the changes.
     """
     lines = pa.concat_tables([before.filter(pc.greater_equal(before["file"], 0)), now.cast(before.schema)])
-    lines = lines.take(
-        pc.sort_indices(lines, sort_keys=[("id", "ascending"), ("file", "ascending"), ("row", "ascending")])
-    ).combine_chunks()
-    first = firsts(lines["id"].combine_chunks())
+    order = [("id", "ascending"), ("file", "ascending"), ("row", "ascending")]
+    lines = lines.take(pc.sort_indices(lines, sort_keys=order)).combine_chunks()
+    first = _is_first(lines["id"].combine_chunks())
     live = before.filter(before["address"].is_valid()).combine_chunks()
     winners = lines.filter(pa.array(first)).combine_chunks()
-    place = pc.index_in(winners["id"].combine_chunks(), value_set=live["id"].combine_chunks())
-    known = place.is_valid().to_numpy(zero_copy_only=False)
-    place = pc.fill_null(place, 0).to_numpy()
-    same = known & _equal(winners, live, place)
-    keeps = same & reuse
-    address = np.full(lines.num_rows, NOWHERE, dtype=np.int64)
+    compared = _Comparison.of(winners, np.flatnonzero(first), live)
+
+    keeps = compared.same & reuse
     held = live["address"].to_numpy()
-    address[np.flatnonzero(first)[keeps]] = held[place[keeps]]
-    gone = np.ones(len(held), dtype=bool)
-    gone[place[keeps]] = False
-    lines = lines.set_column(
-        lines.schema.get_field_index("address"), "address", pa.array(address, mask=address == NOWHERE)
-    ).append_column("lost", pa.array(~first))
-    changes = Changes(
-        new=int((~known).sum()),
-        changed=int((known & ~same).sum()),
-        unchanged=int(same.sum()),
-        deleted=live.num_rows - int(known.sum()),
-    )
-    of_each = (
-        np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
-        if len(first)
-        else np.zeros(0, dtype=np.int64)
-    )
-    examples = _drawn(winners, live, place, np.flatnonzero(first), known, same)
-    return Settled(
-        lines, np.flatnonzero(first)[~keeps], held[gone] if reuse else held[:0], of_each, changes, examples
+    address = np.full(lines.num_rows, ABSENT, dtype=np.int64)
+    address[compared.lines[keeps]] = held[compared.index[keeps]]
+    dead = np.full(len(held), reuse)
+    dead[compared.index[keeps]] = False
+    addresses = pa.array(address, mask=address == ABSENT)
+    lines = lines.set_column(lines.schema.get_field_index("address"), "address", addresses)
+    return ResolvedBucket(
+        lines.append_column("duplicate", pa.array(~first)),
+        compared.lines[~keeps],
+        held[dead],
+        np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)) if len(first) else compared.lines,
+        compared.changes(),
+        compared.examples(),
     )
 
 
-def _drawn(
-    winners: pa.Table,
-    live: pa.Table,
-    place: np.ndarray,
-    lines: np.ndarray,
-    known: np.ndarray,
-    same: np.ndarray,
-) -> tuple[Drawn, Drawn, Drawn]:
-    """Examples of new, changed and deleted rows. lines: index of each winner among the lines."""
-    keys, held = by_text(winners), live["address"].to_numpy()
-    fresh, changed = np.flatnonzero(~known), np.flatnonzero(known & ~same)
-    gone = np.ones(len(held), dtype=bool)
-    gone[place[known]] = False
-    return (
-        Drawn.of(keys[fresh], np.full(len(fresh), NOWHERE), lines[fresh]),
-        Drawn.of(keys[changed], held[place[changed]], lines[changed]),
-        Drawn.of(by_text(live)[gone], held[gone], np.full(int(gone.sum()), NOWHERE)),
-    )
-
-
-def firsts(ids: pa.Array) -> np.ndarray:
-    """(n,) bool: which of sorted ids differ from the one before."""
+def _is_first(ids: pa.Array) -> np.ndarray:
+    """(n,) bool: which of the sorted ids differ from their predecessor."""
     first = np.ones(len(ids), dtype=bool)
     if len(ids) > 1:
         first[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     return first
 
 
-def _equal(winners: pa.Table, live: pa.Table, place: np.ndarray) -> np.ndarray:
-    """Whether text and kept columns of each winner are those of the live row at `place`."""
+def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
+    """Whether text and kept columns of each winner equal those of the live row at `index`."""
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
-    there = live.select(["text_key", "carried"]).take(pa.array(place))
+    other = live.select(["text_key", "carried"]).take(pa.array(index))
     equal = [
-        pc.equal(pc.fill_null(winners[name], _NO_KEY), pc.fill_null(there[name], _NO_KEY))
+        pc.equal(pc.fill_null(winners[name], _NO_KEY), pc.fill_null(other[name], _NO_KEY))
         for name in ("text_key", "carried")
     ]
     return np.asarray(pc.and_(*equal).to_numpy())
 
 
-def losers(settled: Settled) -> pa.Table:
-    """The bucket's losers (id, file, row) and where the winner of each stands (winner_file, winner_row)."""
-    lost = np.flatnonzero(settled.lines["lost"].to_numpy())
-    mine, theirs = (
-        settled.lines.select(["id", "file", "row"]).take(pa.array(places))
-        for places in (lost, settled.winners[lost])
-    )
-    return mine.append_column("winner_file", theirs["file"]).append_column("winner_row", theirs["row"])
+def quarantine_duplicates(duplicates: pa.Table, names: pa.Array) -> pa.Table:
+    """Duplicate rows as a quarantine table, sorted by file and row.
 
-
-def set_aside(lost: pa.Table, names: pa.Array) -> pa.Table:
-    """Losers as a quarantine table, in order of file and row; names: of the files in tonight's listing."""
-    lost = lost.take(
-        pc.sort_indices(lost, sort_keys=[("file", "ascending"), ("row", "ascending")])
-    ).combine_chunks()
-    where = [names.take(lost[name].combine_chunks()) for name in ("file", "winner_file")]
-    detail = pc.binary_join_element_wise(
-        where[1], "row", lost["winner_row"].cast(pa.string()).combine_chunks(), "has it first", " "
-    )
-    reason = pa.repeat(pa.scalar("duplicate_id"), lost.num_rows)
-    return pa.table(
-        [
-            where[0],
-            lost["row"],
-            lost["id"].cast(pa.string()),
-            reason,
-            detail,
-            pa.nulls(lost.num_rows, pa.string()),
-        ],
-        schema=QUARANTINE,
-    )
+    names: of the files in tonight's listing.
+    """
+    order = [("file", "ascending"), ("row", "ascending")]
+    rows = duplicates.take(pc.sort_indices(duplicates, sort_keys=order)).combine_chunks()
+    file, winner = (names.take(rows[name].combine_chunks()) for name in ("file", "winner_file"))
+    winner_row = rows["winner_row"].cast(pa.string()).combine_chunks()
+    detail = pc.binary_join_element_wise(winner, "row", winner_row, "has it first", " ")
+    reason = pa.repeat(pa.scalar("duplicate_id"), rows.num_rows)
+    texts = pa.nulls(rows.num_rows, pa.string())
+    columns = [file, rows["row"], rows["id"].cast(pa.string()), reason, detail, texts]
+    return pa.table(columns, schema=QUARANTINE)

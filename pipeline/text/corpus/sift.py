@@ -1,4 +1,4 @@
-"""Good rows and bad: a batch of input rows is sifted into texts to encode and rows to set aside, each with its reason."""
+"""Separate the rows of a batch into texts to encode and rows to quarantine, each with its reason."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,27 +9,33 @@ import pyarrow.compute as pc
 
 from pipeline.errors import Defect
 from pipeline.text.corpus.normalize import normalize, valid_utf8
-from pipeline.text.corpus.quarantine import Rejected, quarantine
+from pipeline.text.corpus.quarantine import RejectedRow, quarantine
 from pipeline.text.corpus.sources import SourceFile
 
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Rows as a reader found them: id (agreed type), text (string or binary), kept columns, row; what it could not read; input bytes read so far.
+    """Rows as a reader found them.
 
-    surrogates: numbers of the rows whose text had lone surrogates; dropped: of those with a kept value that did not fit, once for each such value.
+    rows: id (of the agreed type), text (string or binary), kept columns, and row; position: input bytes read
+    so far; rejected: rows that the reader could not parse; surrogates: numbers of the rows whose text had
+    lone surrogates; dropped: numbers of the rows with a kept value that did not fit, once for each such
+    value.
     """
 
     rows: pa.Table
     position: int
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedRow, ...] = ()
     surrogates: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Input rows, each in one of two tables. good: id, text (normalized), kept columns, row; bad: as QUARANTINE, by row."""
+    """Input rows, each in one of two tables.
+
+    good: id, text (normalized), kept columns, and row; bad: a quarantine table, by row.
+    """
 
     good: pa.Table
     bad: pa.Table
@@ -39,6 +45,7 @@ class SourceBatch:
 
     @property
     def rows(self) -> int:
+        """Number of rows, good and bad."""
         return self.good.num_rows + self.bad.num_rows
 
     def head(self, count: int) -> "SourceBatch":
@@ -57,69 +64,61 @@ class SourceBatch:
 
 
 def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
-    """Rows with an id and a text, normalized; the others with the first reason that holds: invalid_utf8, null_id, empty."""
+    """Normalize the texts of a batch and reject rows without an id or a text.
+
+    A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
+    """
     table = raw.rows.combine_chunks()
     utf8 = {
-        name: valid_utf8(_one(table[name]))
+        name: valid_utf8(_as_array(table[name]))
         for name in table.column_names
         if name == "text" or _is_string(table[name].type)
     }
     decoded = np.logical_and.reduce(list(utf8.values()))
-    text = _one(table["text"])
-    texts = normalize(text if decoded.all() else _where(decoded, text))
+    text = _as_array(table["text"])
+    texts = normalize(text if decoded.all() else _null_invalid(decoded, text))
     has_id = table["id"].is_valid().to_numpy()
     filled = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False).to_numpy(zero_copy_only=False)
     good = decoded & has_id & filled
-    rejected = (
-        raw.rejected
-        if good.all()
-        else (
-            *raw.rejected,
-            *_rejected(table.filter(pa.array(~good)), {name: valid[~good] for name, valid in utf8.items()}),
-        )
-    )
+    rejected = raw.rejected
+    if not good.all():
+        valid = {name: mask[~good] for name, mask in utf8.items()}
+        rejected = (*rejected, *_reasons(table.filter(pa.array(~good)), valid))
     table = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(pa.array(good))
-    taken = frozenset(table["row"].to_pylist()) if raw.surrogates or raw.dropped else frozenset()
-    dropped = tuple(row for row in raw.dropped if row in taken)
-    sifted = SourceBatch(
-        table, quarantine(file.name, rejected), raw.position, taken.intersection(raw.surrogates), dropped
-    )
+    rows = frozenset(table["row"].to_pylist()) if raw.surrogates or raw.dropped else frozenset()
+    dropped = tuple(row for row in raw.dropped if row in rows)
+    bad = quarantine(file.name, rejected)
+    sifted = SourceBatch(table, bad, raw.position, rows.intersection(raw.surrogates), dropped)
     if sifted.rows != raw.rows.num_rows + len(raw.rejected):
-        raise Defect(
-            file.uri,
-            f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad",
-            f"{sifted.rows}",
-            "report this with the file",
-        )
+        expected = f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad"
+        raise Defect(file.uri, expected, f"{sifted.rows}", "report this with the file")
     return sifted
 
 
-def _rejected(bad: pa.Table, utf8: dict[str, np.ndarray]) -> Iterator[Rejected]:
-    """The reason of each bad row."""
-    for place, (row, row_id, text) in enumerate(
-        zip(bad["row"].to_pylist(), _shown(bad["id"]), _shown(bad["text"]), strict=True)
-    ):
-        broken = [name for name, valid in utf8.items() if not valid[place]]
+def _reasons(bad: pa.Table, utf8: dict[str, np.ndarray]) -> Iterator[RejectedRow]:
+    """Yield each bad row with its reason."""
+    rows = zip(bad["row"].to_pylist(), _shown(bad["id"]), _shown(bad["text"]), strict=True)
+    for index, (row, row_id, text) in enumerate(rows):
+        broken = [name for name, valid in utf8.items() if not valid[index]]
         if broken:
-            yield Rejected(row, "invalid_utf8", f"column {', '.join(broken)}", row_id, text)
+            yield RejectedRow(row, "invalid_utf8", f"column {', '.join(broken)}", row_id, text)
         else:
-            yield Rejected(row, "null_id" if row_id is None else "empty", "", row_id, text)
+            yield RejectedRow(row, "null_id" if row_id is None else "empty", "", row_id, text)
 
 
 def rechunk(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `rows` rows, fewer where their texts would exceed `most_bytes`; the last may be shorter.
+    """Yield the same rows in tables of exactly `rows` rows; the last may be shorter.
 
-    Where a table ends depends on the rows alone, not on how they arrived.
+    A table is shorter too if its texts would exceed `most_bytes`. Its end depends on the rows only, not on
+    the tables in which they came.
     """
     waiting: list[pa.Table] = []
     held_rows = held_bytes = 0
     for table in tables:
         while table.num_rows:
-            lengths = (
-                pc.binary_length(table["text"]).to_numpy()
-                if "text" in table.column_names
-                else np.zeros(table.num_rows, dtype=np.int64)
-            )
+            lengths = np.zeros(table.num_rows, dtype=np.int64)
+            if "text" in table.column_names:
+                lengths = pc.binary_length(table["text"]).to_numpy()
             fits = int(np.searchsorted(np.cumsum(lengths), most_bytes - held_bytes, side="right"))
             take = min(rows - held_rows, max(fits, 0 if held_rows else 1), table.num_rows)
             if take:
@@ -133,32 +132,25 @@ def rechunk(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[
         yield pa.concat_tables(waiting).combine_chunks()
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks)
-        if column.num_chunks
-        else pa.array([], column.type)
-    )
+def _as_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _is_string(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def _where(valid: np.ndarray, strings: pa.Array) -> pa.Array:
-    """The valid ones; null elsewhere."""
-    return pc.if_else(
-        pa.array(valid), strings.cast(pa.large_binary()), pa.scalar(None, pa.large_binary())
-    ).cast(pa.large_string())
+def _null_invalid(valid: np.ndarray, strings: pa.Array) -> pa.Array:
+    """The strings that are valid; null instead of the others."""
+    binary, null = strings.cast(pa.large_binary()), pa.scalar(None, pa.large_binary())
+    return pc.if_else(pa.array(valid), binary, null).cast(pa.large_string())
 
 
 def _shown(column: pa.ChunkedArray) -> list[str | None]:
-    """Values as people read them."""
+    """Values as strings for people."""
     if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
         return [None if value is None else str(value) for value in column.to_pylist()]
-    return [
-        None if value is None else value.decode(errors="replace")
-        for value in column.cast(pa.large_binary()).to_pylist()
-    ]
+    encoded = column.cast(pa.large_binary()).to_pylist()
+    return [None if value is None else value.decode(errors="replace") for value in encoded]

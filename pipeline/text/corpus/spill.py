@@ -1,4 +1,4 @@
-"""Rows collected in any order and given back bucket by bucket of a hash, in memory that does not grow with them."""
+"""Collect rows in any order and return them by buckets of a hash, in bounded memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-_RUN_ROWS = 1 << 19  # rows sorted in memory before they go to disk
+_RUN_ROWS = 1 << 19  # rows sorted in memory before they are written to disk
 
 
 @dataclass
 class Spill:
-    """Sorted runs lie in `scratch` under `name` until a bucket is asked for. The bucket of a hash among B = 2^b is its upper b bits."""
+    """Rows by hash: sorted runs in files of `scratch`, named after `name`, that are merged when a bucket is
+    read.
+
+    With 2^b buckets, the upper b bits of a row's hash are its bucket.
+    """
 
     scratch: Path
     name: str
@@ -22,7 +26,7 @@ class Spill:
     _runs: list[Path] = field(default_factory=list)
 
     def add(self, table: pa.Table, hashes: np.ndarray) -> None:
-        """More rows, (n,) uint64 hashes beside them."""
+        """Add rows with their hashes, (n,) uint64."""
         if table.num_rows:
             self._waiting.append((table, hashes))
             self.rows, self._held = self.rows + table.num_rows, self._held + table.num_rows
@@ -30,14 +34,16 @@ class Spill:
             self._flush()
 
     def buckets(self, count: int) -> Iterator[pa.Table | None]:
-        """The rows of each of `count` (a power of two) buckets, in no order; None for all of them where no row was added."""
+        """Yield the rows of each of `count` buckets (a power of two), unordered; None for each if no row was
+        added.
+        """
         self._flush()
         edges = np.arange(1, count, dtype=np.uint64) << np.uint64(65 - count.bit_length())
-        cuts = [_cuts(np.load(place.with_suffix(".npy"), mmap_mode="r"), edges) for place in self._runs]
+        cuts = [_cuts(np.load(path.with_suffix(".npy"), mmap_mode="r"), edges) for path in self._runs]
         for bucket in range(count):
             slices = [
-                mapped(place).slice(cut[bucket], cut[bucket + 1] - cut[bucket])
-                for place, cut in zip(self._runs, cuts, strict=True)
+                map_arrow(path).slice(cut[bucket], cut[bucket + 1] - cut[bucket])
+                for path, cut in zip(self._runs, cuts, strict=True)
             ]
             yield pa.concat_tables(slices) if slices else None
 
@@ -48,23 +54,23 @@ class Spill:
         hashes = np.concatenate([hashes for _, hashes in self._waiting])
         self._waiting, self._held = [], 0
         order = np.argsort(hashes, kind="stable")
-        place = self.scratch / f"{self.name}-{len(self._runs)}.arrow"
-        np.save(place.with_suffix(".npy"), hashes[order])
-        self._runs.append(spilled(table.take(pa.array(order)), place))
+        path = self.scratch / f"{self.name}-{len(self._runs)}.arrow"
+        np.save(path.with_suffix(".npy"), hashes[order])
+        self._runs.append(write_arrow(table.take(pa.array(order)), path))
 
 
 def _cuts(hashes: np.ndarray, edges: np.ndarray) -> list[int]:
-    """Where each bucket begins among sorted hashes, and the end."""
+    """First index of each bucket among sorted hashes, and the number of hashes."""
     return [0, *np.searchsorted(hashes, edges).tolist(), len(hashes)]
 
 
-def spilled(table: pa.Table, place: Path) -> Path:
-    """`place` itself, holding the table."""
-    with pa.OSFile(str(place), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+def write_arrow(table: pa.Table, path: Path) -> Path:
+    """Write a table to an Arrow file and return the file's path."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    return place
+    return path
 
 
-def mapped(place: Path) -> pa.Table:
-    """A spilled table as a map of its file: its pages belong to the system again when the table is let go."""
-    return pa.ipc.open_file(pa.memory_map(str(place))).read_all()
+def map_arrow(path: Path) -> pa.Table:
+    """Map an Arrow file as a table: its pages are released together with the table."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

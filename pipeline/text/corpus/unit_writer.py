@@ -1,4 +1,4 @@
-"""Rows that need an address are rolled into units; which row went where is kept in files, not in memory."""
+"""Write the units of a night, and keep the address of every new row in a file rather than in memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,22 +12,23 @@ import pyarrow.parquet as pq
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
 from pipeline.store.units import CorpusUnit
-from pipeline.text.corpus.keys import by_text
-from pipeline.text.corpus.read_pass import UNIT_BYTES, Reading
-from pipeline.text.corpus.resolve_ids import NOWHERE
+from pipeline.text.corpus.keys import text_hashes
+from pipeline.text.corpus.read_pass import UNIT_BYTES, ReadPass
+from pipeline.text.corpus.resolve_ids import ABSENT
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.corpus.spill import Spill
 
-_WHOLE_ENOUGH = (
-    2  # a chunk that keeps half of its rows is a unit of its own; what others keep is rolled together
-)
+_MIN_FULLNESS = 0.5  # a chunk that keeps this proportion of its rows becomes a unit; others are joined
 
 
 @dataclass
-class Rolling:
-    """New units in `store`, from `first_ordinal` on. A row's place is its number among all rows of the new units.
+class UnitWriter:
+    """Write new units to `store`, numbered from `first_ordinal`.
 
-    positions: how many rows were read or fetched tonight; texts: (text_key, place) of every row of the new units.
+    A new row has three numbers: its position among the rows read tonight (or read again for this night), its
+    index among all rows of the new units, and its address.
+
+    positions: number of positions; texts: (text_key, new_row) of every new row, where new_row is the index.
     """
 
     store: Store
@@ -39,73 +40,84 @@ class Rolling:
     units: list[CorpusUnit] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     texts: Spill = field(init=False)
-    _places: np.ndarray = field(init=False)
+    _index: np.ndarray = field(init=False)
+    """(positions,) int64: index of the row at each position, ABSENT if it is in no unit"""
 
     def __post_init__(self) -> None:
         self.texts = Spill(self.scratch, "texts")
-        self._places = np.lib.format.open_memmap(
-            self.scratch / "places.npy", mode="w+", dtype=np.int64, shape=(max(self.positions, 1),)
-        )
-        self._places[:] = NOWHERE
+        file, rows = self.scratch / "index.npy", max(self.positions, 1)
+        self._index = np.lib.format.open_memmap(file, mode="w+", dtype=np.int64, shape=(rows,))
+        self._index[:] = ABSENT
 
-    def roll(self, reading: Reading, wanted: np.ndarray, revived: Iterable[pa.Table]) -> None:
-        """Units of the rows read tonight whose position is `wanted` (mask), in order, then of the `revived` rows, which have a column position."""
-        kept = [np.flatnonzero(wanted[start:stop]) + start for start, stop in pairwise(reading.starts)]
-        rows = np.diff(reading.starts)
-        for whole, run in groupby(
-            range(len(kept)), lambda number: len(kept[number]) * _WHOLE_ENOUGH >= rows[number]
-        ):
-            if whole:
-                for number in run:
-                    self._chunk(
-                        reading.chunks[number], kept[number], reading.starts[number], int(rows[number])
+    def write(self, read: ReadPass, wanted: np.ndarray, revived: Iterable[pa.Table]) -> None:
+        """Write units.
+
+        Args:
+            read: tonight's rows, in chunks.
+            wanted: mask by position of the rows that need a unit; they keep their order.
+            revived: more rows, with a column position.
+        """
+        kept = [np.flatnonzero(wanted[start:stop]) + start for start, stop in pairwise(read.starts)]
+        rows = np.diff(read.starts)
+
+        def is_full(number: int) -> bool:
+            return len(kept[number]) >= _MIN_FULLNESS * rows[number]
+
+        for full, numbers in groupby(range(len(kept)), is_full):
+            if full:
+                for number in numbers:
+                    self._write_chunk(
+                        read.chunks[number], kept[number], read.starts[number], int(rows[number])
                     )
             else:
-                self._together(
-                    self._some(reading.chunks[number], kept[number], reading.starts[number]) for number in run
+                self._write_joined(
+                    self._take(read.chunks[number], kept[number], read.starts[number]) for number in numbers
                 )
-        self._together(revived)
+        self._write_joined(revived)
 
     def addresses(self, positions: np.ndarray) -> np.ndarray:
-        """(n,) int64: addresses of rows by position."""
-        return self.addresses_of(self._places[positions])
+        """(n,) int64: addresses of the rows at these positions."""
+        return self.addresses_of(self._index[positions])
 
-    def addresses_of(self, places: np.ndarray) -> np.ndarray:
-        """(n,) int64: addresses of rows by place."""
-        unit = np.searchsorted(self.starts, places, side="right") - 1
-        return ((unit + self.first_ordinal).astype(np.int64) << 32) | (places - np.asarray(self.starts)[unit])
+    def addresses_of(self, new_rows: np.ndarray) -> np.ndarray:
+        """(n,) int64: addresses of rows by their index among the new rows."""
+        unit = np.searchsorted(self.starts, new_rows, side="right") - 1
+        return ((unit + self.first_ordinal).astype(np.int64) << 32) | (
+            new_rows - np.asarray(self.starts)[unit]
+        )
 
-    def of_units(self) -> Iterator[tuple[int, int, int]]:
-        """(number, first place, end) of each new unit."""
-        yield from ((number, start, stop) for number, (start, stop) in enumerate(pairwise(self.starts)))
+    def unit_bounds(self) -> Iterator[tuple[CorpusUnit, int, int]]:
+        """Yield (unit, index of its first row, end) of each new unit."""
+        for unit, (start, stop) in zip(self.units, pairwise(self.starts), strict=True):
+            yield unit, start, stop
 
-    def _chunk(self, place: Path, positions: np.ndarray, start: int, rows: int) -> None:
-        """A chunk that kept most of its rows is a unit; one that kept all is written already."""
+    def _write_chunk(self, chunk: Path, positions: np.ndarray, start: int, rows: int) -> None:
         if len(positions) == rows:
-            self._stored(place, pq.read_table(place, columns=["text_key"]), positions)
+            self._store(chunk, pq.read_table(chunk, columns=["text_key"]), positions)
         else:
-            self._written(self._some(place, positions, start).drop_columns(["position"]), positions)
+            self._write_table(self._take(chunk, positions, start).drop_columns(["position"]), positions)
 
-    def _some(self, place: Path, positions: np.ndarray, start: int) -> pa.Table:
-        table = pq.read_table(place, schema=self.schema) if len(positions) else self.schema.empty_table()
-        place.unlink()
+    def _take(self, chunk: Path, positions: np.ndarray, start: int) -> pa.Table:
+        """Rows of a chunk, whose first row has the position `start`; the chunk's file is deleted."""
+        table = pq.read_table(chunk, schema=self.schema) if len(positions) else self.schema.empty_table()
+        chunk.unlink()
         return table.take(pa.array(positions - start)).append_column("position", pa.array(positions))
 
-    def _together(self, tables: Iterable[pa.Table]) -> None:
+    def _write_joined(self, tables: Iterable[pa.Table]) -> None:
         for table in rechunk(tables, self.unit_rows, UNIT_BYTES):
-            self._written(table.drop_columns(["position"]), table["position"].to_numpy())
+            self._write_table(table.drop_columns(["position"]), table["position"].to_numpy())
 
-    def _written(self, table: pa.Table, positions: np.ndarray) -> None:
-        place = self.scratch / "unit.parquet"
-        pq.write_table(table.combine_chunks(), place, **writer_options(self.schema))
-        self._stored(place, table, positions)
+    def _write_table(self, table: pa.Table, positions: np.ndarray) -> None:
+        file = self.scratch / "unit.parquet"
+        pq.write_table(table.combine_chunks(), file, **writer_options(self.schema))
+        self._store(file, table, positions)
 
-    def _stored(self, file: Path, rows: pa.Table, positions: np.ndarray) -> None:
+    def _store(self, file: Path, rows: pa.Table, positions: np.ndarray) -> None:
         first, count = self.starts[-1], len(positions)
-        places = np.arange(first, first + count, dtype=np.int64)
-        self._places[positions] = places
-        keyed = pa.table({"text_key": rows["text_key"], "place": pa.array(places)})
-        self.texts.add(keyed, by_text(keyed))
+        new_rows = np.arange(first, first + count, dtype=np.int64)
+        self._index[positions] = new_rows
+        keyed = pa.table({"text_key": rows["text_key"], "new_row": pa.array(new_rows)})
+        self.texts.add(keyed, text_hashes(keyed))
         ordinal, sha256, size = self.first_ordinal + len(self.units), sha256_of(file), file.stat().st_size
         path = f"units/corpus/{sha256[:24]}.parquet"
         if self.store.size(path) != size:

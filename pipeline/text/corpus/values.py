@@ -1,5 +1,5 @@
-"""Values of kept columns in JSON: the type that holds them all, of bounded size, and each value as that type
-holds it.
+"""Values of kept columns in JSON: find a type that holds them all, of bounded size, and convert each value to
+it.
 """
 
 import contextlib
@@ -10,15 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pj
 
-from pipeline.text.corpus.columns import MOST_LEAVES, leaves_of, widest
+from pipeline.text.corpus.columns import MAX_LEAVES, common_type, count_leaves
 from pipeline.text.corpus.normalize import replace_surrogates
 
-DEEPEST = 32  # levels of a nested value: Arrow and Parquet recurse once for each
+MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each level
 
 
-def fitted(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
-    """(the value as that type holds it, whether it does), by the same rules as Arrow's parser: 3 is a double,
-    3.0 is no integer, true is neither.
+def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
+    """Convert a value to a type by the rules of Arrow's parser: 3 is a double, 3.0 is not an integer, true is
+    neither.
+
+    Returns:
+        (the converted value, True), or (None, False) if the value does not fit.
     """
     types, number = pa.types, isinstance(value, int | float) and not isinstance(value, bool)
     if value is None:
@@ -28,23 +31,23 @@ def fitted(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     if types.is_boolean(kind):
         return value, isinstance(value, bool)
     if types.is_floating(kind) and number:
-        return _converted(float, value)
+        return _try_convert(float, value)
     if types.is_integer(kind) and number and isinstance(value, int):
-        return _converted(lambda: pa.scalar(value, kind).as_py())
-    if not is_modest(value) or not _holds(kind, value):
+        return _try_convert(lambda: pa.scalar(value, kind).as_py())
+    if not is_bounded(value) or not _has_fields(kind, value):
         return None, False
-    return _converted(lambda: _by_arrow(value, kind))
+    return _try_convert(lambda: _convert_by_arrow(value, kind))
 
 
-def _converted(convert: Callable[..., Any], *values: Any) -> tuple[Any, bool]:
+def _try_convert(convert: Callable[..., Any], *values: Any) -> tuple[Any, bool]:
     try:
         return convert(*values), True
     except (pa.ArrowException, OverflowError):
         return None, False
 
 
-def _by_arrow(value: Any, kind: pa.DataType) -> Any:
-    """A nested value or a date: the one block of this one value is Arrow's to read."""
+def _convert_by_arrow(value: Any, kind: pa.DataType) -> Any:
+    """Convert a nested value or a date by parsing it with Arrow."""
     parse = pj.ParseOptions(explicit_schema=pa.schema([("value", kind)]), unexpected_field_behavior="ignore")
     content = json.dumps({"value": value}).encode()
     return pj.read_json(
@@ -52,48 +55,50 @@ def _by_arrow(value: Any, kind: pa.DataType) -> Any:
     )["value"][0].as_py()
 
 
-def widened(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
-    """(type that holds values of `kind` and this one, whether there is one): null gives way to any, an
-    integer to a double; else `kind` itself.
+def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
+    """Widen a type so that it also holds a value: null becomes any type, an integer becomes a double.
+
+    Returns:
+        (the wider type, True), or (the type itself, False) if no type of bounded size holds both.
     """
     if value is None:
         return kind, True
-    full = pa.types.is_nested(kind) and leaves_of(kind) >= MOST_LEAVES
-    if is_modest(value) and (not full or _holds(kind, value)):
+    full = pa.types.is_nested(kind) and count_leaves(kind) >= MAX_LEAVES
+    if is_bounded(value) and (not full or _has_fields(kind, value)):
         with contextlib.suppress(pa.ArrowException, OverflowError):
             found = pa.infer_type([value])
-            wider = kind if found == kind else widest(kind, found)
-            if leaves_of(wider) <= MOST_LEAVES:
+            wider = kind if found == kind else common_type(kind, found)
+            if count_leaves(wider) <= MAX_LEAVES:
                 return wider, True
     return kind, False
 
 
-def is_modest(value: Any) -> bool:
-    """Whether a value of JSON has at most MOST_LEAVES leaves of different paths, and none deeper than
-    DEEPEST.
+def is_bounded(value: Any) -> bool:
+    """Whether a JSON value has at most MAX_LEAVES leaves with different paths, none of them deeper than
+    MAX_DEPTH.
     """
     paths: set[tuple[str | None, ...]] = set()
-    waiting: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
-    while waiting:
-        one, path = waiting.pop()
-        if len(path) > DEEPEST or len(paths) > MOST_LEAVES:
+    remaining: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
+    while remaining:
+        one, path = remaining.pop()
+        if len(path) > MAX_DEPTH or len(paths) > MAX_LEAVES:
             return False
         if isinstance(one, dict) and one:
-            waiting += [(each, (*path, key)) for key, each in one.items()]
+            remaining += [(each, (*path, key)) for key, each in one.items()]
         elif isinstance(one, list) and one:
-            waiting += [(each, (*path, None)) for each in one]
+            remaining += [(each, (*path, None)) for each in one]
         else:
             paths.add(path)
-    return len(paths) <= MOST_LEAVES
+    return len(paths) <= MAX_LEAVES
 
 
-def _holds(kind: pa.DataType, value: Any) -> bool:
+def _has_fields(kind: pa.DataType, value: Any) -> bool:
     """Whether the type has a field for every key of the value."""
     if isinstance(value, dict) and pa.types.is_struct(kind):
         return all(
-            (place := kind.get_field_index(key)) >= 0 and _holds(kind.field(place).type, each)
+            (index := kind.get_field_index(key)) >= 0 and _has_fields(kind.field(index).type, each)
             for key, each in value.items()
         )
     if isinstance(value, list) and pa.types.is_list(kind):
-        return all(_holds(kind.value_type, each) for each in value)
+        return all(_has_fields(kind.value_type, each) for each in value)
     return True

@@ -9,7 +9,9 @@ from pipeline.store.augmented import TOP, Augmented, Series
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.units import UnitRecord
-from pipeline.text.corpus.sources import SourceFile, explained, local_path
+from pipeline.text.corpus.listing import local_path
+from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.storage_errors import storage_errors
 
 _SUFFIX = ".json"
 # of local files that are hashed before a training, which takes half a second; larger ones are checked by size
@@ -25,7 +27,7 @@ def newest_manifest(uri: str) -> str | None:
     if PurePosixPath(path).parent.as_posix() != TOP or path.endswith(_SUFFIX):
         return None
     series = Series(open_store(root), PurePosixPath(path).name)
-    with explained(uri, ""):
+    with storage_errors(uri, ""):
         numbers = series.numbers()
     return f"{root}/{series.path(numbers[-1])}" if numbers else None
 
@@ -54,7 +56,7 @@ def manifest_units(uri: str) -> list[SourceFile]:
     """
     root, path = _split_uri(uri)
     store = open_store(root)
-    with explained(uri, ""):
+    with storage_errors(uri, ""):
         manifest = _load_manifest(store, path, uri)
         folders = {unit.path.rpartition("/")[0] for unit in manifest.units}
         sizes = {entry.path: entry.size for folder in folders for entry in store.list(folder)}

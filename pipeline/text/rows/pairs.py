@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.settings.training import PairSettings
-from pipeline.text.corpus.sources import SourceFile, explained, list_files, open_file
+from pipeline.text.corpus.sources import SourceFile, list_files, open_file
+from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.augmented import is_manifest, manifest_units, newest_manifest
 from pipeline.text.rows.roles import convert_values, expected_type, has_type
 from pipeline.text.rows.row_groups import (
@@ -157,7 +158,7 @@ class _FileFooter:
 
 
 def _read_footer(file: SourceFile) -> _FileFooter:
-    with explained(file.uri, ""), open_file(file) as stream:
+    with storage_errors(file.uri, ""), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
         groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
         sizes = [group.num_rows for group in groups]

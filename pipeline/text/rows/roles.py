@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.settings.training import TEXTS, Values
-from pipeline.text.corpus.columns import decoded
+from pipeline.text.corpus.columns import plain_type
 from pipeline.text.corpus.normalize import valid_utf8
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
@@ -27,7 +27,7 @@ class _Converted(NamedTuple):
 
 def has_type(role: str, kind: pa.DataType) -> bool:
     """Whether a column of that type can have the role."""
-    kind, types = decoded(kind), pa.types
+    kind, types = plain_type(kind), pa.types
     text = types.is_string(kind) or types.is_large_string(kind)
     number = types.is_integer(kind)
     if role in TEXTS:
@@ -78,7 +78,7 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
     converted = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
         column = table[role]
-        if (plain := decoded(column.type)) != column.type:
+        if (plain := plain_type(column.type)) != column.type:
             column = column.cast(plain)
         converted[role], valid, expected = convert.get(role, _texts)(column, values)
         if not valid.all():

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.settings.training import TEXTS, PairSettings
-from pipeline.text.corpus.sources import SourceFile, explained, open_file
+from pipeline.text.corpus.sources import SourceFile, open_file
+from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.roles import has_label
 
 _PIECE_ROWS = 8_192  # decoded at once: about 1 MB of sentences
@@ -69,7 +70,7 @@ def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str])
 
     If the label is among the roles, rows without a label are left out.
     """
-    with explained(group.file.uri, ""), open_file(group.file) as stream:
+    with storage_errors(group.file.uri, ""), open_file(group.file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
         if group.number >= opened.metadata.num_row_groups:
             raise file_changed(group, 0)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.store.base import Store
-from pipeline.text.corpus.normalize import digests
+from pipeline.text.corpus.normalize import blake2b_digests
 from pipeline.text.rows.pairs import TrainingRows
 
 _ROWS = 8_192  # of a row group: small, because training shuffles whole row groups
@@ -84,7 +84,7 @@ def triples(pairs: TrainingRows) -> Iterator[tuple[str, str, str]]:
     names, halves = pairs.settings.values.labels, _HalfTriples()
     entails = {names.index("entailment"): True, names.index("contradiction"): False}
     for table in pairs.read(pairs.spans()):
-        keys = digests(table["premise"].combine_chunks(), 16).to_pylist()
+        keys = blake2b_digests(table["premise"].combine_chunks(), 16).to_pylist()
         columns = (table[role].to_pylist() for role in ("premise", "hypothesis", "label"))
         for key, premise, hypothesis, label in zip(keys, *columns, strict=True):
             if label in entails and (found := halves.add(key, hypothesis, entails[label])):

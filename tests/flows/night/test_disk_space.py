@@ -14,7 +14,7 @@ from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.local import LocalStore
 from pipeline.store.store import open_store
-from pipeline.text.corpus.reader import survey
+from pipeline.text.corpus.reader import survey_files
 from pipeline.text.corpus.sources import list_files
 from tests.flows.conftest import write_corpus
 
@@ -27,7 +27,7 @@ def bytes_below(folder: Path) -> int:
 
 def room_of(job: Job) -> Room:
     files = list_files(job.corpus)
-    rows = survey(files, job.corpus).rows
+    rows = survey_files(files, job.corpus).rows
     return needed(job, open_store(job.release.root), {file: rows[file.name] or 0 for file in files})
 
 

@@ -73,7 +73,7 @@ def test_a_night_with_another_encoder_says_which_settings_make_it_one(night: Nig
     other = night.job.encoder.model_copy(
         update={"pooling": "max", "max_length": 12, "query_prompt": "query: "}
     )
-    reason = before.parent(night.job.model_copy(update={"encoder": other}), 1).anew
+    reason = before.parent(night.job.model_copy(update={"encoder": other}), 1).rebuild_reason
     assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
 
 

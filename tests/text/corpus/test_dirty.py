@@ -1,4 +1,4 @@
-"""Every kind of bad input has a defined end: encoded, counted, quarantined with a reason, or an error that says what to do."""
+"""Every kind of bad input is encoded and counted, quarantined with a reason, or an error with a remedy."""
 
 import gzip
 from pathlib import Path
@@ -46,8 +46,8 @@ def outcome(corpus, store, **changes):
     return live, [(row["file"], row["row"], row["reason"]) for row in bad], made.counts
 
 
-def mislabelled(values):
-    """A string array with bytes that are no UTF-8, as other writers leave it."""
+def invalid_string_array(values):
+    """A string array with bytes that are not valid UTF-8, as some writers leave it."""
     binary = pa.array(values, pa.binary())
     return pa.StringArray.from_buffers(len(binary), *[binary.buffers()[place] for place in (1, 2, 0)])
 
@@ -70,7 +70,7 @@ def test_bad_texts_and_ids_of_a_parquet_file(corpus, store):
             corpus,
             f"{kind}.parquet",
             id=[f"{kind} {number}" if number != 6 else None for number in range(9)] + [f"{kind} 0"],
-            text=pa.array(texts) if kind == "binary" else mislabelled(texts),
+            text=pa.array(texts) if kind == "binary" else invalid_string_array(texts),
         )
         live, bad, counts = outcome(
             corpus.model_copy(update={"uri": f"{corpus.uri}/{kind}.parquet"}), store, max_quarantined=0.6
@@ -119,7 +119,7 @@ def test_bad_json_lines(corpus, store):
     assert (counts["surrogates_replaced"], counts["control_characters"], counts["rows"]) == (1, 1, 8)
 
 
-def test_the_quarantine_shows_what_was_wrong(corpus, store):
+def test_quarantine_shows_file_row_reason_and_text(corpus, store):
     parquet(corpus, id=["a", "b"], text=pa.array([b"fine", b"\xff" * 300]))
     made = ingest(corpus, 100, store)
     assert pq.read_table(store.open(made.quarantine.path)).to_pylist() == [
@@ -134,9 +134,13 @@ def test_the_quarantine_shows_what_was_wrong(corpus, store):
     ]
 
 
-def test_kept_bytes_are_no_text_and_kept_strings_are(corpus, store):
+def test_kept_strings_must_be_utf8_and_kept_bytes_need_not(corpus, store):
     parquet(
-        corpus, id=["a", "b"], text=["x", "y"], raw=[b"\xff", b"\x00"], label=mislabelled([b"fine", b"\xff"])
+        corpus,
+        id=["a", "b"],
+        text=["x", "y"],
+        raw=[b"\xff", b"\x00"],
+        label=invalid_string_array([b"fine", b"\xff"]),
     )
     assert outcome(corpus, store, keep=("raw",))[0] == [("a", "x"), ("b", "y")]
     live, bad, _ = outcome(corpus, store, keep=("raw", "label"))
@@ -154,7 +158,7 @@ def test_kept_bytes_are_no_text_and_kept_strings_are(corpus, store):
         pa.null(),
     ],
 )
-def test_text_of_any_type_that_holds_text(corpus, store, kind):
+def test_text_of_every_string_type_is_read(corpus, store, kind):
     parquet(
         corpus,
         id=["a", "b"],
@@ -167,8 +171,8 @@ def test_text_of_any_type_that_holds_text(corpus, store, kind):
         assert outcome(corpus, store)[0] == [("a", "text")]
 
 
-def test_an_id_that_is_no_utf8_is_set_aside(corpus, store):
-    parquet(corpus, id=mislabelled([b"a", b"\xff"]), text=["x", "y"])
+def test_id_with_invalid_utf8_is_quarantined(corpus, store):
+    parquet(corpus, id=invalid_string_array([b"a", b"\xff"]), text=["x", "y"])
     assert outcome(corpus, store)[:2] == ([("a", "x")], [("a.parquet", 1, "invalid_utf8")])
 
 
@@ -225,20 +229,20 @@ UNUSABLE = {
     ),
     "damaged gzip": (
         lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]),
-        ["a whole gzip file"],
+        ["a complete gzip file"],
     ),
 }
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_an_unusable_file_stops_the_night_or_is_left_out_whole(corpus, store, kind):
-    make, said = UNUSABLE[kind]
+def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind):
+    make, words = UNUSABLE[kind]
     parquet(corpus, id=["a", "b"], text=["one", "two"])
     make(corpus)
     with pytest.raises(DataError) as caught:
         ingest(corpus, 100, store)
     assert caught.value.exit_code == 3
-    assert all(part in str(caught.value) for part in [f"{corpus.uri}/z.", *said])
+    assert all(part in str(caught.value) for part in [f"{corpus.uri}/z.", *words])
     assert (
         "text" in caught.value.remedy
         or "file" in caught.value.remedy
@@ -252,13 +256,13 @@ def test_an_unusable_file_stops_the_night_or_is_left_out_whole(corpus, store, ki
     assert counts | {"bad_files": 1, "rows": 2, "good": 2, "quarantined": 0} == counts
 
 
-def test_an_int_file_among_strings_is_left_out_whichever_comes_first(corpus, store):
+def test_file_with_integer_ids_among_string_ids_is_skipped(corpus, store):
     parquet(corpus, "a.parquet", id=[1, 2], text=["x", "y"])
     parquet(corpus, "b.parquet", id=["1"], text=["z"])
     assert outcome(corpus, store, bad_files="skip")[0] == [(1, "x"), (2, "y")]
 
 
-def test_no_rows_at_all(corpus, store):
+def test_corpus_without_rows_is_refused(corpus, store):
     parquet(corpus, id=pa.array([], pa.string()), text=pa.array([], pa.string()))
     raw(corpus, "b.jsonl", b"")
     with pytest.raises(
@@ -268,7 +272,7 @@ def test_no_rows_at_all(corpus, store):
     assert caught.value.exit_code == 3
 
 
-def test_only_bad_rows_say_how_many_why_and_where_they_are_listed(corpus, store):
+def test_only_bad_rows_name_counts_reasons_and_the_list(corpus, store):
     parquet(corpus, id=["a", None, "c"], text=["", "x", " "])
     with pytest.raises(DataError) as caught:
         ingest(corpus, 100, store)
@@ -277,24 +281,22 @@ def test_only_bad_rows_say_how_many_why_and_where_they_are_listed(corpus, store)
     assert pq.read_table(listed)["reason"].to_pylist() == ["empty", "null_id", "empty"]
 
 
-def test_only_bad_files_say_so(corpus, store):
+def test_only_bad_files_are_named_in_the_error(corpus, store):
     raw(corpus, "a.parquet", b"")
     with pytest.raises(DataError, match="found 0 rows, 1 unusable files; see"):
         ingest(corpus.model_copy(update={"bad_files": "skip"}), 100, store)
 
 
-def test_the_share_of_bad_rows_is_capped_on_every_run(corpus, store):
+def test_max_quarantined_holds_on_every_run(corpus, store):
     parquet(corpus, id=["a", "b", "a"], text=["x", "", "y"])
     assert ingest(corpus.model_copy(update={"max_quarantined": 0.7}), 100, store).counts["good"] == 1
-    for _ in range(2):  # the second time the corpus is known already
-        with pytest.raises(
-            DataError,
-            match=r"at most 50% bad rows \(corpus.max_quarantined\), found 2 of 3 rows \(duplicate_id 1, empty 1\); see .*parquet",
-        ):
+    for _ in range(2):  # on the second run the corpus is complete already
+        found = r"found 2 of 3 rows \(duplicate_id 1, empty 1\); see .*parquet"
+        with pytest.raises(DataError, match=rf"at most 50% bad rows \(corpus.max_quarantined\), {found}"):
             ingest(corpus, 100, store)
 
 
-def test_a_file_that_cannot_be_opened_says_so(corpus, store, tmp_path):
+def test_missing_file_is_named_in_the_error(corpus, store, tmp_path):
     (tmp_path / "in" / "a.parquet").symlink_to(tmp_path / "in" / "gone.parquet")
     with pytest.raises(DataError, match="nothing there"):
         ingest(corpus, 100, store)

@@ -1,4 +1,4 @@
-"""What is harvested from a made-up library, and from the one that runs this test."""
+"""Docstrings of the standard library and of installed packages become a corpus."""
 
 import ast
 import sysconfig
@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.text.corpus.docstrings import collect, harvest_docstrings
+from pipeline.text.corpus.docstrings import collect_docstrings, harvest_docstrings
 
 MODULE = '''"""A module with a docstring of its own.
 
@@ -60,8 +60,8 @@ def library(root, **files):
     return root
 
 
-def test_public_names_give_their_first_paragraph(tmp_path):
-    found = {one.id: one for one in collect([library(tmp_path, pack__voice=MODULE)], [])}
+def test_public_definitions_give_their_first_paragraph(tmp_path):
+    found = {one.id: one for one in collect_docstrings([library(tmp_path, pack__voice=MODULE)], [])}
     assert {name: (one.text, one.kind, one.signature) for name, one in found.items()} == {
         "pack.voice": ("A module with a docstring of its own.", "module", ""),
         "pack.voice.shout": ("Return the text in capital letters.", "function", "shout(text, *, times=2)"),
@@ -72,7 +72,7 @@ def test_public_names_give_their_first_paragraph(tmp_path):
     assert {one.package for one in found.values()} == {"pack"}
 
 
-def test_tests_vendored_private_and_broken_files_are_left_out(tmp_path):
+def test_tests_vendored_private_and_broken_files_are_skipped(tmp_path):
     good = '"""Module docstring of five words."""\ndef {0}():\n    """The function called {0} is here."""\n'
     names = (
         "pack__one",
@@ -91,32 +91,33 @@ def test_tests_vendored_private_and_broken_files_are_left_out(tmp_path):
     )
     (tmp_path / "pack" / "nul.py").write_bytes(good.format("nul").encode() + b"\0")
     (tmp_path / "pack" / "half.py").write_text(good.format("half").replace("is here", "is \\ud800 here"))
-    assert {one.id: one.text for one in collect([tmp_path], []) if one.kind == "function"} == {
+    assert {one.id: one.text for one in collect_docstrings([tmp_path], []) if one.kind == "function"} == {
         "pack.one.one": "The function called one is here.",
         "pack.latin.caf\xe9": "The function called caf\xe9 is here.",
         "pack.half.half": "The function called half is ? here.",
     }
 
 
-def test_a_package_gives_what_it_takes_from_private_files_under_its_own_name(tmp_path):
+def test_package_gives_its_private_imports_under_its_own_name(tmp_path):
     private = "\n".join(
         f'def {name}():\n    """The function called {name} is private."""'
         for name in ("taken", "left", "renamed")
     )
     library(
         tmp_path,
-        pack____init__="from ._hidden import taken, renamed as other\nfrom pack._deep.inner import *\nfrom other._hidden import x\n",
+        pack____init__="from ._hidden import taken, renamed as other\n"
+        "from pack._deep.inner import *\nfrom other._hidden import x\n",
         pack___hidden=private,
         pack___deep__inner=private.replace("private", "deep"),
     )
-    assert {one.id: one.text for one in collect([tmp_path], [])} == {
+    assert {one.id: one.text for one in collect_docstrings([tmp_path], [])} == {
         "pack.taken": "The function called taken is private.",
         "pack.left": "The function called left is deep.",
         "pack.renamed": "The function called renamed is deep.",
     }
 
 
-def test_packages_share_what_the_standard_library_leaves(tmp_path):
+def test_packages_get_equal_parts_after_the_standard_library(tmp_path):
     def module(name, count):
         return "\n".join(
             f'def f{number}():\n    """Docstring number {number} of {name}."""' for number in range(count)
@@ -130,23 +131,23 @@ def test_packages_share_what_the_standard_library_leaves(tmp_path):
         middle=module("middle", 50),
     )
     sizes = dict.fromkeys(("std", "large", "small", "middle"), 0)
-    found = collect([standard], [installed, installed], 48)
+    found = collect_docstrings([standard], [installed, installed], 48)
     for one in found:
         sizes[one.package] += 1
     assert sizes == {"std": 5, "large": 20, "small": 3, "middle": 20}
     assert [one.id for one in found] == sorted({one.id for one in found})
-    assert len(collect([standard], [installed])) == 158
-    assert len(collect([standard], [installed], 4)) == 4
-    assert collect([standard], [installed], 48) == found
+    assert len(collect_docstrings([standard], [installed])) == 158
+    assert len(collect_docstrings([standard], [installed], 4)) == 4
+    assert collect_docstrings([standard], [installed], 48) == found
 
 
-def test_repeated_texts_and_names_come_once(tmp_path):
+def test_repeated_texts_and_names_are_taken_once(tmp_path):
     library(
         tmp_path,
         a='def f():\n    """The very same words again."""\n' * 2,
         b='def g():\n    """The very same words again."""\n',
     )
-    assert [one.id for one in collect([tmp_path], [])] == ["a.f"]
+    assert [one.id for one in collect_docstrings([tmp_path], [])] == ["a.f"]
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,7 @@ def harvested(tmp_path_factory):
     return directory
 
 
-def test_the_running_python_gives_a_corpus_with_the_functions_one_looks_for(harvested):
+def test_running_python_gives_well_known_functions(harvested):
     table = pq.read_table(harvested)
     rows = dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
     assert len(rows) == 7000
@@ -172,7 +173,7 @@ def test_the_running_python_gives_a_corpus_with_the_functions_one_looks_for(harv
 
 
 @pytest.mark.slow
-def test_an_equal_harvest_is_not_written_again(harvested):
+def test_equal_harvest_is_not_written_again(harvested):
     file = next(harvested.glob("*.parquet"))
     before = (file.stat().st_mtime_ns, file.read_bytes())
     harvest_docstrings(harvested, 7000)

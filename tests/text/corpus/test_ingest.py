@@ -1,4 +1,4 @@
-"""Units, quarantine and key table against a plain-Python oracle: any split into files, duplicates, kills, S3."""
+"""Units, quarantine and key table against a plain-Python oracle: splits, duplicates, kills, S3."""
 
 import os
 import random
@@ -21,8 +21,9 @@ from pipeline.errors import TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.text.corpus import keys, spill
-from pipeline.text.corpus.ingest import corpus_digest, ingest, record_path
-from pipeline.text.corpus.keys import bucket_count, by_id
+from pipeline.text.corpus.corpus_record import corpus_digest, record_path
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.keys import bucket_count, id_hashes
 from pipeline.text.corpus.normalize import text_keys
 from pipeline.text.corpus.sources import list_files
 
@@ -71,9 +72,7 @@ corpora = st.lists(
 
 
 @given(corpora, st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
-def test_every_row_is_kept_once_or_quarantined_once_however_the_corpus_is_cut(
-    tmp_path, rows, cuts, unit_rows
-):
+def test_every_row_is_kept_or_quarantined_once_for_every_split_into_files(tmp_path, rows, cuts, unit_rows):
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     parts = [rows[start:stop] for start, stop in pairwise(edges)]
     directory, store = tmp_path / uuid.uuid4().hex, open_store(tmp_path / uuid.uuid4().hex)
@@ -141,7 +140,7 @@ def check_keys(store, made, good):
         for line in bucket:
             place = places.get((line["file"], line["row"]))
             assert line["address"] == (place[0] << 32 | place[1] if place else None)
-            assert int(by_id(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
+            assert int(id_hashes(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
 
 
 def random_rows(count, seed, distinct):
@@ -156,7 +155,7 @@ def small_buckets(monkeypatch):
     monkeypatch.setattr(spill, "_RUN_ROWS", 700)
 
 
-def test_duplicates_far_apart_are_found_over_runs_and_buckets(tmp_path, small_buckets):
+def test_duplicates_are_found_across_runs_and_buckets(tmp_path, small_buckets):
     rows = random_rows(6000, seed=0, distinct=4000)
     corpus, store = write(tmp_path / "in", rows[:2500], rows[2500:]), open_store(tmp_path / "out")
     made = ingest(corpus, 512, store)
@@ -184,7 +183,7 @@ def test_duplicates_far_apart_are_found_over_runs_and_buckets(tmp_path, small_bu
         assert row["detail"] == f"{first[row['id']][0]} row {first[row['id']][1]} has it first"
 
 
-def test_a_unit_of_losers_alone_leaves_no_gap(tmp_path):
+def test_chunk_of_duplicates_only_leaves_no_gap(tmp_path):
     rows = [(f"id-{number}", "text") for number in range(4)]
     corpus, store = write(tmp_path / "in", rows, rows, [("new", "text")] * 2), open_store(tmp_path / "out")
     made = ingest(corpus, 4, store)
@@ -209,7 +208,7 @@ def test_a_unit_of_losers_alone_leaves_no_gap(tmp_path):
         (pa.uint32(), [1, 2], "int64"),
     ],
 )
-def test_ids_are_kept_as_they_are(tmp_path, kind, values, stored):
+def test_ids_keep_type_and_value(tmp_path, kind, values, stored):
     corpus = write(
         tmp_path / "in",
         [(value, f"text {value}") for value in values],
@@ -222,7 +221,7 @@ def test_ids_are_kept_as_they_are(tmp_path, kind, values, stored):
     assert sorted(line["id"] for bucket in key_lines(store, made) for line in bucket) == sorted(values)
 
 
-def test_kept_columns_and_partitions_are_carried_under_any_name(tmp_path):
+def test_kept_columns_and_partitions_are_carried(tmp_path):
     for lang, numbers in (("en", pa.int32()), ("de", pa.int64())):
         (tmp_path / f"lang={lang}").mkdir()
         table = pa.table(
@@ -273,7 +272,7 @@ def test_max_rows_reads_the_first_rows_and_counts_the_rest(tmp_path):
 @pytest.mark.parametrize(
     ("limit", "read", "unread_files"), [(3, 3, 2), (5, 5, 1), (7, 7, 1), (10, 10, 0), (None, 10, 0)]
 )
-def test_max_rows_counts_json_files_that_were_not_read_to_their_end(tmp_path, limit, read, unread_files):
+def test_max_rows_counts_json_files_not_read_to_their_end(tmp_path, limit, read, unread_files):
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text(
             "".join(f'{{"id":"{name}{number}","text":"t"}}\n\n' for number in range(5))
@@ -282,7 +281,7 @@ def test_max_rows_counts_json_files_that_were_not_read_to_their_end(tmp_path, li
     assert (made.rows, made.counts["rows"], made.counts.get("skipped_files", 0)) == (read, read, unread_files)
 
 
-def test_a_second_run_reads_nothing_and_a_changed_input_is_another_corpus(tmp_path):
+def test_second_run_reads_nothing_and_changed_input_is_another_corpus(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     calls = []
     made = ingest(corpus, 10, store, on_progress=lambda rows, size: calls.append((rows, size)))
@@ -298,7 +297,7 @@ def test_a_second_run_reads_nothing_and_a_changed_input_is_another_corpus(tmp_pa
     assert again.units == made.units  # equal content is the same unit
 
 
-def test_the_same_file_under_another_partition_is_another_corpus(tmp_path):
+def test_same_file_in_another_partition_is_another_corpus(tmp_path):
     for lang in ("en", "de"):
         (tmp_path / f"lang={lang}").mkdir()
         pq.write_table(pa.table({"id": ["a"], "text": ["t"]}), tmp_path / f"lang={lang}" / "a.parquet")
@@ -308,7 +307,7 @@ def test_the_same_file_under_another_partition_is_another_corpus(tmp_path):
         assert len({corpus_digest(corpus, list_files(corpus)) for corpus in corpora}) == digests
 
 
-def test_a_lost_unit_is_made_again(tmp_path):
+def test_missing_unit_is_written_again(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     made = ingest(corpus, 10, store)
     store.delete(made.units[0].path)
@@ -316,7 +315,7 @@ def test_a_lost_unit_is_made_again(tmp_path):
     assert store.exists(made.units[0].path)
 
 
-def test_input_that_changes_while_it_is_read_is_no_corpus(tmp_path):
+def test_input_that_changes_while_it_is_read_is_a_transient_error(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     with pytest.raises(TransientError, match="changed while they were read"):
         ingest(
@@ -328,7 +327,7 @@ def test_input_that_changes_while_it_is_read_is_no_corpus(tmp_path):
     assert not files_below(tmp_path / "out")
 
 
-def test_a_unit_ends_early_where_texts_are_long(tmp_path, monkeypatch):
+def test_unit_ends_early_if_texts_are_long(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.text.corpus.read_pass.UNIT_BYTES", 1000)
     corpus = write(
         tmp_path / "in",
@@ -351,7 +350,7 @@ ingest(CorpusSettings(uri=sys.argv[1]), 256, open_store(sys.argv[2]))
 
 
 @pytest.mark.parametrize(("attempts", "count"), [(2, 8_000), pytest.param(8, 20_000, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_and_run_again_gives_the_same_bytes(tmp_path, attempts, count):
+def test_run_after_a_kill_at_any_moment_writes_the_same_bytes(tmp_path, attempts, count):
     rows = random_rows(count, seed=1, distinct=count - 2_000)
     write(tmp_path / "in", *(rows[start : start + 1000] for start in range(0, count, 1000)))
 
@@ -380,7 +379,7 @@ def test_killed_at_any_moment_and_run_again_gives_the_same_bytes(tmp_path, attem
     } == expected
 
 
-def test_a_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
+def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
     rows = random_rows(300, seed=2, distinct=280)
     corpus, store = write(tmp_path / "in", rows[:100], rows[100:]), open_store(tmp_path / "out")
     base = f"{s3}/{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""JSON lines against Python's json module, line by line; blocks, encodings and damage."""
+"""JSON lines are read as by Python's json, whichever parser a block takes."""
 
 import gzip
 import json
@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
-from pipeline.text.corpus.columns import MOST_LEAVES, Columns, leaves_of
+from pipeline.text.corpus.columns import MAX_LEAVES, Columns, count_leaves
 from pipeline.text.corpus.ingest import ingest
-from pipeline.text.corpus.reader import read_batches, survey
+from pipeline.text.corpus.reader import read_batches, survey_files
 from pipeline.text.corpus.sources import list_files
-from pipeline.text.corpus.values import DEEPEST
+from pipeline.text.corpus.values import MAX_DEPTH
 
 
 def rows_of(file, corpus=None, columns=None):
-    """(good rows, bad rows, rows with surrogates) of one file; columns: those of a survey when None."""
+    """(good rows, bad rows, rows with surrogates) of one file; columns: those of a survey_files when None."""
     corpus = (corpus or CorpusSettings()).model_copy(update={"uri": str(file)})
     files = list_files(corpus)
-    batches = list(read_batches(files[0], corpus, columns or survey(files, corpus).columns))
+    batches = list(read_batches(files[0], corpus, columns or survey_files(files, corpus).columns))
     good, bad = [
         [row for batch in batches for row in getattr(batch, side).to_pylist()] for side in ("good", "bad")
     ]
@@ -78,7 +78,7 @@ rows = st.fixed_dictionaries(
     st.sampled_from([b"\n", b"\r\n"]),
     st.booleans(),
 )
-def test_every_line_is_a_row_or_has_a_reason_as_python_reads_it(tmp_path, lines, end, ascii_only):
+def test_every_line_is_a_row_or_is_rejected_as_by_python(tmp_path, lines, end, ascii_only):
     encoded = [
         line
         if isinstance(line, bytes)
@@ -127,7 +127,7 @@ def replaced(text):
     return "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text)
 
 
-def test_blocks_do_not_show(tmp_path):
+def test_result_does_not_depend_on_blocks(tmp_path):
     lines = [
         {"id": number, "text": f"row {number} " + "x" * (number % 977)} for number in range(9000)
     ]  # 4.6 MB: several blocks
@@ -142,7 +142,7 @@ def test_blocks_do_not_show(tmp_path):
         assert [(row["row"], row["reason"]) for row in bad] == [(4000, "invalid_json")]
 
 
-def test_two_gzip_members_and_a_byte_order_mark_are_read_through(tmp_path):
+def test_gzip_members_and_byte_order_marks_are_read(tmp_path):
     (tmp_path / "a.json.gz").write_bytes(
         gzip.compress(b'\xef\xbb\xbf{"id":1,"text":"a"}\n') + gzip.compress(b'{"id":2,"text":"b"}')
     )
@@ -151,7 +151,7 @@ def test_two_gzip_members_and_a_byte_order_mark_are_read_through(tmp_path):
 
 
 def test_a_gzip_file_that_unfolds_without_end_is_refused_in_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.text.corpus.jsonl._LONGEST_LINE", 4 << 20)
+    monkeypatch.setattr("pipeline.text.corpus.jsonl._MAX_LINE_BYTES", 4 << 20)
     bomb = tmp_path / "a.jsonl.gz"
     bomb.write_bytes(gzip.compress(b" " * (64 << 20)))  # 64 KB
     tracemalloc.start()
@@ -176,7 +176,7 @@ def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
     assert [row["row"] for row in bad] == [0, 1, 2]
 
 
-def test_a_long_text_stays_whole(tmp_path):
+def test_long_text_is_complete(tmp_path):
     text = "wörd " * 600_000  # 3.6 MB: longer than a block
     good, _, _ = rows_of(written(tmp_path, {"id": "long", "text": text}, {"id": "short", "text": "s"}))
     assert [row["text"] for row in good] == [text.strip(), "s"]
@@ -191,7 +191,7 @@ def test_kept_values_keep_their_type_or_become_null(tmp_path):
         {"id": 5, "text": "e", "tags": ["\ud800"], "price": "6"},
     ]
     corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("tags", "price", "text"))
-    assert survey(list_files(corpus), corpus).columns.kept == (
+    assert survey_files(list_files(corpus), corpus).columns.kept == (
         pa.field("tags", pa.list_(pa.string())),
         pa.field("price", pa.float64()),
         pa.field("text", pa.string()),
@@ -210,7 +210,7 @@ def test_kept_values_keep_their_type_or_become_null(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_kept_column_widens_to_what_comes_blocks_later(tmp_path, name):
+def test_kept_column_widens_to_values_of_later_blocks(tmp_path, name):
     late = {"price": 1100.5, "note": 3, "tags": ["x"], "late": "here"}
     lines = [
         {
@@ -236,7 +236,7 @@ def test_a_kept_column_widens_to_what_comes_blocks_later(tmp_path, name):
     ]
 
 
-def test_files_whose_kept_columns_differ_cost_no_row(tmp_path):
+def test_differing_kept_columns_lose_no_row(tmp_path):
     for name, value in (("a.jsonl", 1), ("b.jsonl", 2.5), ("c.jsonl", "three")):
         written(tmp_path, {"id": name, "text": "t", "price": value}, name=name)
     store = open_store(tmp_path / "_out")
@@ -254,28 +254,28 @@ def test_files_whose_kept_columns_differ_cost_no_row(tmp_path):
         ([1, 2], pa.int64(), []),
     ],
 )
-def test_ids_of_64_bits_are_kept_as_they_are(tmp_path, ids, kind, bad):
+def test_64_bit_ids_keep_their_value(tmp_path, ids, kind, bad):
     for keep in ((), ("id",)):
         corpus = CorpusSettings(
             uri=str(written(tmp_path, *({"id": one, "text": "t"} for one in ids))), keep=keep
         )
-        assert survey(list_files(corpus), corpus).columns.id == kind
+        assert survey_files(list_files(corpus), corpus).columns.id == kind
         good, wrong, _ = rows_of(tmp_path / "a.jsonl", corpus)
         assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
         assert [row["row"] for row in wrong] == bad
 
 
 @pytest.mark.parametrize(("small", "kind"), [(5, pa.uint64()), (-5, pa.int64())])
-def test_files_agree_on_uint64_where_no_id_is_negative(tmp_path, small, kind):
+def test_files_agree_on_uint64_if_no_id_is_negative(tmp_path, small, kind):
     written(tmp_path, {"id": small, "text": "t"}, name="a.jsonl")
     written(tmp_path, {"id": 2**63, "text": "t"}, name="b.jsonl")
     for schema, name in ((pa.int32(), "c.parquet"), (pa.uint64(), "d.parquet")):
         pq.write_table(pa.table({"id": pa.array([7], schema), "text": ["t"]}), tmp_path / name)
     corpus = CorpusSettings(uri=str(tmp_path))
     files = list_files(corpus)
-    assert survey(files, corpus).columns.id == kind
-    assert survey([files[0], files[2]], corpus).columns.id == pa.int64()
-    assert survey([files[1], files[2]], corpus).columns.id == pa.uint64()
+    assert survey_files(files, corpus).columns.id == kind
+    assert survey_files([files[0], files[2]], corpus).columns.id == pa.int64()
+    assert survey_files([files[1], files[2]], corpus).columns.id == pa.uint64()
 
 
 def test_a_partition_fills_the_same_rows_whether_or_not_another_line_is_broken(tmp_path):
@@ -297,7 +297,7 @@ def test_a_partition_fills_the_same_rows_whether_or_not_another_line_is_broken(t
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "words"),
     [
         ([b'[{"id": 1, "text": "a"}]'], "a JSON array"),
         ([{"id": 1, "txt": "a"}], "set corpus.text: txt"),
@@ -307,14 +307,14 @@ def test_a_partition_fills_the_same_rows_whether_or_not_another_line_is_broken(t
         ([{"id": 1, "text": 5}, {"id": 2, "text": None}], "string, found int"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_file_column_expected_and_found(tmp_path, lines, said):
+def test_unusable_file_names_file_column_expected_and_found(tmp_path, lines, words):
     with pytest.raises(DataError) as caught:
         rows_of(written(tmp_path, *lines))
-    assert said in str(caught.value)
+    assert words in str(caught.value)
     assert str(tmp_path / "a.jsonl") in str(caught.value)
 
 
-def test_an_id_of_another_type_far_down_costs_its_row_alone(tmp_path):
+def test_late_id_of_another_type_rejects_only_its_row(tmp_path):
     lines = [{"id": number, "text": "some text " * 20} for number in range(20_000)]
     good, bad, _ = rows_of(written(tmp_path, *lines, {"id": "x", "text": "t"}))
     assert (len(good), [(row["row"], row["detail"]) for row in bad]) == (
@@ -349,7 +349,7 @@ def nest(depth, value=1):
 
 
 def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
-    values = [nest(300), nest(DEEPEST + 1), nest(3), None, [nest(300)]]
+    values = [nest(300), nest(MAX_DEPTH + 1), nest(3), None, [nest(300)]]
     file = written(
         tmp_path, *({"id": place, "text": "t", "meta": value} for place, value in enumerate(values))
     )
@@ -368,20 +368,20 @@ def test_keys_without_end_take_bounded_memory_and_are_null_beyond_the_bound(tmp_
     lines = [{"id": place, "text": "t", "meta": {f"key{place}": place}} for place in range(2_000)]
     lines.append({"id": 2_000, "text": "t", "meta": {"key7": 7, "key8": 8}})
     corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("meta",))
-    columns = survey(list_files(corpus), corpus).columns
-    assert leaves_of(columns.kept[0].type) == MOST_LEAVES
+    columns = survey_files(list_files(corpus), corpus).columns
+    assert count_leaves(columns.kept[0].type) == MAX_LEAVES
     batches = list(read_batches(list_files(corpus)[0], corpus, columns))
     good = [row for batch in batches for row in batch.good.to_pylist()]
     kept = [row["id"] for row in good if row["meta"] is not None]
-    assert kept == [*range(MOST_LEAVES), 2_000]
+    assert kept == [*range(MAX_LEAVES), 2_000]
     assert {name: value for name, value in good[-1]["meta"].items() if value is not None} == {
         "key7": 7,
         "key8": 8,
     }
-    assert [row for batch in batches for row in batch.dropped] == list(range(MOST_LEAVES, 2_000))
+    assert [row for batch in batches for row in batch.dropped] == list(range(MAX_LEAVES, 2_000))
 
 
-def test_two_files_together_keep_the_bound(tmp_path):
+def test_leaves_are_bounded_across_files(tmp_path):
     for name in "ab":
         meta = {f"{name}{place}": place for place in range(200)}
         written(tmp_path, {"id": name, "text": "t", "meta": meta}, name=f"{name}.jsonl")
@@ -390,7 +390,7 @@ def test_two_files_together_keep_the_bound(tmp_path):
     assert (len(values[0]), values[1], made.counts["kept_values_dropped"]) == (200, None, 1)
 
 
-def test_a_nested_key_that_comes_blocks_later_is_kept(tmp_path):
+def test_nested_key_in_a_later_block_is_kept(tmp_path):
     lines = [{"id": number, "text": "some text " * 20, "meta": {"a": number}} for number in range(12_000)]
     lines.append({"id": 12_000, "text": "t", "meta": {"b": "late"}})
     good, bad, _ = rows_of(written(tmp_path, *lines), CorpusSettings(keep=("meta",)))
@@ -404,12 +404,12 @@ def test_a_nested_key_that_comes_blocks_later_is_kept(tmp_path):
     (["a", "b", 3, True, 1.5, ["x"]], pa.string(), {2: "3", 3: "true", 4: "1.5", 5: '["x"]'}),
     ([1, 2, {"a": 1}, None], pa.int64(), {2: '{"a": 1}', 3: None}),
 ])  # fmt: skip
-def test_a_row_whose_id_is_of_another_type_is_quarantined_with_file_and_row(tmp_path, keep, ids, kind, bad):
+def test_row_with_an_id_of_another_type_is_quarantined(tmp_path, keep, ids, kind, bad):
     file = written(
         tmp_path, *({"id": one, "text": f"text {place}", "note": "n"} for place, one in enumerate(ids))
     )
     corpus = CorpusSettings(uri=str(file), keep=keep, max_quarantined=0.9)
-    assert survey(list_files(corpus), corpus).columns.id == kind
+    assert survey_files(list_files(corpus), corpus).columns.id == kind
     good, wrong, _ = rows_of(file, corpus)
     assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
     assert {row["row"]: row["id"] for row in wrong} == bad
@@ -418,7 +418,7 @@ def test_a_row_whose_id_is_of_another_type_is_quarantined_with_file_and_row(tmp_
     assert (made.counts["good"], made.counts["quarantined"]) == (len(ids) - len(bad), len(bad))
 
 
-def test_a_file_without_a_kept_key_gives_nulls_and_a_key_that_no_file_has_is_an_error(tmp_path):
+def test_kept_key_may_lack_in_some_files_but_not_in_all(tmp_path):
     written(tmp_path, {"id": 1, "text": "a"}, name="a.jsonl")
     written(tmp_path, {"id": 2, "text": "b", "note": "here"}, name="b.jsonl")
     made = ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))

@@ -19,7 +19,7 @@ from pipeline.store.store import open_store
 from pipeline.store.units import ChangedRows, Changes, Corpus
 from pipeline.text.corpus import ingest as module
 from pipeline.text.corpus import keys
-from pipeline.text.corpus.ingest import Parent, ingest
+from pipeline.text.corpus.ingest import ParentCorpus, ingest
 from pipeline.text.corpus.normalize import text_keys
 
 Row = tuple[str | None, str | None, str | None]
@@ -37,7 +37,10 @@ class Nights:
         self.files: dict[str, list[Row]] = {}
 
     def put(self, name: str, rows: list[Row]) -> None:
-        """Write a file, unless it has these rows already; with a time of its own, since nights follow each other faster than clocks tick."""
+        """Write a file, unless it has these rows already.
+
+        Its time is set explicitly, because nights follow each other faster than the clock ticks.
+        """
         if self.files.get(name) == rows:
             return
         self.files[name] = rows
@@ -56,8 +59,10 @@ class Nights:
         (self.input / name).unlink()
         del self.files[name]
 
-    def night(self, anew: str = "") -> Corpus:
-        made = ingest(self.corpus, self.unit_rows, self.store, Parent(self.last, self.next_ordinal, anew))
+    def night(self, rebuild: str = "") -> Corpus:
+        made = ingest(
+            self.corpus, self.unit_rows, self.store, ParentCorpus(self.last, self.next_ordinal, rebuild)
+        )
         self.last, self.next_ordinal = made, max(self.next_ordinal, made.next_ordinal)
         return made
 
@@ -90,7 +95,7 @@ def addresses(store: Store, made: Corpus) -> dict[int, tuple[str, str, str | Non
 def check(
     nights: Nights, made: Corpus, before: dict[int, tuple[str, str, str | None]]
 ) -> dict[int, tuple[str, str, str | None]]:
-    """Live rows are the oracle's, unchanged ones kept their address, and every table says the same; the live addresses."""
+    """Compare live rows, kept addresses and all tables with the oracle; returns the live rows by address."""
     live, expected = addresses(nights.store, made), nights.expected()
     assert sorted(live.values(), key=str) == sorted(
         ((row_id, text, lang) for row_id, (text, lang, _, _) in expected.items()), key=str
@@ -180,17 +185,17 @@ edits = st.one_of(
     st.tuples(st.just("rename"), names, names),
     st.tuples(st.just("drop"), names, st.just(None)),
     st.tuples(st.just("append"), names, rows),
-    st.tuples(st.just("anew"), st.just(""), st.just(None)),
+    st.tuples(st.just("rebuild"), st.just(""), st.just(None)),
 )
 
 
 @given(st.lists(st.lists(edits, min_size=1, max_size=3), min_size=1, max_size=5), st.integers(1, 5))
-def test_any_sequence_of_edits_leaves_what_a_fresh_look_finds(tmp_path, nights_edits, unit_rows):
+def test_any_sequence_of_edits_equals_reading_everything_again(tmp_path, nights_edits, unit_rows):
     nights = Nights(tmp_path / uuid.uuid4().hex, unit_rows=unit_rows)
     nights.put("0.parquet", [("always", "there", "en")])
     live: dict[int, tuple[str, str, str | None]] = check(nights, nights.night(), {})
     for night in nights_edits:
-        anew = ""
+        rebuild = ""
         for kind, name, more in night:
             if kind == "put":
                 nights.put(name, more)
@@ -200,12 +205,12 @@ def test_any_sequence_of_edits_leaves_what_a_fresh_look_finds(tmp_path, nights_e
                 nights.rename(name, more)
             elif kind == "drop" and name in nights.files:
                 nights.drop(name)
-            elif kind == "anew":
-                anew = "the test says so"
-        live = check(nights, nights.night(anew), live)
+            elif kind == "rebuild":
+                rebuild = "the test says so"
+        live = check(nights, nights.night(rebuild), live)
 
 
-def test_files_that_did_not_change_are_not_read(tmp_path):
+def test_unchanged_files_are_not_read(tmp_path):
     nights = Nights(tmp_path)
     nights.put("a.parquet", [("1", "one", "en"), ("2", "two", "en")])
     nights.put("b.parquet", [("3", "three", "en")])
@@ -213,7 +218,7 @@ def test_files_that_did_not_change_are_not_read(tmp_path):
     stamp = (nights.input / "a.parquet").stat()
     (nights.input / "a.parquet").write_bytes(
         b"x" * stamp.st_size
-    )  # of the same size and time: whoever opens it fails
+    )  # same size and time, but reading it would fail
     os.utime(nights.input / "a.parquet", ns=(stamp.st_mtime_ns, stamp.st_mtime_ns))
     nights.put("b.parquet", [("3", "three", "en"), ("4", "four", "en")])
     made = nights.night()
@@ -222,7 +227,7 @@ def test_files_that_did_not_change_are_not_read(tmp_path):
     assert sorted(row[0] for row in addresses(nights.store, made).values()) == ["1", "2", "3", "4"]
 
 
-def test_a_loser_comes_to_life_when_the_winner_goes_though_its_file_did_not_change(tmp_path):
+def test_duplicate_becomes_live_when_the_winner_is_deleted(tmp_path):
     nights = Nights(tmp_path)
     nights.put("a.parquet", [("1", "wins", "en"), ("2", "stays", "en")])
     nights.put("b.parquet", [("1", "loses", "en"), ("3", "three", "en")])
@@ -234,7 +239,7 @@ def test_a_loser_comes_to_life_when_the_winner_goes_though_its_file_did_not_chan
     assert made.read_files == 1
 
 
-def test_a_text_that_was_there_under_another_id_names_where_it_can_be_copied_from(tmp_path):
+def test_text_known_under_another_id_has_a_copy_source(tmp_path):
     nights = Nights(tmp_path)
     nights.put("a.parquet", [("1", "one", "en"), ("2", "two", "en")])
     before = addresses(nights.store, nights.night())
@@ -245,7 +250,7 @@ def test_a_text_that_was_there_under_another_id_names_where_it_can_be_copied_fro
     assert {line["row"]: before[line["source"]][1] for line in found} == {1: "two", 2: "one"}
 
 
-def test_a_text_that_changes_and_changes_back_is_copied_from_its_dead_row(tmp_path):
+def test_text_that_changes_back_is_copied_from_its_dead_row(tmp_path):
     nights = Nights(tmp_path)
     nights.put(
         "a.parquet", [("1", "one", "en"), ("2", "two", "en"), ("3", "three", "en"), ("4", "four", "en")]
@@ -266,7 +271,7 @@ def test_a_text_that_changes_and_changes_back_is_copied_from_its_dead_row(tmp_pa
     assert made.changes == Changes(changed=1, unchanged=3)
 
 
-def test_many_dead_rows_or_many_small_units_roll_the_corpus_anew(tmp_path, monkeypatch):
+def test_many_dead_rows_or_many_small_units_rebuild_the_corpus(tmp_path, monkeypatch):
     nights = Nights(tmp_path, unit_rows=10)
     nights.put("a.parquet", [(str(number), f"text {number}", "en") for number in range(10)])
     before = check(nights, nights.night(), {})
@@ -288,7 +293,7 @@ def test_many_dead_rows_or_many_small_units_roll_the_corpus_anew(tmp_path, monke
     assert len(made.units) < 5
 
 
-def test_other_kept_columns_make_new_rows_of_the_same_texts(tmp_path):
+def test_other_kept_columns_rebuild_the_corpus(tmp_path):
     nights = Nights(tmp_path)
     more = [(str(number), f"text {number}", "en") for number in range(3, 9)]
     nights.put("a.parquet", [("1", "one", "en"), ("2", "two", "de"), *more])
@@ -299,11 +304,11 @@ def test_other_kept_columns_make_new_rows_of_the_same_texts(tmp_path):
     assert made.units[-1].copies is not None
     nights.corpus = nights.corpus.model_copy(update={"keep": ()})
     made = nights.night()
-    assert "columns are other ones" in made.anew
+    assert "columns, or their types, have changed" in made.anew
     assert sum(unit.rows for unit in made.units) == 8
 
 
-def test_equal_nights_write_equal_bytes_whatever_was_left_by_a_run_that_died(tmp_path):
+def test_equal_nights_write_equal_bytes_after_a_failed_run(tmp_path):
     outcomes = []
     for name in ("one", "two"):
         nights = Nights(tmp_path / name)
@@ -327,7 +332,7 @@ def test_equal_nights_write_equal_bytes_whatever_was_left_by_a_run_that_died(tmp
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_damaged_table_is_refused_and_a_lost_one_makes_the_corpus_anew(tmp_path):
+def test_damaged_table_is_refused_and_missing_table_rebuilds_the_corpus(tmp_path):
     nights = Nights(tmp_path)
     nights.put("a.parquet", [("1", "one", "en"), ("2", "two", "en")])
     first = nights.night()
@@ -342,7 +347,7 @@ def test_a_damaged_table_is_refused_and_a_lost_one_makes_the_corpus_anew(tmp_pat
     assert len(addresses(nights.store, made)) == 3
 
 
-def test_buckets_of_any_number_settle_alike(tmp_path, monkeypatch):
+def test_result_does_not_depend_on_the_number_of_buckets(tmp_path, monkeypatch):
     seen = []
     for number, bucket_rows in enumerate((1 << 18, 60, 8)):
         nights = Nights(tmp_path / str(number), unit_rows=16)

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.corpus.normalize import control_characters, digests, normalize, text_keys, valid_utf8
+from pipeline.text.corpus.normalize import (
+    blake2b_digests,
+    count_control_characters,
+    normalize,
+    text_keys,
+    valid_utf8,
+)
 
 
-def test_every_white_space_character_of_unicode_is_stripped_as_python_strips_it():
+def test_white_space_is_stripped_as_by_python():
     texts = [
         f"{chr(point)}a{chr(point)}b{chr(point)}"
         for point in range(sys.maxunicode + 1)
@@ -22,7 +28,7 @@ def test_every_white_space_character_of_unicode_is_stripped_as_python_strips_it(
 
 
 @given(st.lists(st.none() | st.text(alphabet=st.characters(exclude_categories=()), max_size=8), max_size=20))
-def test_a_normalized_text_is_the_stripped_text_with_lone_surrogates_replaced(texts):
+def test_normalize_strips_and_replaces_lone_surrogates(texts):
     expected = [
         None
         if text is None
@@ -33,7 +39,7 @@ def test_a_normalized_text_is_the_stripped_text_with_lone_surrogates_replaced(te
     assert normalize(normalize(texts)).to_pylist() == expected
 
 
-def test_control_characters_stay_and_are_counted_by_text():
+def test_control_characters_are_kept_and_counted():
     texts = normalize(
         ["nul\x00inside", "bell\x07\x07", "next line\x85inside", "tab\tand\nline\r\nend", "", None]
     )
@@ -45,22 +51,22 @@ def test_control_characters_stay_and_are_counted_by_text():
         "",
         None,
     ]
-    assert control_characters(texts) == 3
-    assert control_characters(texts[:0]) == 0
+    assert count_control_characters(texts) == 3
+    assert count_control_characters(texts[:0]) == 0
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_a_key_is_blake2b_of_the_bytes_wherever_the_text_lies(kind):
+def test_text_key_is_blake2b_of_the_bytes_for_every_array_layout(kind):
     texts = ["", "é", "a" * 1000, "z"]
     expected = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
     array = pa.array(texts, kind)
     assert text_keys(array).to_pylist() == expected
     assert text_keys(array[1:3]).to_pylist() == expected[1:3]
     assert text_keys(pa.array([None, "é"], kind)).to_pylist() == [None, expected[1]]
-    assert digests(array[:0], 8).type == pa.binary(8)
+    assert blake2b_digests(array[:0], 8).type == pa.binary(8)
 
 
-def test_invalid_utf8_is_found_by_row_even_where_a_file_calls_it_a_string():
+def test_invalid_utf8_is_found_in_strings_too():
     values = [b"fine", b"\xff", None, "é".encode(), b"\xed\xa0\x80", b""]  # \xed\xa0\x80 would be a surrogate
     binary = pa.array(values, pa.binary())
     mislabelled = pa.StringArray.from_buffers(len(binary), *[binary.buffers()[place] for place in (1, 2, 0)])

@@ -1,4 +1,4 @@
-"""Rows of Parquet files arrive whole and in order in bounded batches, whatever the footer says of their size."""
+"""Rows of Parquet files arrive complete and in order, in bounded batches, whatever the footer says."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.settings import CorpusSettings
-from pipeline.text.corpus.reader import read_batches, survey
+from pipeline.text.corpus.reader import read_batches, survey_files
 from pipeline.text.corpus.sources import list_files
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def test_one_long_value_for_every_row_is_read_in_bounded_batches(keeps_type: boo
 
 
 @pytest.mark.parametrize("keeps_type", [True, False], ids=["dictionary column", "dictionary pages"])
-def test_rows_that_become_heavy_after_a_light_beginning_are_read_whole(keeps_type: bool, tmp_path: Path):
+def test_rows_that_become_large_after_small_ones_are_all_read(keeps_type: bool, tmp_path: Path):
     places = np.repeat([0, 1, 0], [3_000, 100, 500])
     table = pa.table({"id": range(3_600), "text": coded(["light", "y" * MIB], places)})
     pq.write_table(table, tmp_path / "a.parquet", store_schema=keeps_type, row_group_size=3_050)
@@ -49,7 +49,7 @@ def test_rows_that_become_heavy_after_a_light_beginning_are_read_whole(keeps_typ
 
 
 @pytest.mark.parametrize("group", [1_000_000, 9_990])
-def test_a_large_dictionary_is_copied_for_few_batches(
+def test_large_dictionary_is_copied_into_few_batches(
     group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Each batch that Arrow reads of such a column has the whole dictionary, 20 MB here."""
@@ -74,9 +74,7 @@ def test_a_large_dictionary_is_copied_for_few_batches(
     assert len(batches) <= 6
 
 
-def test_steps_are_large_again_in_the_row_group_behind_heavy_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_steps_grow_again_after_a_row_group_of_large_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     places = np.repeat([1, 0], [200, 20_000])
     table = pa.table({"id": range(20_200), "text": coded(["light", "y" * MIB], places)})
     pq.write_table(table, tmp_path / "a.parquet", store_schema=False, row_group_size=1_000)
@@ -93,7 +91,7 @@ def test_steps_are_large_again_in_the_row_group_behind_heavy_rows(
 
 
 @pytest.mark.parametrize("large", [True, False])
-def test_dictionaries_with_nulls_and_all_columns_coded_are_read_as_they_are(large: bool, tmp_path: Path):
+def test_dictionaries_with_nulls_are_read(large: bool, tmp_path: Path):
     rows, kind = 3_000, pa.large_string() if large else pa.string()
     places = pa.array([None if row % 7 == 0 else row % 3 for row in range(rows)], pa.int8())
     kept = pa.DictionaryArray.from_arrays(places, pa.array(["x", "longer", ""], kind))
@@ -110,7 +108,7 @@ def test_dictionaries_with_nulls_and_all_columns_coded_are_read_as_they_are(larg
 
 
 @pytest.mark.parametrize("group", [7, 100, 5_000, 40_000])
-def test_short_rows_come_in_large_batches_wherever_row_groups_end(group: int, tmp_path: Path):
+def test_short_rows_come_in_large_batches_across_row_groups(group: int, tmp_path: Path):
     rows = 20_000
     pq.write_table(
         pa.table({"id": range(rows), "text": [f"row {row}" for row in range(rows)]}),
@@ -120,13 +118,13 @@ def test_short_rows_come_in_large_batches_wherever_row_groups_end(group: int, tm
     assert len(characters(tmp_path)) <= 3
 
 
-def test_a_file_of_very_many_columns_is_read(tmp_path: Path):
+def test_file_with_very_many_columns_is_read(tmp_path: Path):
     """In a second; a minute and more where each column is looked for among all others."""
     columns = {f"c{number}": [number] for number in range(20_000)}
     pq.write_table(pa.table({"id": [1], "text": ["x"], **columns}), tmp_path / "a.parquet")
     corpus = CorpusSettings(uri=str(tmp_path), keep=("c19999",))
     files = list_files(corpus)
-    assert survey(files, corpus).rows == {"a.parquet": 1}
+    assert survey_files(files, corpus).rows == {"a.parquet": 1}
     assert [row for batch in read_batches(files[0], corpus) for row in batch.good["c19999"].to_pylist()] == [
         19_999
     ]

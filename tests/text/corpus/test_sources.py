@@ -14,7 +14,7 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.s3 import S3Store
 from pipeline.store.store import open_store
 from pipeline.text.corpus.reader import read_batches
-from pipeline.text.corpus.sources import list_files, open_file, unchanged
+from pipeline.text.corpus.sources import is_unchanged, list_files, open_file
 
 
 def place(root, *names):
@@ -27,7 +27,7 @@ def names(uri, **settings):
     return [file.name for file in list_files(CorpusSettings(uri=str(uri), **settings))]
 
 
-def test_a_directory_is_read_whole_in_name_order_without_hidden_and_foreign_files(tmp_path):
+def test_directory_gives_all_files_by_name_except_hidden_and_foreign_ones(tmp_path):
     place(
         tmp_path,
         "b.parquet",
@@ -45,7 +45,7 @@ def test_a_directory_is_read_whole_in_name_order_without_hidden_and_foreign_file
     assert names(f"file://{tmp_path}") == names(f"{tmp_path}/") == names(tmp_path)
 
 
-def test_a_glob_names_files_from_its_fixed_part(tmp_path):
+def test_glob_names_are_relative_to_its_fixed_part(tmp_path):
     place(tmp_path, "x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet")
     assert names(tmp_path / "*" / "1.parquet") == ["x/1.parquet", "y/1.parquet"]
     assert names(tmp_path / "**" / "*.parquet") == [
@@ -57,7 +57,7 @@ def test_a_glob_names_files_from_its_fixed_part(tmp_path):
     assert names(tmp_path / "y" / "[0-9].parquet") == ["1.parquet"]
 
 
-def test_one_file_may_have_any_name_when_the_format_is_set(tmp_path):
+def test_single_file_may_have_any_name_if_the_format_is_set(tmp_path):
     place(tmp_path, "_hidden", "with [brackets]*.parquet", "part-0", "data.csv")
     assert names(tmp_path / "_hidden", format="parquet") == ["_hidden"]
     assert names(tmp_path / "with [brackets]*.parquet") == ["with [brackets]*.parquet"]
@@ -85,7 +85,7 @@ def test_hive_directories_become_values(tmp_path):
         ("lang=*/day=2/a.parquet", "lang=en/day=2/a.parquet"),
     ],
 )
-def test_hive_directories_count_wherever_the_uri_ends(tmp_path, uri, name):
+def test_hive_directories_in_the_uri_count_too(tmp_path, uri, name):
     place(tmp_path, "lang=en/day=2/a.parquet")
     memory = f"memory://{uuid.uuid4().hex}"
     fsspec.filesystem("memory").pipe(f"{memory}/lang=en/day=2/a.parquet", b"content")
@@ -94,12 +94,12 @@ def test_hive_directories_count_wherever_the_uri_ends(tmp_path, uri, name):
         assert [(file.name, file.partitions) for file in files] == [(name, {"lang": "en", "day": "2"})]
 
 
-def test_the_innermost_of_one_key_holds(tmp_path):
+def test_innermost_directory_of_a_partition_key_counts(tmp_path):
     place(tmp_path, "k=1/k=2/a.parquet")
     assert list_files(CorpusSettings(uri=str(tmp_path / "k=1")))[0].partitions == {"k": "2"}
 
 
-def test_links_are_followed_and_circles_end(tmp_path):
+def test_links_are_followed_and_cycles_end(tmp_path):
     place(tmp_path, "real/a.parquet")
     (tmp_path / "corpus").mkdir()
     os.symlink(tmp_path / "real", tmp_path / "corpus" / "link")
@@ -107,7 +107,7 @@ def test_links_are_followed_and_circles_end(tmp_path):
     assert names(tmp_path / "corpus") == ["link/a.parquet"]
 
 
-def test_a_name_that_is_no_utf8_is_refused(tmp_path):
+def test_file_name_with_invalid_utf8_is_refused(tmp_path):
     with (
         open(os.path.join(os.fsencode(tmp_path), b"\xff.parquet"), "wb"),
         pytest.raises(DataError, match="file names in UTF-8"),
@@ -115,7 +115,7 @@ def test_a_name_that_is_no_utf8_is_refused(tmp_path):
         names(tmp_path)
 
 
-def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
+def test_stamp_changes_with_time_or_content(tmp_path):
     place(tmp_path, "a.parquet")
     fast, full = (CorpusSettings(uri=str(tmp_path), fingerprint=kind) for kind in ("fast", "full"))
     before = {kind: list_files(kind)[0].stamp for kind in (fast, full)}
@@ -123,7 +123,7 @@ def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
     os.utime(tmp_path / "a.parquet", ns=(1, 1))
     assert list_files(fast)[0].stamp != before[fast]
     assert list_files(full)[0].stamp == before[full]
-    assert not unchanged(files, full)
+    assert not is_unchanged(files, full)
     (tmp_path / "a.parquet").write_bytes(b"A.parquet")
     assert list_files(full)[0].stamp != before[full]
 
@@ -136,7 +136,7 @@ def test_a_stamp_changes_with_the_time_or_with_the_content(tmp_path):
         ("", "only files of other names (data.csv)"),
     ],
 )
-def test_an_empty_listing_says_what_was_looked_for(tmp_path, uri, found):
+def test_empty_listing_names_the_suffixes_wanted(tmp_path, uri, found):
     place(tmp_path, "data.csv")
     with pytest.raises(DataError) as caught:
         names(tmp_path / uri)
@@ -145,12 +145,12 @@ def test_an_empty_listing_says_what_was_looked_for(tmp_path, uri, found):
     assert caught.value.found == found
 
 
-def test_an_unknown_scheme_is_a_configuration_error():
+def test_unknown_scheme_is_a_configuration_error():
     with pytest.raises(ConfigError, match="Protocol not known"):
         names("nowhere9://bucket/x")
 
 
-def test_any_file_system_of_fsspec_is_listed_and_read():
+def test_other_file_systems_are_listed_and_read_by_fsspec():
     base = f"memory://{uuid.uuid4().hex}"
     fsspec.filesystem("memory").pipe({f"{base}/k=1/a.parquet": b"content", f"{base}2/b.parquet": b""})
     files = list_files(CorpusSettings(uri=base))
@@ -174,15 +174,15 @@ def test_s3_is_listed_like_a_directory(s3, tmp_path):
     assert names(f"{base}/a b.parquet") == ["a b.parquet"]
     corpus = CorpusSettings(uri=base)
     files = list_files(corpus)
-    assert unchanged(files, corpus)
+    assert is_unchanged(files, corpus)
     for file in files:
         with open_file(file) as stream:
             assert stream.read() == b"x"
     system.pipe(f"{base}/a b.parquet", b"y")
-    assert not unchanged(files, corpus)  # no listing is remembered
+    assert not is_unchanged(files, corpus)  # no listing is remembered
 
 
-def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
+def test_large_object_is_read_by_ranges(s3, monkeypatch):
     monkeypatch.setattr("pipeline.store.remote._WHOLE_READ", 10)
     base = f"{s3}/{uuid.uuid4().hex}"
     lines = b"".join(b'{"id":%d,"text":"number %d"}\n' % (number, number) for number in range(1000))
@@ -202,7 +202,7 @@ def test_a_large_object_is_read_by_ranges(s3, monkeypatch):
         )
 
 
-def test_a_missing_bucket_says_so(s3):
+def test_missing_bucket_is_named_in_the_error(s3):
     with pytest.raises(DataError, match="no-such-bucket"):
         names("s3://no-such-bucket/x")
 
@@ -210,18 +210,28 @@ def test_a_missing_bucket_says_so(s3):
 DELTA, ICEBERG = "_delta_log/00000000000000000000.json", "metadata/v1.metadata.json"
 
 
-@pytest.mark.parametrize(("files", "uri", "table"), [
-    (("t/a.parquet", f"t/{DELTA}"), "t", "Delta"), (("t/a.parquet", f"t/{DELTA}"), "", "Delta"), (("t/a.parquet", f"t/{DELTA}"), "t/*.parquet", "Delta"),
-    (("t/a.parquet", f"t/{DELTA}"), "t/a.parquet", "Delta"), (("t/day=1/a.parquet", f"t/{DELTA}"), "t/day=1", "Delta"),
-    (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t", "Iceberg"), (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data", "Iceberg"),
-    (("t/data/day=1/a.parquet", f"t/{ICEBERG}"), "t/data/*/*.parquet", "Iceberg"), (("t/data/a.parquet", f"t/{ICEBERG}"), "t/data/a.parquet", "Iceberg"),
-    (("other/a.parquet", "t/b.txt", f"t/{DELTA}"), "", None), (("t/a.jsonl", f"t/{DELTA}"), "t", None), (("t/a.parquet", "t/metadata/about.json"), "t", None),
-    (("t/a.parquet", "t/_delta_log/notes.txt"), "t", None),
-    (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t/a.parquet", None), (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t/*.parquet", None),
-    (("t/a.parquet", f"t/metadata/other/{ICEBERG}"), "t", None), (("t/a.parquet", "t/metadata"), "t/a.parquet", None),
-])  # fmt: skip
+DELTA_TABLE = ("t/a.parquet", f"t/{DELTA}")
+ICEBERG_TABLE = ("t/data/day=1/a.parquet", f"t/{ICEBERG}")
+INNER_TABLE = ("t/a.parquet", f"t/metadata/other/{ICEBERG}")
+
+
+@pytest.mark.parametrize(
+    ("files", "uri", "table"),
+    [
+        *((DELTA_TABLE, uri, "Delta") for uri in ("t", "", "t/*.parquet", "t/a.parquet")),
+        (("t/day=1/a.parquet", f"t/{DELTA}"), "t/day=1", "Delta"),
+        *((ICEBERG_TABLE, uri, "Iceberg") for uri in ("t", "t/data", "t/data/*/*.parquet")),
+        (("t/data/a.parquet", f"t/{ICEBERG}"), "t/data/a.parquet", "Iceberg"),
+        (("other/a.parquet", "t/b.txt", f"t/{DELTA}"), "", None),
+        (("t/a.jsonl", f"t/{DELTA}"), "t", None),
+        (("t/a.parquet", "t/metadata/about.json"), "t", None),
+        (("t/a.parquet", "t/_delta_log/notes.txt"), "t", None),
+        *((INNER_TABLE, uri, None) for uri in ("t/a.parquet", "t/*.parquet", "t")),
+        (("t/a.parquet", "t/metadata"), "t/a.parquet", None),
+    ],
+)
 @pytest.mark.parametrize("where", ["disk", "s3", "memory"])
-def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s3, where, files, uri, table):
+def test_delta_and_iceberg_tables_are_refused(tmp_path, s3, where, files, uri, table):
     root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[
         where
     ]
@@ -243,7 +253,7 @@ def test_files_of_a_delta_or_iceberg_table_are_refused_with_a_remedy(tmp_path, s
         list_files(corpus)
 
 
-def test_only_the_names_in_a_log_folder_itself_are_listed(s3: str):
+def test_only_names_directly_in_a_log_folder_are_listed(s3: str):
     """Below a neighbour called metadata there may be millions of other objects."""
     store = S3Store(f"{s3}/{uuid.uuid4().hex}")
     for name in (

@@ -1,0 +1,151 @@
+"""Parse the docstrings of one Python file."""
+
+import ast
+import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MIN_WORDS = 4
+
+
+_MAX_SIGNATURE = 160  # characters
+
+
+_DOCUMENTED = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
+
+
+_IMPORTS_PRIVATE = re.compile(rb"from +(?:\.|[\w.]+\.)_\w")
+
+
+_DIRECTIVE = re.compile(r"^(\.\.|:|>>>|[-=~*#]{3}|copyright\b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Docstring:
+    """The first paragraph of a docstring.
+
+    id: dotted name; text: the paragraph on one line; kind: function, class, method or module; package:
+    top-level name.
+    """
+
+    id: str
+    text: str
+    kind: str
+    signature: str
+    package: str
+
+
+@dataclass(frozen=True)
+class PythonFile:
+    """A Python file and its dotted module name."""
+
+    name: str
+    path: Path
+
+
+def parse_docstrings(module: PythonFile) -> Iterator[Docstring]:
+    """Yield the docstrings of one file: functions and classes, then methods, then the module.
+
+    A package's `__init__` also gives the definitions that it imports from private modules.
+    """
+    tree = _parse(module.path)
+    if tree is None:
+        return
+    nodes = [
+        *_definitions(tree.body),
+        *(node for path, names in _private_imports(tree, module) for node in _named_definitions(path, names)),
+    ]
+    package = module.name.split(".")[0]
+    methods = [
+        (f"{module.name}.{node.name}.{method.name}", method)
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        for method in _definitions(node.body)
+    ]
+    for node in nodes:
+        if text := _first_paragraph(node):
+            yield Docstring(
+                f"{module.name}.{node.name}",
+                text,
+                "class" if isinstance(node, ast.ClassDef) else "function",
+                _signature(node),
+                package,
+            )
+    for name, method in methods:
+        if not isinstance(method, ast.ClassDef) and (text := _first_paragraph(method)):
+            yield Docstring(name, text, "method", _signature(method), package)
+    if text := _first_paragraph(tree):
+        yield Docstring(module.name, text, "module", "", package)
+
+
+def _parse(path: Path) -> ast.Module | None:
+    """Parse a file; None if it has no docstring or cannot be parsed (MemoryError: nested too deeply)."""
+    try:
+        content = path.read_bytes()
+        if not _DOCUMENTED.search(content) and not (
+            path.name == "__init__.py" and _IMPORTS_PRIVATE.search(content)
+        ):
+            return None  # parsing takes most of the time, and one file in three has no docstring
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's code
+            return ast.parse(content)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[tuple[Path, set[str] | None]]:
+    """Yield the private files that a package's `__init__` imports from, with the imported names; None means
+    all names.
+
+    An example is `from ._logistic import LogisticRegression`.
+    """
+    for node in tree.body if module.path.name == "__init__.py" else ():
+        if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+            inside = node.module if node.level else node.module.removeprefix(f"{module.name}.")
+            if (
+                inside.startswith("_")
+                and inside.replace(".", "").isidentifier()
+                and (node.level or inside != node.module)
+            ):
+                names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
+                yield module.path.parent / f"{inside.replace('.', '/')}.py", None if "*" in names else names
+
+
+def _named_definitions(
+    path: Path, names: set[str] | None
+) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    tree = _parse(path)
+    for node in _definitions(tree.body) if tree else ():
+        if names is None or node.name in names:
+            yield node
+
+
+def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Yield the public functions and classes of a body, including those under `if` and `try`."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if not node.name.startswith("_"):
+                yield node
+        elif isinstance(node, ast.If | ast.Try):
+            handlers = [line for handler in getattr(node, "handlers", []) for line in handler.body]
+            yield from _definitions([*node.body, *handlers, *node.orelse])
+
+
+def _first_paragraph(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) -> str | None:
+    """The first paragraph of a docstring on one line; None if there is none or it says too little."""
+    docstring = ast.get_docstring(node, clean=False)
+    if not docstring:
+        return None
+    text = " ".join(re.split(r"\n\s*\n", inspect.cleandoc(docstring).strip(), maxsplit=1)[0].split())
+    text = text.encode(errors="replace").decode()  # a docstring may contain a lone surrogate
+    return text if len(text.split()) >= _MIN_WORDS and not _DIRECTIVE.match(text) else None
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    inside = (
+        ", ".join(map(ast.unparse, node.bases)) if isinstance(node, ast.ClassDef) else ast.unparse(node.args)
+    )
+    return f"{node.name}({inside})".encode(errors="replace").decode()[:_MAX_SIGNATURE]

@@ -1,0 +1,100 @@
+"""Parse JSON lines one by one: each becomes a row or is rejected with a reason."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.settings import CorpusSettings
+from pipeline.text.corpus.json_values import is_id, parse_line, show_value
+from pipeline.text.corpus.normalize import has_surrogates, replace_surrogates
+from pipeline.text.corpus.quarantine import RejectedRow
+from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.values import convert_value
+
+
+def keys_by_column(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
+    """Column of the batch -> key of the object."""
+    return dict(zip(schema.names, (corpus.id, corpus.text, *corpus.keep), strict=True))
+
+
+def partition_values(schema: pa.Schema, file: SourceFile, corpus: CorpusSettings) -> dict[str, pa.Scalar]:
+    """Column of the batch -> its value in rows that have none, taken from the file's partition.
+
+    Columns whose type cannot hold the value are left out.
+    """
+    values = {}
+    for column, name in keys_by_column(schema, corpus).items():
+        with contextlib.suppress(pa.ArrowException):
+            values[column] = pa.scalar(file.partitions.get(name), pa.string()).cast(schema.field(column).type)
+    return {column: value for column, value in values.items() if value.is_valid}
+
+
+@dataclass
+class LineParser:
+    """Parse the lines of a block: each becomes a row, or is rejected with a reason."""
+
+    file: SourceFile
+    corpus: CorpusSettings
+    schema: pa.Schema
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    """(id, text, kept values, row number) of each row"""
+    rejected: list[RejectedRow] = field(default_factory=list)
+    surrogates: list[int] = field(default_factory=list)
+    """numbers of the rows whose text had lone surrogates"""
+    dropped: list[int] = field(default_factory=list)
+    """numbers of the rows with a kept value that did not fit, once for each such value"""
+    partition: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partition = {
+            column: value.as_py()
+            for column, value in partition_values(self.schema, self.file, self.corpus).items()
+        }
+
+    def add(self, number: int, line: bytes) -> None:
+        """Parse the line with that number."""
+        value, reason, detail = parse_line(line)
+        if value is None:
+            self.rejected.append(RejectedRow(number, reason, detail, text=line.decode(errors="replace")))
+            return
+        keys = keys_by_column(self.schema, self.corpus)
+        row_id, text, *others = (
+            self.partition.get(column) if value.get(key) is None else value[key]
+            for column, key in keys.items()
+        )
+        wrong = []
+        if not isinstance(text, str | None):
+            wrong.append(f"{self.corpus.text} is {show_value(text)}, not a string")
+        id_type = self.schema.field("id").type
+        if row_id is not None and not is_id(row_id, id_type):
+            wrong.append(f"{self.corpus.id} is {show_value(row_id)}, not an id of type {id_type}")
+        if wrong:
+            shown_id = row_id if isinstance(row_id, str | None) else show_value(row_id)
+            shown_text = text if isinstance(text, str) else None
+            rejected = RejectedRow(number, "wrong_type", ", ".join(wrong), shown_id, shown_text)
+            self.rejected.append(rejected)
+        else:
+            self.rows.append(self._convert(number, row_id, text, others))
+
+    def _convert(self, number: int, row_id: Any, text: str | None, others: Sequence[Any]) -> tuple[Any, ...]:
+        """Convert the values of an object, of valid types, to a row."""
+        if isinstance(row_id, str):
+            row_id = replace_surrogates(row_id)
+        kept = [convert_value(one, kind) for one, kind in zip(others, self.schema.types[2:], strict=True)]
+        self.dropped += [number for _, fits in kept if not fits]
+        if isinstance(text, str) and has_surrogates(text):
+            self.surrogates.append(number)
+            text = replace_surrogates(text)
+        return row_id, text, *(one for one, _ in kept), number
+
+    def table(self) -> pa.Table:
+        """The rows added so far."""
+        schema = self.schema.append(pa.field("row", pa.int64()))
+        columns = zip(*self.rows, strict=True) if self.rows else ((),) * len(schema)
+        return pa.table(
+            [pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)],
+            schema=schema,
+        )

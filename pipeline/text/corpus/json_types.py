@@ -1,0 +1,127 @@
+"""Find the types of a JSON lines file's columns."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.settings import CorpusSettings
+from pipeline.text.corpus.columns import FileColumns, missing_column, wrong_column_type
+from pipeline.text.corpus.json_values import Block, is_integer, is_string, parse_block, parse_line, show_value
+from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.values import widen_type
+
+
+@dataclass
+class TypeInspection:
+    """The types of a file's id and kept columns, found by adding block after block."""
+
+    file: SourceFile
+    corpus: CorpusSettings
+    types: dict[str, pa.DataType] = field(init=False)
+    example: dict[str, Any] | None = None  # the first object
+    """the first object"""
+    wrong_id: Any = None  # one that is neither a string nor an integer
+    """an id that is neither a string nor an integer"""
+    present: set[str] = field(default_factory=set)
+    """columns that an object has"""
+    partly: set[str] = field(default_factory=set)  # nested columns with values that their types do not hold
+    """nested columns with values that their types do not hold"""
+    negative: bool = False
+    """whether an id is negative"""
+    large: bool = False  # an id of 2^63 or above
+    """whether an id is 2^63 or above"""
+
+    def __post_init__(self) -> None:
+        self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
+
+    def add(self, block: Block) -> None:
+        """Widen the types by the objects of a block. DataError for a JSON array and for a column of a wrong
+        type.
+        """
+        if block.first == 0 and block.lines.lstrip().startswith(b"["):
+            remedy = "write one object per line, for instance with jq -c '.[]'"
+            raise self.file.error("JSON lines (one object per line)", "a JSON array", remedy)
+        if self.example is not None and self._has_known_types(block):
+            return
+        parsed = (parse_line(line)[0] for line in block.lines.split(b"\n") if line.strip())
+        objects = [one for one in parsed if one is not None]
+        if objects and self.example is None:
+            self.example = objects[0]
+            self._check_text(objects)
+        self._add_ids(objects)
+        for one in objects:
+            self.present |= self.types.keys() & one.keys()
+            for name in self._kept():
+                self.types[name], held = widen_type(self.types[name], one.get(name))
+                if not held and pa.types.is_nested(self.types[name]):
+                    self.partly.add(name)
+
+    def columns(self) -> FileColumns:
+        """The columns found so far. DataError if no object has an id, or none has an id of a valid type."""
+        example = self.example or {}
+        absent = frozenset[str]()
+        if example:
+            absent = frozenset(self.types) - self.present - self.file.partitions.keys()
+        if self.corpus.id in absent:
+            raise missing_column(self.file, "corpus.id", self.corpus.id, [*self.file.partitions, *example])
+        if self.wrong_id is not None and pa.types.is_null(self.types[self.corpus.id]):
+            found = f"{show_value(self.wrong_id)} ({type(self.wrong_id).__name__})"
+            raise wrong_column_type(self.file, "corpus.id", self.corpus.id, "string or integer", found)
+        types = {
+            name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind
+            for name, kind in self.types.items()
+        }
+        if pa.types.is_integer(types[self.corpus.id]):
+            types[self.corpus.id] = pa.uint64() if self.large and not self.negative else pa.int64()
+        return FileColumns(
+            self.file,
+            types,
+            negative_ids=self.negative,
+            known=(*self.file.partitions, *example),
+            absent=absent,
+            partly=frozenset(self.partly),
+        )
+
+    def _has_known_types(self, block: Block) -> bool:
+        """Whether Arrow can parse the block with the types found so far, so that it cannot widen them.
+
+        Nested types always need a look, because Arrow ignores keys that a type lacks.
+        """
+        if any(pa.types.is_nested(kind) for kind in self.types.values()):
+            return False
+        table = parse_block(block.lines, self.types)
+        if table is not None and pa.types.is_uint64(self.types[self.corpus.id]):
+            self.large |= (pc.max(table[self.corpus.id]).as_py() or 0) >= 2**63
+        return table is not None
+
+    def _check_text(self, objects: list[dict[str, Any]]) -> None:
+        name = self.corpus.text
+        if name not in self.file.partitions and not any(name in one for one in objects):
+            raise missing_column(self.file, "corpus.text", name, [*self.file.partitions, *objects[0]])
+        texts = [one[name] for one in objects if one.get(name) is not None]
+        if texts and not any(isinstance(text, str) for text in texts):
+            raise wrong_column_type(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
+
+    def _add_ids(self, objects: list[dict[str, Any]]) -> None:
+        """Find the type of the ids: strings or integers, by the majority of the first block that has ids.
+
+        Integers are uint64 until one is negative.
+        """
+        name = self.corpus.id
+        values = [one[name] for one in objects if one.get(name) is not None]
+        strings, integers = sum(map(is_string, values)), sum(map(is_integer, values))
+        if pa.types.is_null(self.types[name]) and (strings or integers):
+            self.types[name] = pa.string() if strings >= integers else pa.uint64()
+        elif values and self.wrong_id is None:
+            self.wrong_id = values[0]
+        if not pa.types.is_integer(self.types[name]):
+            return
+        numbers = list(filter(is_integer, values))
+        self.negative |= any(-(2**63) <= number < 0 for number in numbers)
+        self.large |= any(2**63 <= number < 2**64 for number in numbers)
+        self.types[name] = pa.int64() if self.negative else pa.uint64()
+
+    def _kept(self) -> list[str]:
+        return [name for name in self.corpus.keep if name != self.corpus.id]

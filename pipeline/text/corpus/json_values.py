@@ -1,0 +1,73 @@
+"""Parse JSON lines: a block at once by Arrow, or one line by Python, and check the values of ids."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines of a file. first: number of the first line, from 0; position: bytes of the file read so
+    far.
+    """
+
+    lines: bytes
+    first: int
+    position: int
+
+
+def parse_block(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table | None:
+    """The objects' values under the keys of `types`; None if a value has another type, or a line is not valid
+    JSON.
+    """
+    schema = pa.schema(list(types.items()))
+    parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    read = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    try:
+        return pj.read_json(pa.BufferReader(lines), read, parse)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
+    """Parse one line.
+
+    Returns:
+        (object, "", ""), or (None, reason, detail) if the line is not a JSON object.
+    """
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return None, "invalid_utf8", f"byte {error.start} of the line"
+    except (ValueError, RecursionError) as error:
+        return None, "invalid_json", str(error)
+    if not isinstance(value, dict):
+        return None, "invalid_json", f"{type(value).__name__}, not an object"
+    return value, "", ""
+
+
+def is_id(value: Any, kind: pa.DataType) -> bool:
+    """Whether a value can be an id of that type."""
+    return is_string(value) if pa.types.is_string(kind) else is_integer(value) and _in_range(value, kind)
+
+
+def is_string(value: Any) -> bool:
+    """Whether a value of JSON is a string."""
+    return isinstance(value, str)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value of JSON is an integer; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def show_value(value: Any) -> str:
+    """The beginning of a value, as JSON."""
+    return json.dumps(value)[:60]
+
+
+def _in_range(value: int, kind: pa.DataType) -> bool:
+    return 0 <= value < 2**64 if pa.types.is_uint64(kind) else -(2**63) <= value < 2**63

@@ -1,0 +1,174 @@
+"""List the files of a path, a glob or a directory, on a disk or in an object store."""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from pipeline.config import refuse_credentials
+from pipeline.errors import ConfigError, DataError
+from pipeline.store.retry import retrying
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file of a listing. path: without scheme; stamp: changes whenever the content changes."""
+
+    path: str
+    uri: str
+    size: int
+    stamp: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files found. base: directory that names are relative to; single: the URI names the file itself."""
+
+    base: str
+    found: list[FoundFile]
+    single: bool = False
+
+
+def local_path(uri: str) -> str | None:
+    """Absolute path of a local URI; None for another scheme."""
+    scheme, sign, rest = uri.partition("://")
+    if not sign:
+        return os.path.abspath(os.path.expanduser(uri))
+    return os.path.abspath(unquote(rest.removeprefix("localhost"))) if scheme in ("file", "local") else None
+
+
+def list_local(path: str) -> Listing:
+    """List a file, a directory or a glob on a disk."""
+    if os.path.isfile(path):
+        return Listing(os.path.dirname(path), [_stat(path)], single=True)
+    if os.path.isdir(path):
+        return Listing(path, list(_walk(path)))
+    matches = sorted(glob.glob(path, recursive=True, include_hidden=True)) if glob.has_magic(path) else []
+    return Listing(_fixed_part(path), [_stat(match) for match in matches if os.path.isfile(match)])
+
+
+def list_remote(uri: str) -> Listing:
+    """List a file, a directory or a glob in an object store."""
+    if uri.startswith(("s3://", "s3a://")):
+        try:
+            return _list_s3(uri.rstrip("/"))
+        except ConfigError as error:
+            if "NoSuchBucket" not in error.found:
+                raise
+            # a missing corpus, like a missing directory
+            raise DataError(uri, error.expected, error.found, "check corpus.uri") from None
+    system, path = _filesystem(uri)
+    magic = glob.has_magic(path)
+    search = system.glob if magic else system.find
+    listed = retrying(lambda: search(path, detail=True), uri)
+    found = [
+        FoundFile(name, system.unstrip_protocol(name), int(status["size"]), _remote_stamp(status))
+        for name, status in listed.items()
+        if status.get("type") != "directory" and not name.endswith("/")
+    ]
+    if magic:
+        return Listing(_fixed_part(path), found)
+    if [one.path for one in found] == [path]:
+        return Listing(path.rpartition("/")[0], found, single=True)
+    return Listing(path, [one for one in found if one.path.startswith(path + "/")])
+
+
+def _list_s3(uri: str) -> Listing:
+    """List objects in S3 page by page, so that a failed page is requested again."""
+    from fsspec.utils import glob_translate
+
+    from pipeline.store.s3 import S3Store
+
+    scheme, _, path = uri.partition("://")
+    magic = glob.has_magic(path)
+    base = _fixed_part(path) if magic else path
+    entries = S3Store(f"{scheme}://{base}").list()
+    wanted = re.compile(glob_translate(path)) if magic else None
+    paths = ((f"{base}/{one.path}", one) for one in entries)
+    found = [
+        FoundFile(full, f"{scheme}://{full}", one.size, one.stamp)
+        for full, one in paths
+        if not wanted or wanted.fullmatch(full)
+    ]
+    if found or magic or "/" not in path:
+        return Listing(base, found)
+    parent, _, name = path.rpartition("/")
+    single = S3Store(f"{scheme}://{parent}").entry(name)
+    if single is None:
+        return Listing(path, [])
+    return Listing(parent, [FoundFile(path, uri, single.size, single.stamp)], single=True)
+
+
+def _filesystem(uri: str) -> tuple[Any, str]:
+    """(file system, path) of a URI, by fsspec."""
+    import fsspec
+
+    refuse_credentials(uri)
+    try:
+        system, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        remedy = "use file:// or s3://, or install the file system's package"
+        raise ConfigError(uri, "a path, or a URI that fsspec can open", str(error), remedy) from None
+    return system, path.rstrip("/")
+
+
+def _walk(top: str) -> Iterator[FoundFile]:
+    """Yield the files below `top`. Links are followed; a directory that is reached twice is read once."""
+    seen = set()
+    for directory, folders, names in os.walk(top, followlinks=True):
+        status = os.stat(directory)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders.sort()
+        yield from (_stat(path) for name in names if os.path.isfile(path := os.path.join(directory, name)))
+
+
+def _stat(path: str) -> FoundFile:
+    status = os.stat(path)
+    return FoundFile(path, path, status.st_size, str(status.st_mtime_ns))
+
+
+def _remote_stamp(status: dict[str, Any]) -> str:
+    """The etag or another value that changes with the content; empty if the file system has none."""
+    names = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "updated", "created")
+    return next((str(status[name]).strip('"') for name in names if status.get(name)), "")
+
+
+def _fixed_part(pattern: str) -> str:
+    """The directory before the first wildcard of a glob."""
+    parts = PurePosixPath(pattern).parts
+    wild = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return str(PurePosixPath(*parts[:wild])) if wild else ""
+
+
+def local_names(directory: str) -> list[str]:
+    """Names of the files directly in a directory; none if there is no such directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remote_names(top: str, folder: str) -> Iterable[str]:
+    """Names of the files directly in a folder of an object store."""
+    if top.startswith(("s3://", "s3a://")):
+        from pipeline.store.s3 import S3Store
+
+        return S3Store(top).names(folder)
+    system, path = _filesystem(f"{top}/{folder}")
+
+    def listed() -> list[dict[str, Any]]:
+        try:
+            return list(system.ls(path, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    files = (each["name"] for each in retrying(listed, top) if each.get("type") != "directory")
+    return [name.rpartition("/")[2] for name in files]

@@ -1,0 +1,49 @@
+"""Turn the errors of file systems, Arrow and S3 into the project's errors."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError, DataError, PipelineError, TransientError
+from pipeline.store.retry import is_transient
+
+
+@contextlib.contextmanager
+def storage_errors(
+    where: str, leave_out: str = "; corpus.bad_files=skip leaves such files out"
+) -> Iterator[None]:
+    """Turn errors of storage into errors of the project.
+
+    Args:
+        where: the file or folder, for the message.
+        leave_out: end of the remedy: what can be done instead of fixing the file.
+
+    Raises:
+        TransientError: trying again may help (exit code 75).
+        ConfigError: credentials are missing (2).
+        DataError: any other error (3).
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except _error_types() as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+        if is_transient(error):
+            raise TransientError(where, "an answer of the storage", found, "run again") from error
+        if "redentials" in type(error).__name__:
+            remedy = "set AWS_ACCESS_KEY_ID and so on, or give the machine a role"
+            raise ConfigError(where, "credentials in the environment", found, remedy) from error
+        if isinstance(error, FileNotFoundError):
+            expected = "a file, a directory or a glob that matches"
+            raise DataError(where, expected, "nothing there", "check corpus.uri") from error
+        remedy = f"fix or remove the file, or its permissions{leave_out}"
+        raise DataError(where, "a readable file", found, remedy) from error
+
+
+def _error_types() -> tuple[type[Exception], ...]:
+    """Errors of the system and of Arrow, and of the S3 client if it is loaded: they are not OSErrors."""
+    module = sys.modules.get("botocore.exceptions")
+    return (OSError, pa.ArrowException, *((module.BotoCoreError, module.ClientError) if module else ()))
