@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pipeline.device import Device, resolve
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.models.folder.token_filter import load_filter
+from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.recurrent import SteppedModel
@@ -39,19 +40,6 @@ _PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
 Module = Callable[[Tensor], Tensor]
 Told = Callable[[float], None]  # takes the part, up to 1, that is computed
-
-
-class Model(Protocol):
-    """The backbone: packed, padded, or a table of words alone."""
-
-    width: int
-    layers: int
-
-    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]: ...
-
-    def states(
-        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
-    ) -> tuple[dict[int, Tensor], Segments]: ...
 
 
 @dataclass(frozen=True)

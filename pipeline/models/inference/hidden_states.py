@@ -1,19 +1,16 @@
 """What lies inside an encoder: the hidden states of every token, layer by layer, which tokens are words, and the table they come from."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.models.folder.token_filter import kept_tokens
+from pipeline.models.inference.model import Model
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.stats.contextuality import States, Tokenized
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
-
-if TYPE_CHECKING:
-    from pipeline.models.inference.encoder import Model
 
 _MAX_TOKENS = 8_192  # of one pass: all layers of it are held on the host, 0.8 GB for 25 of width 1,024
 
@@ -21,7 +18,7 @@ _MAX_TOKENS = 8_192  # of one pass: all layers of it are held on the host, 0.8 G
 class Inside:
     """The hidden states H[0] (embedding layer) to H[layers] of a transformer encoder, through the same forward pass that makes its vectors."""
 
-    def __init__(self, model: "Model", tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
         self.layers, self.width = model.layers, model.width
         self._model, self._tokenizer, self._folder = model, tokenizer, folder
         self._table_width = int(folder.config.get("embedding_size") or self.width)
