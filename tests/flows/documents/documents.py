@@ -6,7 +6,11 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "infra" / "README.md")
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "infra" / "README.md",
+    ROOT / "tests" / "benchmarks" / "README.md",
+)
 PROGRAMS = ("manta", "python", "pytest", "pip", "ray", "kubectl", "docker")
 NEEDS = {
     "pip install": "the package index: tests/infra resolves the image's lines",
