@@ -105,10 +105,12 @@ def _init(uri: str, output: Path, id_column: str | None, text_column: str | None
         "manta init",
     )
     head = _HEAD.format(rows=seen.rows, files=seen.files, columns=_columns(seen), file=output)
-    _write(output, head + _about(seen) + "\n" + to_yaml(job, only=_WRITTEN))
+    about = _about(seen)
+    _write(output, head + (f"# {about}.\n" if about else "") + "\n" + to_yaml(job, only=_WRITTEN))
     facts: dict[str, Any] = {"status": "done", "file": str(output), **vars(seen), "root": job.release.root}
     lines = [
         f"id {seen.id}, text {seen.text}, kept {', '.join(seen.keep) or 'nothing'}, language {seen.language or 'unknown'}",
+        *([about] if about else []),
         f"next: manta nightly --config {output}",
     ]
     return Answer(
@@ -124,10 +126,16 @@ def _columns(seen: "Look") -> str:
 
 
 def _about(seen: "Look") -> str:
-    """A remark on the language, where the default encoder does not fit it."""
-    if seen.language in (None, "en"):
+    """A remark on language or script if the default encoder does not fit it; "" if it does."""
+    from pipeline.text.tokens.coverage import script_phrase
+
+    if seen.language not in (None, "en"):
+        found = f"The texts seem to be in {seen.language}"
+    elif seen.language is None and seen.script is not None and seen.script not in ("latin", "symbols"):
+        found = f"Most of them are {script_phrase(seen.script)}"
+    else:
         return ""
-    return f"# The texts seem to be in {seen.language}; {EncoderSettings().path} knows English: name a multilingual encoder in encoder.path.\n"
+    return f"{found}; {EncoderSettings().path} knows English: name a multilingual encoder in encoder.path"
 
 
 def _name(uri: str) -> str:

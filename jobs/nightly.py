@@ -51,7 +51,8 @@ def _nightly(run: Run, verify: bool) -> Answer:
         "published": f"published release {outcome.release}: {outcome.rows:,} rows"
         + (f" ({changed})" if changed else "")
         + _quarantined(counts),
-        "unchanged": f"nothing changed: release {outcome.release} with {outcome.rows:,} rows stays current",
+        "unchanged": f"{outcome.facts.get('why', '')}: release {outcome.release} with {outcome.rows:,} rows "
+        "stays current",
         "held": f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate passed every gate",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]

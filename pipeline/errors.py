@@ -101,11 +101,13 @@ class RootHeld(PipelineError):
     exit_code: ClassVar[int] = 0
     number: int
     since: str
+    root: str
     reason: str = ""
 
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
-        return f"release {self.number} is held since {self.since}{why}: nothing is published until `manta releases release`"
+        until = f"nothing is published until `manta releases release {self.root}`"
+        return f"release {self.number} is held since {self.since}{why}: {until}"
 
 
 @dataclass(eq=False)

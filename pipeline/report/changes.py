@@ -15,6 +15,8 @@ class Previous:
     p50_ms: float | None = None
     p99_ms: float | None = None
     seconds: float | None = None
+    kept_answers: bool = True
+    """whether it left a summary with its answers to the fixed queries"""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,9 @@ def _without(hits: tuple[Neighbour, ...], others: tuple[Neighbour, ...]) -> tupl
 
 
 def delta(now: float, before: float | None, number: int, step: float, unit: str = "") -> str:
-    """The difference with release `number`, in multiples of `step`, with a true minus sign; empty where the previous value is unknown."""
+    """The difference with release `number` in multiples of `step`, or the remark that it is unknown."""
     if before is None:
-        return ""
+        return f"not known of release {number}"
     steps = round((now - before) / step)
     if not steps:
         return f"as in release {number}"

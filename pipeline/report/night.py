@@ -237,7 +237,14 @@ def _asked(report: Report) -> str:
     rows = "Recall is measured with rows of the corpus as queries."
     if any(gate.name == OUTSIDE_RECALL for gate in report.gates):
         return f"{rows} Recall@10 queries is that of the texts of gates.queries, which come from outside: it is reported and refuses nothing."
-    return f"{rows} For texts from outside it may be lower, most of all where the index compresses: gates.queries measures that."
+    if report.index.kind == "flat":
+        return (
+            f"{rows} This index compares each query with every row, so that texts from outside lose nothing."
+        )
+    return (
+        f"{rows} For texts from outside it may be lower, most of all where the index compresses: "
+        "gates.queries measures that."
+    )
 
 
 def _charts(report: Report) -> dict[str, Any]:

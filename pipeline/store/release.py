@@ -162,7 +162,7 @@ class Releases:
 
     def _refuse_if_held(self) -> None:
         if held := self.commits.hold():
-            raise RootHeld(number=int(held.release or 0), since=held.committed_at, reason=held.reason)
+            raise RootHeld(int(held.release or 0), held.committed_at, self.store.uri, held.reason)
 
     def _reserve(self, release: ReleaseManifest) -> bool:
         """Whether the number is ours. One that another run reserved and does not commit within the grace time is made void, so it can never commit late."""

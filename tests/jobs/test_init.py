@@ -56,6 +56,8 @@ def test_what_it_writes_is_a_night_that_publishes(encoder: Path, cluster: Worker
     )
     night = manta("nightly", "--config", "night.yaml", f"encoder.path={encoder}", "--json")
     assert (night.code, json.loads(night.out)["rows"]) == (0, 40), night.err
+    again = manta("nightly", "--config", "night.yaml", f"encoder.path={encoder}")
+    assert (again.out + again.err).count("nothing changed") == 1
     found = json.loads(manta("search", "out/docs", texts[7], "-k", "1", "--json").out)
     assert (found["id"], found["title"]) == (7, texts[7][:9])
 
@@ -126,6 +128,18 @@ def test_the_language_is_named_where_the_default_encoder_does_not_know_it(manta:
     answer = json.loads(manta("init", "corpus.jsonl.gz", "--json").out)
     assert (answer["language"], answer["rows"]) == ("de", 30)
     assert "# The texts seem to be in de; all-MiniLM-L6-v2 knows English" in Path("night.yaml").read_text()
+
+
+def test_a_script_that_the_default_encoder_does_not_know_is_named_without_a_language(manta: Manta):
+    """Short texts of one script, whose language is a guess; also to people who read no YAML."""
+    uri = written({"id": list(range(40)), "text": [f"第{number}章 学校" for number in range(40)]})
+    ended = manta("init", uri)
+    assert "Chinese texts; all-MiniLM-L6-v2 knows English" in ended.out or "seem to be in" in ended.out
+    assert "knows English" in Path("night.yaml").read_text()
+
+
+def test_nothing_is_remarked_where_the_encoder_fits(manta: Manta):
+    assert "knows English" not in manta("init", written({"id": [1, 2], "text": ["a dog", "two cats"]})).out
 
 
 @pytest.mark.parametrize(

@@ -216,9 +216,19 @@ def test_every_tile_says_how_it_differs_from_the_previous_release() -> None:
     ] == []
     assert "as in release 41" in apart(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
     assert "since release" not in apart(replace(FULL, previous=None))
-    assert "since release 41" in apart(
-        replace(FULL, previous=Previous(41, 18_203, 32_000_000))
-    )  # one that left no summary
+    without = apart(replace(FULL, previous=Previous(41, 18_203, 32_000_000, kept_answers=False), answers=()))
+    assert "since release 41" in without
+    assert without.count("not known of release 41") == 3, "recall, latency and time"
+    assert "Release 41 kept no answers of fixed queries, and no latency and time of its night" in without
+    assert "kept no answers" not in apart(FULL)
+
+
+def test_exact_search_is_not_said_to_lose_what_compression_loses() -> None:
+    recall = Interval(1.0, 0.999, 1.0)
+    flat, compressed = (replace(FULL.index, kind=kind, recall_at_10=recall) for kind in ("flat", "ivf_pq"))
+    assert "compares each query with every row" in apart(replace(FULL, index=flat))
+    assert "most of all where the index compresses" not in apart(replace(FULL, index=flat))
+    assert "most of all where the index compresses" in apart(replace(FULL, index=compressed))
 
 
 def test_exhaustive_search_has_a_latency_and_no_curve() -> None:

@@ -292,6 +292,7 @@ def test_a_hold_keeps_its_release_current_until_it_ends(store: Store):
     with pytest.raises(RootHeld, match=r"release 1 is held since .* \(a bad delivery\)") as caught:
         Releases(store).publish(late, str)
     assert caught.value.exit_code == 0
+    assert f"`manta releases release {store.uri}`" in str(caught.value)
     assert not store.exists(manifest_path(4))
     assert Releases(store).current() == Releases(store).get(1)
     assert Releases(store).hold(1).commit == 3, "once"

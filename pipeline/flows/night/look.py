@@ -17,6 +17,7 @@ from pipeline.errors import DataError
 from pipeline.settings import RESULT_COLUMNS, CorpusSettings
 from pipeline.text.corpus.sources import SourceFile, list_files, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
+from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 
 _FILES, _ROWS, _BATCH = 3, 1_000, 64  # read of a corpus at most
 _BYTES = 1 << 20  # read of a file of JSON lines
@@ -43,7 +44,11 @@ Values = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Look:
-    """What a corpus seems to be. language: an ISO 639 code; None where texts differ, are few, or py3langid is not installed."""
+    """What a corpus seems to be.
+
+    language: an ISO 639 code; None where texts differ, are few, or py3langid is not installed.
+    script: that of most texts, such as latin or chinese; None where texts differ.
+    """
 
     files: int
     rows: int
@@ -52,6 +57,7 @@ class Look:
     text: str
     keep: tuple[str, ...]
     language: str | None
+    script: str | None
 
 
 def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str | None = None) -> Look:
@@ -71,8 +77,22 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
     text = _chosen(corpus, "text", text_column, values) or _text(corpus, values, id_column)
     found = _chosen(corpus, "id", id_column, values) or _id(corpus, values, text)
     return Look(
-        len(files), rows, tuple(values), found, text, _kept(values, found, text), _language(values[text])
+        files=len(files),
+        rows=rows,
+        columns=tuple(values),
+        id=found,
+        text=text,
+        keep=_kept(values, found, text),
+        language=_language(values[text]),
+        script=_script([value for value in values[text] if isinstance(value, str)]),
     )
+
+
+def _script(texts: Sequence[str]) -> str | None:
+    """The script that preflight would count most of the texts under."""
+    found = scripts_of(pa.array(texts, pa.large_string()))
+    [(number, count)] = Counter(found.tolist()).most_common(1) or [(0, 0)]
+    return SCRIPTS[number] if texts and count >= _SURE * len(texts) else None
 
 
 def _sampled(files: Sequence[SourceFile]) -> Values:

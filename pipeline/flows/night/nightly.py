@@ -130,5 +130,5 @@ def _judge(run: Run, previous: PreviousRelease, candidate: Candidate) -> tuple[C
 def _unchanged(previous: PreviousRelease, store: Store, why: str) -> NightOutcome:
     release = previous.release
     assert release is not None
-    say(f"{why} since release {release.release}")
-    return outcome_of("unchanged", release, store.uri)
+    outcome = outcome_of("unchanged", release, store.uri)
+    return replace(outcome, facts=outcome.facts | {"why": why})
