@@ -16,7 +16,7 @@ from pipeline.losses.classification import (
 )
 from pipeline.losses.context import quick_thoughts
 from pipeline.losses.contrastive import candidate_logits, cosines, info_nce, nt_xent
-from pipeline.losses.distillation import embedding_distillation, margin_distillation, similarity_distillation
+from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.losses.divergence import pser, symmetric_divergence
 from pipeline.losses.matryoshka import matryoshka
 from pipeline.losses.momentum import enqueue, moco, moco_logits, moving_average, random_queue
@@ -41,7 +41,6 @@ __all__ = [
     "embedding_distillation",
     "enqueue",
     "info_nce",
-    "margin_distillation",
     "mask_words",
     "masked_lm",
     "matryoshka",

@@ -103,8 +103,9 @@ def mask_words(
     rng: np.random.Generator,
     rate: float = 0.15,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose tokens at random and corrupt them for masked language modelling (BERT, Devlin et al. 2019,
-    section 3.1).
+    """Choose tokens at random and corrupt them for masked language modelling.
+
+    Source: BERT, Devlin et al. 2019, section 3.1.
 
     Each maskable token is chosen independently with probability `rate`. 80 % of the chosen tokens become
     `mask_id`, 10 % a random id, 10 % stay as they are; the model has to predict all of them.

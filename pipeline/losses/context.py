@@ -26,8 +26,9 @@ def quick_thoughts(
     diag: Literal["mask", "zero"] = "mask",
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of picking the neighbours of each sentence (QuickThoughts, Logeswaran & Lee 2018,
-    section 3).
+    """Mean cross-entropy of picking the neighbours of each sentence.
+
+    Source: QuickThoughts, Logeswaran & Lee 2018, section 3.
 
     Scores are raw inner products. The target distribution is uniform over a sentence's neighbours: sentences
     of the same document at a distance of at most `context`. Sentences without a neighbour do not count in the

@@ -20,9 +20,7 @@ MASKED_LOGIT = -1e9  # of excluded candidates; finite, because a soft target of 
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return (Q, K) inner products of left (Q, D) and right (K, D) in their own precision, not in that of
-    autocast.
-    """
+    """Return (Q, K) inner products of left (Q, D) and right (K, D), at their own precision under autocast."""
     with torch.autocast(left.device.type, enabled=False):
         return left @ right.T
 
@@ -44,8 +42,9 @@ def info_nce(
     offset: int = 0,
     symmetric: bool = False,
 ) -> Tensor:
-    """Mean cross-entropy of picking key i for query i among all candidates (SimCSE, Gao et al. 2021, eq. 1
-    and 5).
+    """Mean cross-entropy of picking key i for query i among all candidates.
+
+    Source: SimCSE, Gao et al. 2021, eq. 1 and 5.
 
     Averaged over ranks, loss and gradient equal those of the whole batch: each rank passes its own queries,
     the keys gathered from all ranks, and `offset`.
@@ -90,9 +89,7 @@ def info_nce(
 
 
 def candidate_logits(queries: Tensor, keys: Tensor, negatives: Tensor | None, temperature: float) -> Tensor:
-    """Return (Q, K + M) cosines of queries (Q, D) with keys (K, D) and negatives (M, D), divided by the
-    temperature.
-    """
+    """Return (Q, K + M) cosines of queries (Q, D) with keys (K, D) and negatives (M, D), over temperature."""
     require_positive("temperature", temperature)
     logits = cosines(queries, keys)
     if negatives is not None:
@@ -109,8 +106,9 @@ def nt_xent(
     offset: int = 0,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """Sum of the cross-entropies of both views picking each other among 2N - 1 candidates (ConSERT, Yan et
-    al. 2021).
+    """Sum of the cross-entropies of both views picking each other among 2N - 1 candidates.
+
+    Source: ConSERT, Yan et al. 2021.
 
     Section 3.2 there, after NT-Xent (Chen et al. 2020), eq. 1; the two directions are added, not averaged.
     The candidates of a view are all views of the other side and the other views of its own side. Averaged

@@ -1,4 +1,4 @@
-"""Distillation losses: embeddings, margins or similarities of a teacher. The teacher gets no gradient."""
+"""Distillation losses: embeddings or similarities of a teacher. The teacher gets no gradient."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,8 +17,9 @@ from pipeline.losses.contrastive import MASKED_LOGIT
 
 
 def embedding_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean squared error of student and teacher embeddings (Reimers & Gurevych 2020, multilingual
-    distillation, eq. 1).
+    """Mean squared error of student and teacher embeddings.
+
+    Source: Reimers & Gurevych 2020, multilingual distillation, eq. 1.
 
     Args:
         student: (N, D), already projected to the teacher's D.
@@ -33,30 +34,10 @@ def embedding_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return F.mse_loss(student, teacher.to(student.dtype))
 
 
-def margin_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean squared error of margins (Margin-MSE, Hofstätter et al. 2020, eq. 8).
-
-    A margin is the score of the positive minus the score of a negative, so a constant added to all scores of
-    a row does not matter.
-
-    Args:
-        student: (N, 1 + M) scores of each query's positive, then of its M >= 1 negatives.
-        teacher: (N, 1 + M), in the same order.
-
-    Raises:
-        ConfigError: no negatives.
-        ModelError: values that are not finite.
-        Defect: wrong shapes.
-    """
-    student, teacher = _scores(student, teacher)
-    return F.mse_loss(student[:, :1] - student[:, 1:], (teacher[:, :1] - teacher[:, 1:]).to(student.dtype))
-
-
 def similarity_distillation(
     student: Tensor, teacher: Tensor, *, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """KL(teacher || student), in nats, of softmax(scores / temperature) over the candidates, averaged over
-    the rows.
+    """Mean over rows of KL(teacher || student), in nats, of softmax(scores / temperature).
 
     Not multiplied by temperature^2, so gradients shrink as the temperature grows.
 

@@ -18,8 +18,9 @@ from pipeline.losses.contrastive import cosines
 
 
 def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Mean of (KL(P||Q) + KL(Q||P)) / 2, in nats, of the row-wise softmaxes (R-Drop, Liang et al. 2021, eq.
-    2).
+    """Mean of (KL(P||Q) + KL(Q||P)) / 2, in nats, of the row-wise softmaxes.
+
+    Source: R-Drop, Liang et al. 2021, eq. 2.
 
     Args:
         first: (N, C) logits of P.
@@ -41,9 +42,7 @@ def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
 
 
 def embedding_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Symmetric divergence of softmax over the D dimensions of two passes (N, D): the literal reading of
-    PSER.
-    """
+    """Symmetric divergence of softmax over the dimensions of two passes (N, D): PSER read literally."""
     return symmetric_divergence(*representations("PSER", first=first, second=second))
 
 

@@ -17,8 +17,9 @@ from pipeline.losses.contrastive import MASKED_LOGIT, inner_products
 
 
 def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """Cosines of each query with its key and the queue, divided by the temperature (MoCo, He et al. 2020,
-    algorithm 1).
+    """Cosines of each query with its key and the queue, divided by the temperature.
+
+    Source: MoCo, He et al. 2020, algorithm 1.
 
     Args:
         queries: (N, D), need not be normalized.
@@ -47,8 +48,9 @@ def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: fl
 def moco(
     queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy of picking its own key for each query among that key and the queue (MoCo, He et al.
-    2020, eq. 1).
+    """Mean cross-entropy of picking its own key for each query among that key and the queue.
+
+    Source: MoCo, He et al. 2020, eq. 1.
 
     For sentences: CERT (Fang et al. 2020). Add `keys` to the queue after the loss, or each becomes its own
     negative.
@@ -114,8 +116,9 @@ def enqueue(queue: Tensor, keys: Tensor, pointer: int) -> tuple[Tensor, int]:
 
 
 def moving_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
-    """One step of a momentum encoder's parameter: momentum * slow + (1 - momentum) * fast (MoCo, He et al.
-    2020, eq. 2).
+    """Update a momentum encoder's parameter: momentum * slow + (1 - momentum) * fast.
+
+    Source: MoCo, He et al. 2020, eq. 2.
 
     Args:
         slow: parameter of the momentum encoder; float32 or float64, because the rounding steps of half

@@ -60,8 +60,9 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
 
 
 def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: float = 1.0) -> Tensor:
-    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared (SBERT, Reimers & Gurevych 2019,
-    section 3).
+    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared.
+
+    Source: SBERT, Reimers & Gurevych 2019, section 3.
 
     Args:
         anchors: (N, D).

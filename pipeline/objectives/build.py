@@ -1,8 +1,8 @@
-"""From settings to objectives: options checked against what an objective takes, losses added up, vectors truncated."""
+"""Build objectives from settings: check options, add up losses, truncate vectors."""
 
 import inspect
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import create_model
 from torch import nn
@@ -17,61 +17,80 @@ from pipeline.settings.training import TrainSettings
 Order = Literal["shuffled", "contiguous"]
 
 
-def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
-    """The objective of `settings`, around `encoder`: one, or a weighted sum, with the loss at several lengths of the vectors where there are any.
+class Roles(NamedTuple):
+    """Columns and order of rows that a training needs.
 
-    New weights come from torch's generator. ConfigError, with the place in the settings, for an unknown objective, for options that it does not take, and for lengths
-    of vectors that it cannot cut.
+    Attributes:
+        columns: roles that the data must have.
+        optional: roles that are used if they exist.
+        order: order of the rows.
+    """
+
+    columns: tuple[str, ...]
+    optional: tuple[str, ...]
+    order: Order
+
+
+def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
+    """Build the objective in `settings` around an encoder.
+
+    Returns one objective or a weighted sum, at several lengths of the vectors if `train.matryoshka` lists
+    any. New weights are drawn from torch's generator.
+
+    Raises:
+        ConfigError: an unknown objective, invalid options, or lengths that the objective does not allow. The
+            message
+            names the position in the settings.
     """
     terms = [
-        Term(one.name, one.weight, _built(settings, place, encoder))
-        for place, one in enumerate(settings.objective)
+        Term(one.name, one.weight, _build(settings, number, encoder))
+        for number, one in enumerate(settings.objective)
     ]
     return terms[0].objective if len(terms) == 1 and terms[0].weight == 1 else Sum(encoder, terms)
 
 
-def roles_of(settings: TrainSettings) -> tuple[tuple[str, ...], tuple[str, ...], Order]:
-    """(roles that have to be in the data, roles that are read where they are there, order of the rows), of all objectives together; builds none.
+def roles_of(settings: TrainSettings) -> Roles:
+    """Return the roles and the order of rows that all objectives in `settings` need; builds no objective.
 
-    ConfigError as of `build_objective`.
+    Raises:
+        ConfigError: as in `build_objective`.
     """
     columns: list[str] = []
     optional: list[str] = []
     order: Order = "shuffled"
-    for place, one in enumerate(settings.objective):
+    for number, one in enumerate(settings.objective):
         kind = OBJECTIVES[one.name]
-        needed, welcome = kind.roles(_options(settings, place))
-        columns, optional = [*columns, *needed], [*optional, *welcome]
-        order = (
-            "contiguous" if kind.order == "contiguous" else order
-        )  # neighbours are rows like others to those that do not need them
-    return (
+        required, used = kind.roles(_options(settings, number))
+        columns, optional = [*columns, *required], [*optional, *used]
+        if kind.order == "contiguous":  # objectives that do not need neighbours can use such rows too
+            order = "contiguous"
+    return Roles(
         tuple(dict.fromkeys(columns)),
         tuple(role for role in dict.fromkeys(optional) if role not in columns),
         order,
     )
 
 
-def _built(settings: TrainSettings, place: int, encoder: nn.Module) -> Objective:
-    one = settings.objective[place]
-    objective = OBJECTIVES[one.name](encoder, **_options(settings, place))
+def _build(settings: TrainSettings, number: int, encoder: nn.Module) -> Objective:
+    one = settings.objective[number]
+    objective = OBJECTIVES[one.name](encoder, **_options(settings, number))
     if not settings.matryoshka:
         return objective
-    if not objective.truncates:
-        found = f"{one.name} with a layer or a queue of their full width"
+    if not objective.allows_truncation:
+        found = f"{one.name} with a layer or a queue of the vectors' full width"
         raise ConfigError(
             "train.matryoshka",
             "objectives that compare the vectors themselves",
             found,
-            "set its head to none if it has one, or leave it out",
+            "set its head to none if it has one, or leave train.matryoshka out",
         )
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
 
 
-def _options(settings: TrainSettings, place: int) -> dict[str, Any]:
-    """All options of one of the objectives with their values, as its class takes them."""
-    one = settings.objective[place]
-    where = f"train.objective[{place}].options of {one.name}"
+def _options(settings: TrainSettings, number: int) -> dict[str, Any]:
+    """Return all options of one objective, validated, including defaults."""
+    one = settings.objective[number]
+    where = f"train.objective[{number}].options of {one.name}"
     checked = validated(_model(one.name), one.options, where)
     options = {name: getattr(checked, name) for name in type(checked).model_fields}
     _check_classes(settings, where, options.get("classes"))
@@ -79,14 +98,14 @@ def _options(settings: TrainSettings, place: int) -> dict[str, Any]:
 
 
 def _check_classes(settings: TrainSettings, where: str, classes: int | None) -> None:
-    """Whatever label a row may have has to be one of the classes, where there are any."""
+    """Raise ConfigError unless there is a class for every label that a row may have."""
     for source in settings.data:
         labels = source.values.labels
         if classes is not None and len(labels) > classes:
-            remedy = f"raise it, or name the labels of the file in `values` (now {', '.join(labels)})"
+            remedy = f"raise classes, or list the labels of the file in `values` (now {', '.join(labels)})"
             raise ConfigError(
                 f"{where}: classes",
-                f"at least {len(labels)}, one for each label of {source.uri}",
+                f"at least {len(labels)}, one per label of {source.uri}",
                 f"{classes}",
                 remedy,
             )
@@ -94,7 +113,7 @@ def _check_classes(settings: TrainSettings, where: str, classes: int | None) -> 
 
 @cache
 def _model(name: str) -> type[Settings]:
-    """The keyword arguments of an objective as a section of settings."""
+    """Return a settings model of the keyword arguments of an objective."""
     parameters = inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()
     keywords = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     fields: dict[str, Any] = {

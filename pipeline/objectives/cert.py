@@ -1,4 +1,4 @@
-"""CERT (Fang et al. 2020): momentum contrast (He et al. 2020) of two back-translations of a text, against a queue of earlier keys."""
+"""CERT (Fang et al. 2020): momentum contrast (He et al. 2020) of two back-translations of a text."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
-_QUEUE = 96_606  # keys, as published; no multiple of the batches there, nor need it be one
+_QUEUE = 96_606  # keys, as published; need not be a multiple of the batch size
 _WIDTH = 128  # of queries and keys, as published
 
 
 class Projection(nn.Module):
-    """Linear(d, d), ReLU, Linear(d, width): (n, d) -> (n, width), newly drawn."""
+    """Linear(d, d), ReLU, Linear(d, width), newly initialized: (n, d) -> (n, width)."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -32,21 +32,24 @@ class Projection(nn.Module):
 
 @OBJECTIVES.register("cert")
 class Cert(Objective):
-    """A query picks its key, which a slowly following copy of encoder and head made, among that and `queue` earlier ones: cosines of their projections.
+    """Contrastive loss of queries with keys of a momentum encoder, against a queue of earlier keys.
 
-    Reads anchor and positive, which are two back-translations of a text; or, where `pairs` is false, text, whose views differ by dropout. What goes into the head is
-    the encoder's own vector; the paper's is that of pooling cls_mlp, BERT's pooler.
+    The momentum encoder is a slowly moving copy of encoder and head; similarities are cosines of the
+    projections. The columns "anchor" and "positive" are two back-translations of a text. With `pairs` false
+    the column is "text", and the two views differ by dropout alone. The head projects the encoder's own
+    vectors; in the paper these are those of pooling cls_mlp, BERT's pooler.
 
-    When a step is done its keys, of all ranks in their order, take the place of the oldest ones (before, each would be its own query's negative too). Then the
-    parameters of the copies become momentum * theirs + (1 - momentum) * the trained ones, before the next keys, as published (equation 2 of MoCo), and buffers are
-    copied. The queue begins with random directions, from torch's generator as new weights are: ranks that begin alike hold one queue, as long as each sees the rows of
-    all others (setting train.across_ranks).
+    After a step its keys, of all ranks in rank order, replace the oldest keys of the queue; earlier, each key
+    would be a negative of its own query. Then the momentum encoder's parameters become momentum * slow + (1 -
+    momentum) * fast (equation 2 of MoCo), before the next keys are computed, and buffers are copied. The
+    queue starts with random directions from torch's generator. Ranks hold equal queues if they start with the
+    same seed and see each other's rows (setting train.across_ranks).
     """
 
     columns: tuple[str, ...] = ("anchor", "positive")
-    least_rows = 1  # what a row is compared with is in the queue
-    positives = True
-    remembers = True
+    min_rows = 1  # rows are compared with the queue
+    has_positive_pairs = True
+    has_stateful_loss = True
     queue: Tensor
     pointer: Tensor
 
@@ -75,20 +78,20 @@ class Cert(Objective):
 
     @classmethod
     def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
-        places = int(cast(int, options.get("queue", _QUEUE)))
-        if rows > places:
+        size = int(cast(int, options.get("queue", _QUEUE)))
+        if rows > size:
             raise ConfigError(
                 "queue of cert",
-                f"room for the {rows:,} keys of a batch",
-                f"{places:,} places",
-                "lengthen the queue, or make the batch smaller",
+                f"at least {rows:,}, the number of keys of a batch",
+                f"{size:,}",
+                "lengthen the queue, or lower the batch size",
             )
         if not everyone:
             raise ConfigError(
                 "train.across_ranks",
-                "true for cert, whose one queue holds the keys of all ranks",
+                "true, because the queue of cert holds the keys of all ranks",
                 "false",
-                "leave it out, or train with one worker",
+                "leave train.across_ranks out, or train with one worker",
             )
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -108,11 +111,12 @@ class Cert(Objective):
         for slow, fast in ((self.slow_encoder, self.encoder), (self.slow_head, self.head)):
             self._follow(slow, fast)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if len(self.columns) == 2 or cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
         return [
-            "cert: the encoder has no dropout, so that both views of a text are one vector but for the momentum; set train.dropout, or give pairs"
+            "cert: the encoder has no dropout, so that both views of a text differ by the momentum alone; "
+            "set train.dropout, or use pairs"
         ]
 
     def _keys(self, vectors: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class Cert(Objective):
 
     def _follow(self, slow: nn.Module, fast: nn.Module) -> None:
         with torch.no_grad():
-            for own, other in zip(slow.parameters(), fast.parameters(), strict=True):
-                own.copy_(moving_average(own, other, momentum=self.momentum))
-            for mine, its in zip(slow.buffers(), fast.buffers(), strict=True):
-                mine.copy_(its)
+            for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
+                old.copy_(moving_average(old, new, momentum=self.momentum))
+            for kept, current in zip(slow.buffers(), fast.buffers(), strict=True):
+                kept.copy_(current)

@@ -1,4 +1,4 @@
-"""Pairs of sentences classified by their two vectors, as entailment, neutral or contradiction (Reimers & Gurevych 2019, section 3; Conneau et al. 2017, section 3)."""
+"""Classification of sentence pairs by their vectors: SBERT (Reimers & Gurevych 2019), InferSent (2017)."""
 
 from collections.abc import Sequence
 from typing import Annotated, cast
@@ -14,14 +14,15 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 
 @OBJECTIVES.register("classification")
 class Classification(Objective):
-    """Cross-entropy of a classifier over features of both vectors, one beside the other: u, v, |u - v|, u * v, those that are named. It belongs to the training alone.
+    """Cross-entropy of a classifier over features of the two vectors of a pair: u, v, |u - v|, u * v.
 
-    By default that of SBERT: one linear layer over (u, v, |u - v|). InferSent's has all four features and one `hidden` layer of 512, linear as in the published program,
-    or with tanh where `nonlinear`. `bias`: of all its layers; some programs have none, and nothing depends on it.
+    The default is the classifier of SBERT: one linear layer over (u, v, |u - v|). InferSent's has all four
+    features and a `hidden` layer of 512, linear as in the published program, or with tanh if `nonlinear`.
+    `bias` applies to all layers; some published programs have none. Inference does not use the classifier.
     """
 
     columns = ("premise", "hypothesis", "label")
-    least_rows = 1
+    min_rows = 1
     classifies = True
 
     def __init__(
@@ -52,7 +53,7 @@ class Classification(Objective):
         return self.logits(left, right).argmax(1)
 
     def logits(self, premises: Tensor, hypotheses: Tensor) -> Tensor:
-        """(n, classes) of the vectors (n, dim) of n pairs."""
+        """Compute (n, classes) logits of the vectors (n, dim) of n pairs."""
         return cast(Tensor, self.classifier(pair_features(premises, hypotheses, self.features)))
 
 

@@ -1,4 +1,4 @@
-"""ConSERT (Yan et al. 2021): two views of each text, made at the embedding layer, find each other among the views of all others."""
+"""ConSERT (Yan et al. 2021): contrastive learning of two views per text, made at the embedding layer."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, cast
@@ -20,19 +20,29 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 
 @OBJECTIVES.register("consert")
 class Consert(Objective):
-    """NT-Xent of two views, both directions added; candidates are both views of the texts of all ranks.
+    """NT-Xent of two views in both directions; the candidates are both views of the texts of all ranks.
 
-    views: what is done to a text for its first and its second view: nothing (then the dropout masks alone differ); tokens believe to stand at other places; whole
-    tokens, or whole columns in all tokens, are zero behind the embeddings; or every token goes a step of length `noise` there, in the direction in which this loss, with
-    the other view fixed, rises most. The published program normalises that step token by token, and so does this one; there it goes uphill in the loss of the labels.
-    It costs a pass forward and back more. keep_special: the first and the last token keep their places; None: where the pooling takes one of them.
+    `views` is what is done to a text for its first and its second view:
 
-    The paper trains without dropout (setting train.dropout), so that a pair differs by its views alone.
+    - none: nothing; two such views differ by their dropout masks.
+    - shuffle: the tokens get permuted positions.
+    - token_cutoff, feature_cutoff: whole tokens, or whole columns of all tokens, are set to zero after the
+      embeddings.
+    - adversarial: every token moves by `noise` at the embeddings, in the direction in which this loss rises
+      most while the
+      other view is fixed. The step is normalized per token, as in the published program; that program follows
+          the loss of
+      the labels instead. This view costs an additional forward and backward pass.
+
+    `keep_special`: the first and the last token keep their positions; None: if the pooling uses one of them.
+
+    The paper trains without dropout (setting train.dropout), so that the two views differ by these changes
+    alone.
     """
 
     columns = ("text",)
-    positives = True
-    truncates = True
+    has_positive_pairs = True
+    allows_truncation = True
 
     def __init__(
         self,
@@ -49,9 +59,9 @@ class Consert(Objective):
         if views.count("adversarial") > 1:
             raise ConfigError(
                 "views of consert",
-                "one adversarial view at most",
+                "at most one adversarial view",
                 "two",
-                "choose another one beside it: none, say",
+                "choose another kind for one of them, for example none",
             )
         self.temperature, self.kinds, self.noise = temperature, tuple(views), noise
         self.feature_rate, self.token_rate = feature_rate, token_rate
@@ -61,8 +71,8 @@ class Consert(Objective):
         tokens = batch.tokens("text")
         made = [self._view(kind, tokens) for kind in self.kinds]
         if "adversarial" in self.kinds:
-            place = self.kinds.index("adversarial")
-            made[place] = self._adversarial(tokens, made[1 - place], batch)
+            number = self.kinds.index("adversarial")
+            made[number] = self._adversarial(tokens, made[1 - number], batch)
         return made
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
@@ -73,20 +83,21 @@ class Consert(Objective):
             second,
             temperature=self.temperature,
             gathered=gathered,
-            offset=batch.first,
+            offset=batch.offset,
             excluded=batch.excluded("text", first.device),
         )
         return Loss.of(nt_xent=value)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if self.kinds != ("none", "none") or cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
         return [
-            "consert: views that are none, of an encoder without dropout, are one vector, and little is learnt; name others, or set train.dropout"
+            "consert: the encoder has no dropout and both views are none, so that they are equal and "
+            "little is learnt; choose other views, or set train.dropout"
         ]
 
     def _view(self, kind: ViewName, tokens: Tokens) -> View:
-        """All but the adversarial one, which is made from another."""
+        """Make a view of any kind but adversarial."""
         if kind == "shuffle":
             return View(
                 self.encoder, tokens, positions=shuffled_positions(tokens, keep_special=self.keep_special)
@@ -103,5 +114,10 @@ class Consert(Objective):
             fixed = other.encode()
         with torch.enable_grad():
             loss = self.loss((View(self.encoder, tokens, at_embedding=probe).encode(), fixed), batch).total
-        undivided = "the adversarial view needs the gradient of all rows at the embeddings before any of them is encoded"
-        return View(self.encoder, tokens, at_embedding=probe.uphill(loss, self.noise), undivided=undivided)
+        return View(
+            self.encoder,
+            tokens,
+            at_embedding=probe.uphill(loss, self.noise),
+            whole_batch_reason="the adversarial view needs the gradient of all rows at the embeddings "
+            "before any of them is encoded",
+        )

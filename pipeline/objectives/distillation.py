@@ -1,4 +1,4 @@
-"""Learning from another encoder: its vectors (Reimers & Gurevych 2020, equation 1), or which texts it holds for alike (after SEED: Fang et al. 2021)."""
+"""Distillation: match another encoder's vectors (Reimers & Gurevych 2020) or similarities (SEED, 2021)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,19 +16,21 @@ from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Tokenizer
 
 Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
-_LEAST = 3  # texts whose similarities can be told apart
+_MIN_TEXTS = 3  # of two texts each has one other text, so that its softmax is constant
 
 
 @OBJECTIVES.register("distillation")
 class Distillation(Objective):
-    """`teacher` is an encoder's folder: it stays as it is, without dropout, under its own tokenizer, and is no part of what is trained or saved.
+    """Learn from a fixed `teacher`: an encoder folder, used without dropout and with its own tokenizer.
 
-    match: similarity: the softmax of each text's cosines with the other texts of all ranks, over the temperature, is as the teacher's (divergence, in nats), whatever the
-    dimensions; embedding: the vectors themselves are (mean squared difference of the entries). roles: whose texts these are; of several, all together.
+    The teacher is not part of the trained or saved state. `match`: "similarity" compares the softmax of each
+    text's cosines with the other texts of all ranks, over the temperature, by the divergence in nats (after
+    SEED, Fang et al. 2021); the dimensions may differ. "embedding" takes the mean squared error of the
+    vectors. `roles`: columns whose texts are used, all together.
     """
 
     columns: tuple[str, ...] = ("text",)
-    truncates = True
+    allows_truncation = True
     _teacher: TrainableEncoder
 
     def __init__(
@@ -42,20 +44,19 @@ class Distillation(Objective):
     ) -> None:
         super().__init__(encoder)
         self.columns, self.match, self.temperature = roles, match, temperature
-        self.least_rows = _LEAST if match == "similarity" else 1
+        self.min_rows = _MIN_TEXTS if match == "similarity" else 1
         loaded = load_trainable(open_folder(EncoderSettings(path=teacher))).eval().requires_grad_(False)
         if match == "embedding" and loaded.dim != self.dim:
-            found = f"{loaded.dim} of {teacher} for an encoder of {self.dim}"
+            found = f"dimension {loaded.dim} of {teacher} for an encoder of {self.dim}"
             raise ConfigError(
                 "distillation: match",
-                "a teacher of the encoder's dimension, for embedding",
+                "a teacher of the encoder's dimension, because match is embedding",
                 found,
-                "set match to similarity, or name another teacher",
+                "set match to similarity, or use another teacher",
             )
-        object.__setattr__(
-            self, "_teacher", loaded
-        )  # past nn.Module: no part of the parameters, of the state, or of train()
-        self._tokenizer: Tokenizer | None = None  # loaded with the first batch: it does not pickle
+        # Set past nn.Module: the teacher has no part in parameters(), state_dict() or train().
+        object.__setattr__(self, "_teacher", loaded)
+        self._tokenizer: Tokenizer | None = None  # loaded with the first batch, because it cannot be pickled
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tokenizer": None}
@@ -68,19 +69,16 @@ class Distillation(Objective):
     @classmethod
     def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
         texts = rows * len(cls.roles(options)[0])
-        if options.get("match", "similarity") == "similarity" and texts < _LEAST:
-            expected = (
-                f"{_LEAST} texts or more, since of two each has one other, which is nothing to tell apart"
-            )
+        if options.get("match", "similarity") == "similarity" and texts < _MIN_TEXTS:
             raise ConfigError(
                 "distillation: match similarity",
-                expected,
+                f"batches of {_MIN_TEXTS} texts or more",
                 f"{texts}",
-                "make the batch larger, or set match to embedding",
+                "raise the batch size, or set match to embedding",
             )
 
     def views(self, batch: Batch) -> Sequence[View]:
-        teacher, tokenize = self._ready()
+        teacher, tokenize = self._teacher_on_device()
         students = [View(self.encoder, batch.tokens(role)) for role in self.columns]
         return [
             *students,
@@ -97,31 +95,31 @@ class Distillation(Objective):
         scores = [self._scores(each, batch) for each in (students, teachers)]
         return Loss.of(
             divergence=similarity_distillation(
-                *scores, temperature=self.temperature, excluded=self._itself(scores[0], batch)
+                *scores, temperature=self.temperature, excluded=self._own_text(scores[0], batch)
             )
         )
 
     def truncated(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
-        """A shorter student against the whole teacher; entry by entry, against as many of it."""
+        """Truncate the student's vectors; the teacher's too if vectors are compared entry by entry."""
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]
         return (
             *super().truncated(students, dim),
             *(super().truncated(teachers, dim) if self.match == "embedding" else teachers),
         )
 
-    def _ready(self) -> tuple[TrainableEncoder, Tokenizer]:
-        """The teacher where the encoder is, and in its precision."""
+    def _teacher_on_device(self) -> tuple[TrainableEncoder, Tokenizer]:
+        """Move the teacher to the encoder's device and precision; load its tokenizer at the first call."""
         if self._tokenizer is None:
             self._tokenizer = self._teacher.folder.tokenizer()
         return self._teacher.to(next(self.encoder.parameters())), self._tokenizer
 
     def _scores(self, columns: Sequence[Tensor], batch: Batch) -> Tensor:
-        """Cosines of this rank's texts with those of all ranks, a role after the other."""
+        """Compute cosines of this rank's texts with those of all ranks, role by role."""
         return cosines(torch.cat(list(columns)), torch.cat([batch.peers.gather(each) for each in columns]))
 
-    def _itself(self, scores: Tensor, batch: Batch) -> Tensor:
-        """(texts, candidates) bool: the same text."""
+    def _own_text(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return (texts, candidates) bool: True where a candidate is the text itself."""
         rows = torch.arange(len(scores), device=scores.device)
         column, row = rows // len(batch), rows % len(batch)
-        own = column * (scores.shape[1] // len(self.columns)) + batch.first + row
+        own = column * (scores.shape[1] // len(self.columns)) + batch.offset + row
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, own[:, None], True)

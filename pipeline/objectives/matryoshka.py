@@ -1,4 +1,4 @@
-"""An objective at several lengths of the vectors, so that their first dimensions serve alone (Kusupati et al. 2022)."""
+"""Matryoshka: an objective at several vector lengths, so that the first dimensions are usable alone."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,14 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.objectives import Batch, Loss, Objective, Product, View
-from pipeline.objectives.weighted import without_encoder
+from pipeline.objectives.weighted import share_encoder
 
 
 class Matryoshka(Objective):
-    """The loss of `objective` summed over the vectors' first `dim` dimensions, for each of dims (equation 1 there, weights 1). What rows cost by themselves counts once.
+    """Sum of an objective's loss over truncated vectors (Kusupati et al. 2022, eq. 1, with weights 1).
 
-    ConfigError for dims that are doubled or that the vectors lack. The product is that of the objective: shorter vectors are its vectors' beginnings.
+    Row terms count once. The product is that of the objective: truncate its vectors to use fewer dimensions.
+    ConfigError if `dims` is empty, has repeated entries or exceeds the vectors' dimension.
     """
 
     def __init__(self, encoder: nn.Module, objective: Objective, *, dims: Sequence[int]) -> None:
@@ -20,17 +21,15 @@ class Matryoshka(Objective):
         if not dims or len(set(dims)) < len(dims) or not 1 <= min(dims) <= max(dims) <= self.dim:
             raise ConfigError(
                 "train.matryoshka",
-                f"different numbers from 1 to {self.dim}, the vectors' dimension",
+                f"distinct numbers from 1 to {self.dim}, the vectors' dimension",
                 f"{list(dims)}",
                 "correct the list",
             )
-        self.objective, self.dims = without_encoder(objective), tuple(dims)
-        self.columns, self.optional, self.least_rows = (
-            objective.columns,
-            objective.optional,
-            objective.least_rows,
-        )
-        self.positives, self.remembers = objective.positives, objective.remembers
+        self.objective, self.dims = share_encoder(objective), tuple(dims)
+        self.columns, self.optional = objective.columns, objective.optional
+        self.min_rows = objective.min_rows
+        self.has_positive_pairs = objective.has_positive_pairs
+        self.has_stateful_loss = objective.has_stateful_loss
 
     def views(self, batch: Batch) -> Sequence[View]:
         return self.objective.views(batch)
@@ -50,11 +49,11 @@ class Matryoshka(Objective):
     def product(self) -> Product:
         return self.objective.product()
 
-    def rivals(self) -> tuple[Product, ...]:
-        return self.objective.rivals()
+    def candidates(self) -> tuple[Product, ...]:
+        return self.objective.candidates()
 
-    def choose(self, place: int) -> None:
-        self.objective.choose(place)
+    def select(self, candidate: int) -> None:
+        self.objective.select(candidate)
 
-    def doubts(self) -> list[str]:
-        return self.objective.doubts()
+    def warnings(self) -> list[str]:
+        return self.objective.warnings()

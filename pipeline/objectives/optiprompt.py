@@ -1,4 +1,4 @@
-"""Continuous templates (OptiPrompt: Zhong et al. 2021; as PromptBERT compares them, Jiang et al. 2022): the encoder stays as it is, the template's words are learnt."""
+"""Continuous templates (OptiPrompt: Zhong et al. 2021; Jiang et al. 2022): only the template is learnt."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -13,20 +13,22 @@ from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import transform_of
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
-from pipeline.objectives.prompt import Limit, beside, own_or_first
+from pipeline.objectives.prompt import Limit, default_template, set_unregistered
 
 
 @OBJECTIVES.register("optiprompt")
 class OptiPrompt(Objective):
-    """Each text is read twice, under two dropout masks, at the mask of a template of free vectors; candidates of the first copies are the second ones, of all ranks.
+    """InfoNCE of two passes, with different dropout, over a template of free vectors.
 
-    The vectors begin as the words of `template` (None: the paper's first for the encoder's family); all weights of the encoder are frozen. What is compared is read
-    through the layer in front of the words of the folder's masked language model, where there is one; the product is the mask's state itself.
+    Each text is represented by the mask token of the template. The template's vectors start as the words of
+    `template` (None: the paper's first template for the encoder's family); all weights of the encoder are
+    frozen. The loss reads the mask token through the folder's masked language model head, up to its word
+    layer, if there is one; the product reads the mask token's state itself.
     """
 
     columns = ("text",)
-    reads_folder = True
-    positives = True
+    needs_folder = True
+    has_positive_pairs = True
     _reading: LearnedTemplate
     _product: LearnedTemplate
 
@@ -43,15 +45,17 @@ class OptiPrompt(Objective):
         if is_adapted(encoder):
             raise ConfigError(
                 "train.lora.rank",
-                "no adapters for optiprompt, which leaves the encoder as it is",
-                "some",
+                "no adapters for optiprompt, which does not train the encoder",
+                "adapters",
                 "leave train.lora out, or train with prompt",
             )
         encoder.requires_grad_(False)
         self.transform = transform_of(trained).requires_grad_(False) if has_language_head(trained) else None
-        template = own_or_first(trained.folder) if template is None else template
-        beside(self, "_reading", LearnedTemplate(trained, template, limit=limit, transform=self.transform))
-        beside(self, "_product", LearnedTemplate(trained, template, limit=limit))
+        template = default_template(trained.folder) if template is None else template
+        set_unregistered(
+            self, "_reading", LearnedTemplate(trained, template, limit=limit, transform=self.transform)
+        )
+        set_unregistered(self, "_product", LearnedTemplate(trained, template, limit=limit))
         self.dim = self._reading.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -66,7 +70,7 @@ class OptiPrompt(Objective):
                 candidates,
                 temperature=self.temperature,
                 excluded=batch.excluded("text", first.device),
-                offset=batch.first,
+                offset=batch.offset,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Unsupervised PromptBERT (Jiang et al. 2022, section 4): a sentence finds itself among others, seen through another template."""
+"""Unsupervised PromptBERT (Jiang et al. 2022, section 4): contrastive learning with two prompt templates."""
 
 from collections.abc import Sequence
 from typing import Annotated, cast
@@ -15,20 +15,21 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Pr
 
 Limit = Annotated[int, Field(ge=1)]
 _TEMPLATES = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
-_OF_ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
+_ROBERTA_TEMPLATES = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
 
 
 @OBJECTIVES.register("prompt")
 class Prompt(Objective):
-    """Each text is read at the masks of two templates in one pass, less what each template alone gives there; candidates of the first are the second ones, of all ranks.
+    """InfoNCE of the mask tokens of two templates around each text; candidates come from all ranks.
 
-    templates: None, the paper's for the encoder's family. limit: tokens of a text. denoise: whether what the template alone gives is taken off. The product reads the
-    first template's mask as it is: neither head nor de-noising.
+    `templates`: None for the paper's, by the encoder's family. `limit`: number of tokens of a text.
+    `denoise`: subtract the mask token of the template without a text. The product reads the mask token of the
+    first template, without head and without denoising.
     """
 
     columns = ("text",)
-    reads_folder = True
-    positives = True
+    needs_folder = True
+    has_positive_pairs = True
     _reading: PromptedEncoder
     _product: PromptedEncoder
 
@@ -45,8 +46,8 @@ class Prompt(Objective):
         super().__init__(encoder)
         trained = cast(TrainableEncoder, encoder)
         first, second = templates or templates_of(trained.folder)
-        beside(self, "_reading", PromptedEncoder(trained, first, limit=limit, denoise=denoise))
-        beside(self, "_product", PromptedEncoder(trained, first, limit=limit, denoise=False))
+        set_unregistered(self, "_reading", PromptedEncoder(trained, first, limit=limit, denoise=denoise))
+        set_unregistered(self, "_product", PromptedEncoder(trained, first, limit=limit, denoise=False))
         self.dim, self.temperature = self._reading.dim, temperature
         self.head, self.truncates = head_of(head, self.dim), head == "none"
         self._frames = (self._reading.frame, self._reading.frame_of(second))
@@ -65,7 +66,7 @@ class Prompt(Objective):
                 candidates,
                 temperature=self.temperature,
                 excluded=batch.excluded("text", first.device),
-                offset=batch.first,
+                offset=batch.offset,
             )
         )
 
@@ -74,15 +75,15 @@ class Prompt(Objective):
 
 
 def templates_of(folder: EncoderFolder) -> tuple[str, str]:
-    """The two that the paper found for BERT, or for RoBERTa."""
-    return _OF_ROBERTA if folder.family == "roberta" else _TEMPLATES
+    """Return the paper's two templates for BERT, or for RoBERTa."""
+    return _ROBERTA_TEMPLATES if folder.family == "roberta" else _TEMPLATES
 
 
-def own_or_first(folder: EncoderFolder) -> str | None:
-    """The template to read where none is named: None, the folder's own, where it has one."""
+def default_template(folder: EncoderFolder) -> str | None:
+    """Return the template if the settings have none: None for the folder's own, else the paper's first."""
     return None if folder.pooling == MASKED else templates_of(folder)[0]
 
 
-def beside(objective: nn.Module, name: str, module: nn.Module) -> None:
-    """An attribute that is no part of the objective: another reading of the encoder's backbone, which a state has once."""
+def set_unregistered(objective: nn.Module, name: str, module: nn.Module) -> None:
+    """Set a module as an attribute without registering it, because it shares the encoder's backbone."""
     object.__setattr__(objective, name, module)

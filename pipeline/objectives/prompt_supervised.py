@@ -1,4 +1,4 @@
-"""Supervised PromptBERT (Jiang et al. 2022, section 4): an anchor finds its positive among the positives, and the hard negatives, of all anchors, all in one template."""
+"""Supervised PromptBERT (Jiang et al. 2022, section 4): pairs and hard negatives in one prompt template."""
 
 from collections.abc import Sequence
 from typing import Literal, cast
@@ -12,24 +12,29 @@ from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
-from pipeline.objectives.prompt import Limit, beside, own_or_first
+from pipeline.objectives.prompt import Limit, default_template, set_unregistered
 
 Readout = Literal["transform", "mlp", "none"]
 
 
 @OBJECTIVES.register("prompt_supervised")
 class PromptSupervised(Objective):
-    """Vectors are T(h) - T(h_hat) with the layer T in front of the words of the folder's masked language model, or tanh(W (h - h_hat) + b) with a new one: in the
-    training and in the product.
+    """InfoNCE of anchors with positives and hard negatives, each read at the mask token of one template.
 
-    readout: transform is the first, mlp the second, none neither; None: transform for BERT that has the layer, else mlp, as in the paper. template: None, the folder's
-    own or the paper's first for the encoder's family. limit: tokens of a text. hard_negative_weight as of `supervised`.
+    With h the mask token's state and h_hat that of the template without a text, vectors are T(h) - T(h_hat)
+    or tanh(W (h - h_hat) + b), in training and in inference. T is the folder's masked language model head up
+    to its word layer; W and b are new.
+
+    `readout`: "transform" for T, "mlp" for W and b, "none" for the states themselves. None: transform for a
+    BERT that has the head, else mlp, as in the paper. `template`: None for the folder's own, or the paper's
+    first for the encoder's family. `limit`: number of tokens of a text. `hard_negative_weight`: as in
+    `supervised`.
     """
 
     columns = ("anchor", "positive")
     optional = ("negative",)
-    reads_folder = True
-    positives = True
+    needs_folder = True
+    has_positive_pairs = True
     _reading: PromptedEncoder
 
     def __init__(
@@ -49,8 +54,8 @@ class PromptSupervised(Objective):
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
         self.transform = transform_of(trained) if chosen == "transform" else None
         self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
-        template = own_or_first(trained.folder) if template is None else template
-        beside(
+        template = default_template(trained.folder) if template is None else template
+        set_unregistered(
             self,
             "_reading",
             PromptedEncoder(
@@ -68,27 +73,27 @@ class PromptSupervised(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         anchors, *columns = reps
-        positives, *rest = [batch.peers.gather(column) for column in columns]
+        candidates, *rest = [batch.peers.gather(column) for column in columns]
         value = info_nce(
             anchors,
-            positives,
+            candidates,
             negatives=rest[0] if rest else None,
             hard_negative_weight=self.hard_negative_weight,
             temperature=self.temperature,
             excluded=batch.excluded("anchor", anchors.device),
-            offset=batch.first,
+            offset=batch.offset,
         )
         return Loss.of(info_nce=value)
 
     def product(self) -> Product:
         return Product(self._reading)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if isinstance(self.transform, Transform) and not has_language_head(
             cast(TrainableEncoder, self.encoder)
         ):
             return [
-                "prompt_supervised: the encoder's folder has no head of a language model; a new layer stands in its place"
+                "prompt_supervised: the encoder's folder has no language model head; a new layer replaces it"
             ]
         return []
 

@@ -1,4 +1,4 @@
-"""PSER (Guo et al.): a sentence finds itself with its tokens at other places, and what both views predict agrees (R-Drop: Liang et al. 2021)."""
+"""PSER (Guo et al.): SimCSE with shuffled positions, plus R-Drop's divergence (Liang et al. 2021)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,16 +12,18 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Vi
 
 @OBJECTIVES.register("pser")
 class Pser(Objective):
-    """InfoNCE of a text and its shuffled view under dropout masks of their own, and alpha times the symmetric divergence of the two.
+    """InfoNCE of a text and its view with shuffled positions, plus alpha times their divergence.
 
-    kl_on: the divergence of softmax(z1) and softmax(z2) over the dimensions, as the text reads literally; or of the distributions over the candidates (cosines over the
-    temperature), of all ranks, which is what R-Drop compares. The paper's temperature and alpha are not known; these are SimCSE's and R-Drop's.
-    keep_special: the first and the last token keep their places; None: where the pooling takes one of them.
+    Each view has its own dropout mask. `kl_on`: "embedding" compares softmax(z1) and softmax(z2) over the
+    dimensions, the literal reading of the paper; "similarity" compares the distributions over the candidates
+    of all ranks (cosines over the temperature), as R-Drop does. The paper does not state its temperature and
+    alpha; the defaults are those of SimCSE and R-Drop. `keep_special`: the first and the last token keep
+    their positions; None: if the pooling uses one of them.
     """
 
     columns = ("text",)
-    positives = True
-    truncates = True
+    has_positive_pairs = True
+    allows_truncation = True
 
     def __init__(
         self,
@@ -49,14 +51,18 @@ class Pser(Objective):
             candidates,
             temperature=self.temperature,
             excluded=batch.excluded("text", first.device),
-            offset=batch.first,
+            offset=batch.offset,
         )
         return Loss.of(
             info_nce=value, divergence=self.alpha * self._divergence(first, second, candidates, batch)
         )
 
     def _divergence(self, first: Tensor, second: Tensor, candidates: Tensor, batch: Batch) -> Tensor:
-        """Of this rank's rows; over similarities of all rows, the same on every rank, since the distributions of second views need all first ones too."""
+        """Compute the divergence of this rank's rows.
+
+        Over similarities it is that of all rows, equal on every rank, because the distributions of second
+        views need all first views too.
+        """
         if self.kl_on == "embedding":
             return pser(first, second, temperature=self.temperature)
         return pser(batch.peers.gather(first), candidates, temperature=self.temperature, kl_on="similarity")

@@ -1,4 +1,4 @@
-"""QuickThoughts (Logeswaran & Lee 2018): a sentence picks its neighbours among the sentences around it, through two encoders."""
+"""QuickThoughts (Logeswaran & Lee 2018): pick a sentence's neighbours, with two encoders."""
 
 import copy
 import hashlib
@@ -18,20 +18,23 @@ Second = Literal["copy", "drawn", "same"]
 
 @OBJECTIVES.register("quickthoughts")
 class QuickThoughts(Objective):
-    """Cross-entropy of softmax(f(i) . g(j)), raw inner products, with the sentences that stand up to `context` places before or behind i in its document, each alike.
+    """Cross-entropy of softmax(f(i) . g(j)), raw inner products, with the neighbours of i as targets.
 
-    A batch is a piece of a document, of all ranks together: neighbours are found across the ranks' borders too, so every rank computes the loss of all rows.
-    diag: a sentence is no candidate of its own ("mask"), or one with score 0 ("zero", as in the published program).
+    Neighbours are sentences of the same document at a distance of at most `context`; all count alike. A batch
+    is a passage, over all ranks together: neighbours may be on other ranks, so every rank computes the loss
+    of all rows. `diag`: "mask" removes a sentence from its own candidates, "zero" gives it score 0, as the
+    published program does.
 
-    second: g has weights of its own, which begin as those of f ("copy") or newly drawn ("drawn": where f begins from nothing too, as in the paper); or it is f ("same"):
-    then a sentence and its neighbour have to be nearest to each other, which favours vectors that are all alike.
-    inference: the vectors of both stand side by side ("both", as published: a product of twice the dimension), or f is the product.
+    `second`: the encoder g: "copy" starts with the weights of f, "drawn" with new ones (if f is new too, as
+    in the paper), "same" is f itself. With "same", a sentence and its neighbour must be most similar to each
+    other, which favours vectors that are all alike. `inference`: "both" concatenates the vectors of both
+    encoders, as published, which doubles the dimension; "first" uses f alone.
     """
 
     columns = ("text", "document", "position")
     order = "contiguous"
-    truncates = True
-    least_rows = 3  # with two, a sentence's only candidate is its neighbour
+    allows_truncation = True
+    min_rows = 3  # with two, a sentence's neighbour is its only candidate
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class QuickThoughts(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = (batch.peers.gather(rep) for rep in reps)
-        documents = batch.peers.gather(_numbered(batch).to(first.device))
+        documents = batch.peers.gather(_document_numbers(batch).to(first.device))
         alike = batch.excluded("text", first.device)
         excluded = None if alike is None else batch.peers.gather(alike.to(torch.uint8)).bool()
         value = quick_thoughts(
@@ -62,18 +65,27 @@ class QuickThoughts(Objective):
         )
         return Loss.of(neighbours=value)
 
-    def doubts(self) -> list[str]:
-        alike = "quickthoughts: one encoder on both sides favours vectors that are all alike; set second to copy or drawn"
-        short = "quickthoughts: inner products of vectors of length one stay between -1 and 1; set encoder.normalize to false"
-        return [alike] * (self.twin is None) + [short] * cast(TrainableEncoder, self.encoder).folder.normalize
+    def warnings(self) -> list[str]:
+        found = []
+        if self.twin is None:
+            found.append(
+                "quickthoughts: one encoder for both sides favours vectors that are all alike; "
+                "set second to copy or drawn"
+            )
+        if cast(TrainableEncoder, self.encoder).folder.normalize:
+            found.append(
+                "quickthoughts: inner products of unit vectors are between -1 and 1; "
+                "set encoder.normalize to false"
+            )
+        return found
 
     def product(self) -> Product:
         twin = self.twin if self.inference == "both" else None
         return Product(cast(TrainableEncoder, self.encoder), twin=cast(TrainableEncoder | None, twin))
 
 
-def _numbered(batch: Batch) -> Tensor:
-    """(n,) int64: equal for rows of one document, on whichever ranks; a row of none is alone."""
+def _document_numbers(batch: Batch) -> Tensor:
+    """Return (n,) int64, equal for rows of one document on any rank; unique for rows without a document."""
     names = [
         f"row {row}" if document is None else f"document {document}"
         for row, document in zip(batch.rows.tolist(), batch.column("document"), strict=True)

@@ -1,4 +1,4 @@
-"""R-Drop (Liang et al. 2021): two passes of one pair of sentences, under dropout masks of their own, are to say the same of its class."""
+"""R-Drop (Liang et al. 2021): two passes over a sentence pair, with different dropout, agree on its class."""
 
 from collections.abc import Sequence
 from typing import Annotated, cast
@@ -15,10 +15,11 @@ from pipeline.objectives.classification import Classification
 
 @OBJECTIVES.register("r_drop")
 class RDrop(Classification):
-    """Cross-entropies of both passes, added, and alpha times half the sum of the divergences of their class distributions from each other (equation 4).
+    """Cross-entropies of two passes, plus alpha times the symmetric divergence of their classes (eq. 4).
 
-    The classifier and its options are those of `classification`. The paper's alpha is 5 for translation and 0.1 to 1 for GLUE; its published program averages the
-    cross-entropies, by which its alpha is half of this one. It needs an encoder with dropout.
+    The classifier and its options are those of `classification`. The paper's alpha is 5 for translation and
+    0.1 to 1 for GLUE; its published program averages the cross-entropies, so that its alpha corresponds to
+    half of this one. The encoder needs dropout.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class RDrop(Classification):
     def views(self, batch: Batch) -> Sequence[View]:
         return 2 * tuple(super().views(batch))
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
         return [
-            "r_drop: the encoder has no dropout, so that both passes are one, and this is classification at twice the cost; set train.dropout"
+            "r_drop: the encoder has no dropout, so that both passes are equal, and the result is that of "
+            "classification at twice the cost; set train.dropout"
         ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:

@@ -1,4 +1,4 @@
-"""Cosine regression (Reimers & Gurevych 2019, section 3): two sentences' vectors are as near as people say the sentences are."""
+"""Cosine regression (Reimers & Gurevych 2019, section 3): cosines of pairs match similarity scores."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
 
 @OBJECTIVES.register("regression")
 class CosineRegression(Objective):
-    """Mean squared difference of the cosine and the score, from 0 to 1, of each pair. The cosine itself is what is compared, not its place between -1 and 1."""
+    """Mean squared error of the cosine of each pair, which is not rescaled, and its score from 0 to 1."""
 
     columns = ("sentence1", "sentence2", "score")
-    least_rows = 1
-    truncates = True
+    min_rows = 1
+    allows_truncation = True
 
     def views(self, batch: Batch) -> Sequence[View]:
         return [View(self.encoder, batch.tokens(role)) for role in self.columns[:2]]

@@ -1,4 +1,4 @@
-"""Unsupervised SimCSE (Gao et al. 2021, section 3): a sentence finds itself among others, seen through another dropout mask."""
+"""Unsupervised SimCSE (Gao et al. 2021, section 3): each text is its own positive, with other dropout."""
 
 from collections.abc import Sequence
 from typing import Literal, cast
@@ -13,10 +13,11 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Vi
 
 @OBJECTIVES.register("simcse")
 class SimCSE(Objective):
-    """Each text is encoded twice in one pass, so that every copy draws its own masks; candidates of the first copies are the second ones, of all ranks.
+    """InfoNCE of two copies of each text with different dropout masks; candidates come from all ranks.
 
-    It needs an encoder with dropout: without it, both copies are one vector and nothing is learnt but to push texts apart. masks: shared makes them one vector on
-    purpose, as the paper does to show what its method rests on. The head belongs to the training alone: the product is the encoder without it.
+    Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
+    loss only pushes texts apart. `masks`: "shared" makes them equal on purpose, for the paper's ablation.
+    Inference does not use the head.
     """
 
     columns = ("text",)
@@ -32,8 +33,8 @@ class SimCSE(Objective):
         super().__init__(encoder)
         self.temperature, self.masks = temperature, masks
         self.head = head_of(head, self.dim)
-        self.truncates = head == "none"
-        self.positives = masks == "own"
+        self.allows_truncation = head == "none"
+        self.has_positive_pairs = masks == "own"
 
     def views(self, batch: Batch) -> Sequence[View]:
         view = View(self.encoder, batch.tokens("text"))
@@ -48,18 +49,16 @@ class SimCSE(Objective):
                 candidates,
                 temperature=self.temperature,
                 excluded=batch.excluded("text", first.device),
-                offset=batch.first,
+                offset=batch.offset,
             )
         )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if self.masks == "own" and cast(TrainableEncoder, self.encoder).backbone.drops:
             return []
-        found, remedy = (
-            ("the encoder has no dropout", "train.dropout")
-            if self.masks == "own"
-            else ("masks are shared", "masks to own")
-        )
+        found, remedy = "the encoder has no dropout", "train.dropout"
+        if self.masks == "shared":
+            found, remedy = "masks are shared", "masks to own"
         return [
-            f"simcse: {found}, so that both views of a text are one vector, and little is learnt; set {remedy}"
+            f"simcse: {found}, so that both views of a text are equal, and little is learnt; set {remedy}"
         ]

@@ -1,4 +1,4 @@
-"""Supervised SimCSE (Gao et al. 2021, section 4): an anchor finds its positive among the positives, and the hard negatives, of all anchors."""
+"""Supervised SimCSE (Gao et al. 2021, section 4): pairs, with hard negatives if the data has them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,16 +12,17 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Pr
 
 @OBJECTIVES.register("supervised")
 class Supervised(Objective):
-    """Premise, an entailed hypothesis and, where there is one, a contradicting one.
+    """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
-    `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; those of other anchors have weight one (equation 5, and the weight
-    of its appendix). The layer over [CLS], which the paper keeps at inference, is the encoder's own (pooling cls_mlp), or with any pooling a head here, kept unless
-    `keep_head` is false.
+    `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
+    negatives of other anchors have weight one (equation 5, with the weight of the appendix). The paper keeps
+    a layer over [CLS] at inference: that is pooling cls_mlp of the encoder, or with any pooling `head`, which
+    inference keeps unless `keep_head` is false.
     """
 
     columns = ("anchor", "positive")
     optional = ("negative",)
-    positives = True
+    has_positive_pairs = True
 
     def __init__(
         self,
@@ -33,13 +34,10 @@ class Supervised(Objective):
         hard_negative_weight: Positive = 1.0,
     ) -> None:
         super().__init__(encoder)
-        self.temperature, self.hard_negative_weight, self.keep_head = (
-            temperature,
-            hard_negative_weight,
-            keep_head,
-        )
+        self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
+        self.keep_head = keep_head
         self.head = head_of(head, self.dim)
-        self.truncates = head == "none"
+        self.allows_truncation = head == "none"
 
     def views(self, batch: Batch) -> Sequence[View]:
         roles = [*self.columns, *(role for role in self.optional if role in batch)]
@@ -47,15 +45,15 @@ class Supervised(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         anchors, *columns = map(self.head, reps)
-        positives, *rest = [batch.peers.gather(column) for column in columns]
+        candidates, *rest = [batch.peers.gather(column) for column in columns]
         value = info_nce(
             anchors,
-            positives,
+            candidates,
             negatives=rest[0] if rest else None,
             hard_negative_weight=self.hard_negative_weight,
             temperature=self.temperature,
             excluded=batch.excluded("anchor", anchors.device),
-            offset=batch.first,
+            offset=batch.offset,
         )
         return Loss.of(info_nce=value)
 

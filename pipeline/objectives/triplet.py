@@ -1,4 +1,4 @@
-"""Triplets (Reimers & Gurevych 2019, section 3): an anchor is nearer to its positive than to its negative, by a margin."""
+"""Triplet loss (Reimers & Gurevych 2019, section 3): positives closer than negatives, by a margin."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Vi
 
 @OBJECTIVES.register("triplet")
 class Triplet(Objective):
-    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean and not squared. Every row has a negative; other rows' texts are none."""
+    """Mean of max(|a - p| - |a - n| + margin, 0), Euclidean, not squared; no negatives from other rows."""
 
     columns = ("anchor", "positive", "negative")
-    positives = True
-    least_rows = 1
-    truncates = True
+    has_positive_pairs = True
+    min_rows = 1
+    allows_truncation = True
 
     def __init__(self, encoder: nn.Module, *, margin: Positive = 1.0) -> None:
         super().__init__(encoder)

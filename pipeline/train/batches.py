@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from pipeline.objectives import ALONE, Batch, Peers
+from pipeline.objectives import NO_PEERS, Batch, Peers
 from pipeline.prefetch import ahead
 from pipeline.settings.training import TEXTS
 from pipeline.text.rows.batches import Order, RankRows, RankSlice, rank_rows
@@ -19,7 +19,7 @@ def batches(
     *,
     start: int = 0,
     share: RankSlice = RankSlice(),
-    peers: Peers = ALONE,
+    peers: Peers = NO_PEERS,
     roles: Sequence[str] = TEXTS,
 ) -> Generator[Batch, None, None]:
     """This rank's batch of step `start` and all later ones, without end: read, and the texts of `roles` tokenized, by a thread that is a few batches ahead.
@@ -28,7 +28,7 @@ def batches(
     """
     return ahead(
         _batch(rows, tokenize, peers, roles)
-        for rows in rank_rows(order, start, share, together=peers is not ALONE)
+        for rows in rank_rows(order, start, share, together=peers is not NO_PEERS)
     )
 
 

@@ -231,10 +231,10 @@ def _check(views: Sequence[View], rows: int, size: int) -> None:
                 f"{len(view.tokens)}",
                 "look at the objective's views",
             )
-        if view.undivided is not None and size < rows:
+        if view.whole_batch_reason is not None and size < rows:
             raise ConfigError(
                 "chunk_rows",
-                f"no chunks, since {view.undivided}",
+                f"no chunks, since {view.whole_batch_reason}",
                 f"chunks of {size} of {rows} rows",
                 "leave chunk_rows out, or choose other views",
             )

@@ -52,8 +52,12 @@ def _measure(training: Training, batch: Batch) -> dict[str, float]:
     objective = training.objective
     outcome = loss_without_gradient(objective, batch, chunk_rows=training.settings.chunk_rows)
     reps = tuple(Ranks().gather(rep) for rep in outcome.reps)
-    values = {} if objective.remembers else {"loss": float(outcome.loss.total)}
-    return values | _retrieved(reps, objective.positives) | measured(reps, positives=objective.positives)
+    values = {} if objective.has_stateful_loss else {"loss": float(outcome.loss.total)}
+    return (
+        values
+        | _retrieved(reps, objective.has_positive_pairs)
+        | measured(reps, positives=objective.has_positive_pairs)
+    )
 
 
 def _retrieved(reps: Sequence[Tensor], positives: bool) -> dict[str, float]:

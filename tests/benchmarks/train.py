@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from pipeline.models.folder.folder import EncoderFolder, open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.objectives import ALONE, Objective
+from pipeline.objectives import NO_PEERS, Objective
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
@@ -101,7 +101,7 @@ def steps(
     )
     return fit(
         training,
-        batches(order, tokenize, share=share, peers=Ranks() if world_size() > 1 else ALONE),
+        batches(order, tokenize, share=share, peers=Ranks() if world_size() > 1 else NO_PEERS),
         until=10_000,
     )
 

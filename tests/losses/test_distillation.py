@@ -7,13 +7,12 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.losses import cosines, embedding_distillation, margin_distillation, similarity_distillation
+from pipeline.losses import cosines, embedding_distillation, similarity_distillation
 
 RNG = np.random.default_rng(0)
 S, T = (torch.from_numpy(RNG.normal(size=(6, 4))) for _ in range(2))
 LOSSES = {
     "embedding": embedding_distillation,
-    "margin": margin_distillation,
     "similarity": lambda s, t: similarity_distillation(s, t, temperature=0.5),
 }
 
@@ -21,10 +20,6 @@ LOSSES = {
 def test_each_loss_matches_its_formula():
     s, t = S.numpy(), T.numpy()
     assert embedding_distillation(S, T).item() == pytest.approx(np.mean((s - t) ** 2), abs=1e-12)
-    margins = [each[:, :1] - each[:, 1:] for each in (s, t)]
-    assert margin_distillation(S, T).item() == pytest.approx(
-        np.mean((margins[0] - margins[1]) ** 2), abs=1e-12
-    )
     divergences = [
         entropy(teacher, student)
         for student, teacher in zip(softmax(s / 0.5, axis=1), softmax(t / 0.5, axis=1), strict=True)
@@ -59,11 +54,9 @@ def test_equal_scores_give_zero_and_the_teacher_gets_no_gradient(name):
     assert teacher.grad is None
 
 
-@pytest.mark.parametrize("name", ["margin", "similarity"])
-def test_a_constant_added_to_a_row_does_not_matter(name):
-    assert LOSSES[name](S + torch.arange(6.0)[:, None], T).item() == pytest.approx(
-        LOSSES[name](S, T).item(), abs=1e-12
-    )
+def test_a_constant_added_to_a_row_of_scores_does_not_matter():
+    shifted = similarity_distillation(S + torch.arange(6.0)[:, None], T, temperature=0.5).item()
+    assert shifted == pytest.approx(similarity_distillation(S, T, temperature=0.5).item(), abs=1e-12)
 
 
 def test_wrong_shapes_and_values_are_refused():
@@ -72,9 +65,9 @@ def test_wrong_shapes_and_values_are_refused():
     with pytest.raises(Defect, match="teacher with 6 rows"):
         embedding_distillation(S, T[:5])
     with pytest.raises(Defect, match="teacher of shape"):
-        margin_distillation(S, T[:5])
+        similarity_distillation(S, T[:5], temperature=1)
     with pytest.raises(ConfigError, match="at least two rows"):
-        margin_distillation(S[:, :1], T[:, :1])
+        similarity_distillation(S[:, :1], T[:, :1], temperature=1)
     with pytest.raises(ConfigError, match="temperature"):
         similarity_distillation(S, T, temperature=0)
     with pytest.raises(Defect, match="excluded of shape"):

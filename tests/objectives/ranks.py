@@ -1,4 +1,4 @@
-"""What each of two processes does in the tests of objectives that compare rows of all ranks; it saves what it found."""
+"""The work of each of two processes in the tests of objectives that compare rows of all ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.objectives import ALONE, Batch, Objective, Peers
+from pipeline.objectives import NO_PEERS, Batch, Objective, Peers
 from pipeline.objectives.cert import Cert
 from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
@@ -22,29 +22,26 @@ ROWS, STEPS, WORLD = 6, 3, 2
 CASES: dict[str, Callable[[], Objective]] = {
     "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
     "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
-    "pser": lambda: Pser(
-        Tiny(seed=1), temperature=0.3, keep_special=True
-    ),  # texts of three tokens: so nothing is left to draw
+    # Texts have three tokens, so that no permutation is drawn with the special tokens kept.
+    "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),
     "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
     "tension": lambda: ContrastiveTension(Tiny(seed=1), negatives=3),
     "tension sum": lambda: ContrastiveTension(Tiny(seed=1), reduction="sum"),
     "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
     "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
 }
-ALIKE = (
-    "consert",
-    "consert adversarial",
-    "pser",
-    "tension",
-    "quickthoughts",
-)  # also with texts that are told to be equal
+# Cases that run also with false negatives.
+WITH_FALSE_NEGATIVES = ("consert", "consert adversarial", "pser", "tension", "quickthoughts")
 
 
-def batch(rank: int, world: int, step: int, peers: Peers = ALONE, alike: bool = False) -> Batch:
-    """The rank's part of the rows of a step. Sentences 1 to 4 are of one document, across the border of the ranks."""
+def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool = False) -> Batch:
+    """Return the rank's part of the rows of a step.
+
+    Sentences 1 to 4 are of one document, across the border of the ranks.
+    """
     columns = {
-        role: [text[:3] for text in texts(ROWS, 3 * step + place)]
-        for place, role in enumerate(("text", "anchor", "positive"))
+        role: [text[:3] for text in texts(ROWS, 3 * step + number)]
+        for number, role in enumerate(("text", "anchor", "positive"))
     }
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     mask = np.zeros((ROWS, ROWS), bool)
@@ -58,7 +55,7 @@ def batch(rank: int, world: int, step: int, peers: Peers = ALONE, alike: bool = 
 def trained(
     name: str, alike: bool, batches: Callable[[int], Batch]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Losses of some steps of gradient descent, and the state after them."""
+    """Run some steps of gradient descent; return their losses and the final state."""
     torch.manual_seed(5)
     objective, losses = CASES[name]().double(), []
     for step in range(STEPS):
@@ -75,12 +72,19 @@ def trained(
 
 
 def cases() -> list[tuple[str, bool]]:
-    return [(name, alike) for name in CASES for alike in (False, True) if not alike or name in ALIKE]
+    return [
+        (name, alike)
+        for name in CASES
+        for alike in (False, True)
+        if not alike or name in WITH_FALSE_NEGATIVES
+    ]
 
 
 def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=WORLD
+    )
     found = {
         case: trained(*case, lambda step, case=case: batch(rank, WORLD, step, Ranks(), case[1]))
         for case in cases()

@@ -1,4 +1,4 @@
-"""Objectives from settings: sums, several lengths of vectors, and what is refused."""
+"""Objectives from settings: sums, several vector lengths, and invalid settings."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
 BATCH = batch_of(
-    {role: texts(5, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))}
+    {role: texts(5, seed) for seed, role in enumerate(("text", "anchor", "positive", "negative"))}
 )
 PLAIN = {"name": "simcse", "options": {"head": "none"}}
 
@@ -33,7 +33,7 @@ def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor
     return loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total
 
 
-def test_a_name_is_an_objective_with_its_defaults():
+def test_a_name_alone_gives_the_defaults():
     objective = built("supervised")
     assert isinstance(objective, Supervised)
     assert (objective.temperature, objective.hard_negative_weight) == (0.05, 1.0)
@@ -56,18 +56,18 @@ def test_a_name_is_an_objective_with_its_defaults():
         ({"name": "simcse", "options": {"head": "mlp"}}, r"head: expected .*'none' or 'cls_mlp'"),
     ],
 )
-def test_what_an_objective_does_not_take_is_refused_with_its_place(objective: object, message: str):
+def test_invalid_options_are_refused_with_their_position(objective: object, message: str):
     with pytest.raises(ConfigError, match=message):
         built(objective)
     with pytest.raises(ConfigError, match=message):
         roles_of(TrainSettings(objective=objective))
 
 
-def test_labels_for_which_there_is_no_class_are_told_of_before_any_row_is_read():
+def test_labels_without_a_class_are_refused_before_rows_are_read():
     one = {"name": "classification", "options": {"classes": 2}}
     with pytest.raises(
         ConfigError,
-        match=r"classes: expected at least 3, one for each label of nli.parquet, found 2.*contradiction",
+        match=r"classes: expected at least 3, one per label of nli.parquet, found 2.*contradiction",
     ):
         roles_of(TrainSettings(objective=one, data="nli.parquet"))
     assert roles_of(
@@ -75,7 +75,7 @@ def test_labels_for_which_there_is_no_class_are_told_of_before_any_row_is_read()
     )
 
 
-def test_roles_are_those_of_all_objectives():
+def test_roles_of_all_objectives_are_combined():
     assert roles_of(TrainSettings()) == (("text",), (), "shuffled")
     assert roles_of(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
@@ -84,7 +84,7 @@ def test_roles_are_those_of_all_objectives():
     )
 
 
-def test_a_sum_costs_the_weighted_sum_of_its_terms_and_has_its_gradient():
+def test_a_sum_has_the_weighted_loss_and_gradient_of_its_terms():
     total = built([{**PLAIN, "weight": 0.5}, {"name": "supervised", "weight": 2}])
     terms = {
         "simcse.info_nce": (0.5, SimCSE(total.encoder, head="none")),
@@ -103,10 +103,10 @@ def test_a_sum_costs_the_weighted_sum_of_its_terms_and_has_its_gradient():
     assert_same(gradients(total.encoder), expected)
 
 
-def test_each_term_leaves_out_the_false_negatives_of_its_own_roles():
+def test_each_term_excludes_the_false_negatives_of_its_own_roles():
     rng = np.random.default_rng(0)
     alike = {"text": rng.random((4, 4)) < 0.4, "anchor": rng.random((4, 8)) < 0.4}
-    columns = {role: texts(4, place) for place, role in enumerate(("text", "anchor", "positive", "negative"))}
+    columns = {role: texts(4, seed) for seed, role in enumerate(("text", "anchor", "positive", "negative"))}
     batch, total = replace(batch_of(columns), false_negatives=alike), built([PLAIN, "supervised"])
     alone = {
         "simcse.info_nce": SimCSE(total.encoder, head="none"),
@@ -118,7 +118,7 @@ def test_each_term_leaves_out_the_false_negatives_of_its_own_roles():
     } == pytest.approx(expected, abs=1e-12)
 
 
-def test_terms_of_one_name_are_told_apart():
+def test_parts_of_terms_with_equal_names_are_numbered():
     assert list(loss_and_backward(built(["simcse", "simcse"]), BATCH).loss.parts) == [
         "simcse.info_nce",
         "simcse2.info_nce",
@@ -139,7 +139,7 @@ def test_a_sum_holds_its_encoder_once():
         assert torch.equal(trained(other), trained(objective))
 
 
-def test_a_sum_goes_through_the_encoder_once():
+def test_a_sum_needs_one_forward_pass():
     objective, sizes = built(["simcse", "supervised"]), []
     objective.encoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     trained(objective)
@@ -154,7 +154,7 @@ def test_a_sum_goes_through_the_encoder_once():
         {"objective": [PLAIN, "supervised"], "matryoshka": (6, 3)},
     ],
 )
-def test_sums_and_lengths_equal_themselves_in_chunks_and_from_a_file(settings: dict):
+def test_chunks_and_a_saved_state_give_the_same_result(settings: dict):
     objective = built(**settings)
     expected, known = trained(objective), gradients(objective)
     for chunk_rows in (1, 3):
@@ -165,7 +165,7 @@ def test_sums_and_lengths_equal_themselves_in_chunks_and_from_a_file(settings: d
     assert torch.equal(trained(other), expected)
 
 
-def test_lengths_cost_the_sum_over_the_first_dimensions():
+def test_the_matryoshka_loss_is_the_sum_over_truncated_vectors():
     objective = built(PLAIN, matryoshka=(2, 5, 6))
     reps = tuple(view.encode() for view in objective.views(BATCH))
     alone = SimCSE(objective.encoder, head="none")
@@ -174,12 +174,12 @@ def test_lengths_cost_the_sum_over_the_first_dimensions():
 
 
 @pytest.mark.parametrize("dims", [(7,), (2, 2)])
-def test_lengths_that_vectors_lack_or_that_stand_twice_are_refused(dims: tuple[int, ...]):
+def test_invalid_or_repeated_lengths_are_refused(dims: tuple[int, ...]):
     with pytest.raises(ConfigError, match=r"train.matryoshka.*1 to 6"):
         built(PLAIN, matryoshka=dims)
 
 
-def test_a_head_of_full_width_has_no_lengths():
+def test_a_head_of_full_width_excludes_matryoshka():
     with pytest.raises(ConfigError, match=r"train.matryoshka.*simcse.*head to none"):
         built("simcse", matryoshka=(2,))
 

@@ -1,4 +1,4 @@
-"""Queries pick keys of a slowly following encoder, among a queue of earlier ones."""
+"""CERT: queries pick the keys of a momentum encoder, among a queue of earlier keys."""
 
 import copy
 
@@ -23,7 +23,7 @@ def pairs(seed: int, rows: int = 2) -> Batch:
 def made(**options: object) -> Cert:
     torch.manual_seed(0)
     objective = Cert(Tiny(dropout=0.1), **options).double()
-    with torch.no_grad():  # a new head is so small that all keys are near to each other
+    with torch.no_grad():  # the keys of a new head are almost equal
         for module in (objective.head, objective.slow_head):
             for parameter in module.parameters():
                 parameter.mul_(20)
@@ -31,7 +31,7 @@ def made(**options: object) -> Cert:
 
 
 def stepped(objective: Cert, batch: Batch, chunk_rows: int | None = None) -> torch.Tensor:
-    """A step of gradient descent; its loss."""
+    """Make one step of gradient descent; return its loss."""
     outcome = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
     with torch.no_grad():
         for parameter in objective.parameters():
@@ -43,14 +43,14 @@ def stepped(objective: Cert, batch: Batch, chunk_rows: int | None = None) -> tor
 
 
 @pytest.mark.parametrize(("temperature", "loss"), [(0.5, 1.530068), (0.07, 2.956268)])
-def test_known_loss_of_two_queries(temperature: float, loss: float):
+def test_the_loss_of_two_queries_matches_a_hand_computation(temperature: float, loss: float):
     objective = Cert(Tiny(dim=2), temperature=temperature, queue=5, width=2).double()
     objective.head = objective.slow_head = torch.nn.Identity()
     objective.queue.copy_(QUEUE)
     assert objective.loss((QUERIES, KEYS), pairs(0)).total.item() == pytest.approx(loss, abs=1e-6)
 
 
-def test_published_size_of_the_queue():
+def test_the_queue_has_the_published_size():
     assert Cert(Tiny()).queue.shape == (96_606, 128)
     torch.testing.assert_close(Cert(Tiny()).queue[:100].norm(dim=1), torch.ones(100))
 
@@ -65,13 +65,13 @@ def test_the_queue_wraps_and_holds_the_keys_of_earlier_steps():
         held |= {2 * step + row: keys[row] for row in range(2)}
         before = objective.queue.clone()
         objective.after_step(outcome.reps, pairs(step))
-        for place, number in enumerate(expected):
-            assert torch.equal(objective.queue[place], held[number])
+        for row, number in enumerate(expected):
+            assert torch.equal(objective.queue[row], held[number])
         assert torch.equal(objective.queue[len(expected) :], before[len(expected) :])
         assert int(objective.pointer) == pointer
 
 
-def test_the_copies_follow_the_trained_weights_before_the_next_keys():
+def test_the_momentum_encoder_is_updated_before_the_next_keys():
     objective = made(queue=6, width=3, momentum=0.9)
     slow, fast = copy.deepcopy(objective.slow_encoder.words), objective.encoder.words
     for step in range(4):
@@ -82,7 +82,7 @@ def test_the_copies_follow_the_trained_weights_before_the_next_keys():
     assert (objective.slow_head.out.weight - objective.head.out.weight).abs().max() > 1e-4
 
 
-def test_known_movement_of_the_copies():
+def test_the_moving_average_matches_a_hand_computation():
     objective = Cert(Tiny(), queue=4).double()
     with torch.no_grad():
         objective.slow_encoder.words.fill_(1.0)
@@ -93,7 +93,7 @@ def test_known_movement_of_the_copies():
         assert objective.slow_encoder.words[0, 0].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_copies_have_no_gradient():
+def test_the_momentum_encoder_has_no_gradient():
     objective = made(queue=4)
     loss_and_backward(objective, pairs(0))
     trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
@@ -104,7 +104,7 @@ def test_the_copies_have_no_gradient():
     )
 
 
-def test_chunks_make_the_same_queue_and_losses():
+def test_chunks_give_the_same_queue_and_losses():
     runs = []
     for chunk_rows in (None, 1):
         objective = made(queue=7, width=4)
@@ -115,7 +115,7 @@ def test_chunks_make_the_same_queue_and_losses():
         torch.testing.assert_close(whole, chunked, rtol=0, atol=1e-12)
 
 
-def test_one_text_with_two_dropout_masks_is_a_pair_too():
+def test_two_dropout_masks_of_one_text_make_a_pair():
     objective = Cert(Tiny(dropout=0.2), queue=4, pairs=False).double()
     assert objective.columns == ("text",)
     assert Cert.roles({"pairs": False}) == (("text",), ())
@@ -124,12 +124,12 @@ def test_one_text_with_two_dropout_masks_is_a_pair_too():
     assert not torch.isclose(query, key).all(dim=1).any()
 
 
-def test_batches_that_the_queue_cannot_hold_are_refused():
+def test_batches_larger_than_the_queue_are_refused():
     Cert.check_batch({}, 96_606, everyone=True)
     Cert.check_batch({"queue": 4}, 4, everyone=True)
-    with pytest.raises(ConfigError, match="room for the 5 keys of a batch, found 4 places"):
+    with pytest.raises(ConfigError, match="at least 5, the number of keys of a batch, found 4"):
         Cert.check_batch({"queue": 4}, 5, everyone=True)
-    with pytest.raises(ConfigError, match=r"train.across_ranks: expected true for cert"):
+    with pytest.raises(ConfigError, match=r"train.across_ranks: expected true, because"):
         Cert.check_batch({"queue": 4}, 4, everyone=False)
     objective = Cert(Tiny(), queue=4).double()
     with pytest.raises(ConfigError, match="at least 5 rows"):

@@ -1,4 +1,4 @@
-"""Pairs of sentences classified by their two vectors."""
+"""Classification of sentence pairs by their vectors."""
 
 import math
 
@@ -22,7 +22,7 @@ def pairs(labels: list[int]):
     )
 
 
-def test_loss_of_a_known_pair_under_a_known_layer():
+def test_the_loss_of_one_pair_matches_a_hand_computation():
     objective = Classification(Tiny(dim=2), bias=False).double()
     with torch.no_grad():
         objective.classifier.weight.copy_(
@@ -31,7 +31,7 @@ def test_loss_of_a_known_pair_under_a_known_layer():
     assert objective.loss((U, V), pairs([2])).total.item() == pytest.approx(1.054957, abs=1e-6)
 
 
-def test_features_stand_in_their_order_whatever_is_named_first():
+def test_features_keep_one_order_however_they_are_listed():
     objective = Classification(
         Tiny(dim=2), features=("u*v", "|u-v|", "v", "u"), classes=8, bias=False
     ).double()
@@ -45,7 +45,7 @@ def test_features_stand_in_their_order_whatever_is_named_first():
         )
 
 
-def test_a_hidden_layer_is_linear_unless_it_is_told_otherwise():
+def test_a_hidden_layer_is_linear_by_default():
     plain = Classification(Tiny(), features=INFERSENT, hidden=512)
     assert [type(layer) for layer in plain.classifier] == [nn.Linear, nn.Linear]
     assert (
@@ -64,7 +64,7 @@ def test_a_hidden_layer_is_linear_unless_it_is_told_otherwise():
     )
 
 
-def test_a_classifier_that_knows_nothing_costs_the_logarithm_of_the_classes():
+def test_zero_weights_give_the_logarithm_of_the_number_of_classes():
     objective = Classification(Tiny(), classes=5).double()
     nn.init.zeros_(objective.classifier.weight)
     nn.init.zeros_(objective.classifier.bias)
@@ -73,7 +73,7 @@ def test_a_classifier_that_knows_nothing_costs_the_logarithm_of_the_classes():
     )
 
 
-def test_rows_may_come_in_any_order_and_alone():
+def test_the_loss_is_a_mean_over_rows_in_any_order():
     torch.manual_seed(0)
     objective, batch = Classification(Tiny()).double(), pairs([0, 1, 2, 1])
     whole = loss_and_backward(objective, batch).loss.total
@@ -87,7 +87,7 @@ def test_rows_may_come_in_any_order_and_alone():
     torch.testing.assert_close(sum(alone) / 4, whole, rtol=0, atol=1e-12)
 
 
-def test_labels_and_features_outside_the_set_are_errors():
+def test_unknown_labels_and_features_are_refused():
     with pytest.raises(DataError, match=r"labels.*0 to 2.*found 3"):
         loss_and_backward(Classification(Tiny()).double(), pairs([0, 3]))
     with pytest.raises(ConfigError, match="features"):
@@ -95,7 +95,7 @@ def test_labels_and_features_outside_the_set_are_errors():
 
 
 @pytest.mark.parametrize("options", [{}, {"hidden": 64}, {"hidden": 64, "bias": False}])
-def test_a_classifier_begins_with_small_normal_weights_and_zero_biases(options: dict):
+def test_a_classifier_starts_with_small_normal_weights_and_zero_biases(options: dict):
     torch.manual_seed(0)
     layers = [
         layer

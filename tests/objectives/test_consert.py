@@ -1,4 +1,4 @@
-"""Two views of a text find each other."""
+"""ConSERT: two views of a text pick each other."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ BATCH = batch_of({"text": texts(6)})
 
 
 def nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float, alike: np.ndarray) -> float:
-    """Written out, row by row."""
+    """Compute NT-Xent row by row."""
     views = F.normalize(torch.cat([first, second]), dim=1).detach().numpy()
     count, total = len(first), 0.0
     for row in range(2 * count):
@@ -34,12 +34,12 @@ def nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float, alike
     return total / count
 
 
-def test_known_loss_of_two_pairs():
+def test_the_loss_of_two_pairs_matches_a_hand_computation():
     found = Consert(Tiny(dim=2), temperature=0.5).loss((Z, OTHER), batch_of({"text": ["ab", "cd"]}))
     assert found.total.item() == pytest.approx(1.273342, abs=1e-6)
 
 
-def test_equal_texts_are_no_negatives_where_it_is_told():
+def test_false_negatives_are_excluded():
     objective = Consert(Tiny(), temperature=0.3, views=("none", "feature_cutoff")).double()
     alike = np.zeros((6, 6), bool)
     alike[1, 4] = alike[4, 1] = True
@@ -52,7 +52,7 @@ def test_equal_texts_are_no_negatives_where_it_is_told():
     )
 
 
-def test_views_are_those_that_are_named():
+def test_views_are_of_the_configured_kinds():
     kinds = {
         name: Consert(Tiny(), views=("none", name)).views(BATCH)[1]
         for name in ("none", "shuffle", "token_cutoff", "feature_cutoff")
@@ -68,7 +68,7 @@ def test_views_are_those_that_are_named():
 @pytest.mark.parametrize(
     "views", [("feature_cutoff", "shuffle"), ("token_cutoff", "none"), ("feature_cutoff", "feature_cutoff")]
 )
-def test_chunks_see_the_views_of_the_whole_batch(views: tuple[str, str]):
+def test_chunks_share_the_views_of_the_whole_batch(views: tuple[str, str]):
     objective, found = Consert(Tiny(dim=12), views=views, token_rate=0.5).double(), []
     for chunk_rows in (None, 4, 1):
         torch.manual_seed(3)
@@ -81,7 +81,7 @@ def test_chunks_see_the_views_of_the_whole_batch(views: tuple[str, str]):
 
 
 @pytest.mark.parametrize("other", ["none", "feature_cutoff"])
-def test_the_adversarial_view_raises_the_loss_more_than_other_steps_of_its_length(other: str):
+def test_the_adversarial_view_raises_the_loss_more_than_random_steps_of_its_length(other: str):
     objective = Consert(Tiny(dim=8), views=("adversarial", other), noise=1e-3).double()
     torch.manual_seed(0)
     views = objective.views(BATCH)
@@ -112,12 +112,12 @@ def test_the_adversarial_view_trains_and_refuses_chunks():
 @pytest.mark.parametrize(
     "options", [{"feature_rate": 1.0}, {"token_rate": 0}, {"views": ["none", "crop"]}, {"views": ["none"]}]
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, object]):
+def test_invalid_options_are_refused(options: dict[str, object]):
     settings = TrainSettings(objective={"name": "consert", "options": options})
     with pytest.raises(ConfigError, match=r"train.objective\[0\].options of consert: " + next(iter(options))):
         build_objective(settings, Tiny())
 
 
 def test_two_adversarial_views_are_refused():
-    with pytest.raises(ConfigError, match="one adversarial view at most"):
+    with pytest.raises(ConfigError, match="at most one adversarial view"):
         Consert(Tiny(), views=("adversarial", "adversarial"))

@@ -1,4 +1,4 @@
-"""Two encoders tell equal texts from others."""
+"""Contrastive tension: two encoders learn whether they read the same text."""
 
 from dataclasses import replace
 
@@ -13,11 +13,10 @@ from tests.objectives.tiny import Tiny, batch_of, gradients, texts
 THREE = batch_of({"text": texts(3)})
 
 
-def test_known_loss_of_a_positive_and_two_negatives():
+def test_a_positive_and_two_negatives_match_a_hand_computation():
     first = torch.tensor([[2.0, 0], [0, 1], [0, 1]]).double()
-    second = torch.tensor(
-        [[1.0, 0], [0, 0.5], [0, -1]]
-    ).double()  # row 1 meets the text of row 2, row 2 that of row 1
+    # Row 1 is paired with the text of row 2, and row 2 with that of row 1.
+    second = torch.tensor([[1.0, 0], [0, 0.5], [0, -1]]).double()
     loss = ContrastiveTension(Tiny(dim=2)).loss((first, second), THREE).total.item()
     assert loss == pytest.approx(0.471422, abs=1e-6)  # of the inner products 2, -1 and 0.5
     assert ContrastiveTension(Tiny(dim=2), reduction="sum").loss(
@@ -26,15 +25,13 @@ def test_known_loss_of_a_positive_and_two_negatives():
 
 
 @pytest.mark.parametrize(("negatives", "rows"), [(7, 16), (7, 20), (1, 6), (7, 3)])
-def test_of_each_run_the_first_row_is_the_positive_and_no_anchor_or_partner_comes_twice(
-    negatives: int, rows: int
-):
+def test_every_run_starts_with_a_positive_and_each_row_is_a_partner_once(negatives: int, rows: int):
     partners = ContrastiveTension(Tiny(), negatives=negatives).partners(rows).numpy()
     assert np.array_equal(np.flatnonzero(partners == np.arange(rows)), np.arange(0, rows, 1 + negatives))
     assert sorted(partners) == list(range(rows))
 
 
-def test_a_pair_of_rows_with_one_text_is_a_positive_where_it_is_told():
+def test_pairs_of_known_equal_texts_are_positives():
     objective = ContrastiveTension(Tiny()).double()
     reps = tuple(view.encode() for view in objective.views(THREE))
     alike = np.zeros((3, 3), bool)
@@ -46,7 +43,7 @@ def test_a_pair_of_rows_with_one_text_is_a_positive_where_it_is_told():
     ).total.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_both_encoders_begin_alike_are_trained_and_part():
+def test_both_encoders_start_equal_and_diverge_in_training():
     objective, batch = ContrastiveTension(Tiny()).double(), batch_of({"text": texts(8)})
     before = loss_and_backward(objective, batch).reps
     assert torch.equal(*before)
@@ -57,23 +54,23 @@ def test_both_encoders_begin_alike_are_trained_and_part():
     assert (first - second).abs().max() > 1e-4
 
 
-def test_the_product_is_the_second_encoder_unless_the_first_is_wanted():
+def test_the_product_is_the_second_encoder_by_default():
     objective = ContrastiveTension(Tiny())
     assert objective.product().encoder is objective.twin
     first = ContrastiveTension(Tiny(), inference="first")
     assert first.product().encoder is first.encoder
-    assert len(first.rivals()) == len(objective.rivals()) == 1
+    assert len(first.candidates()) == len(objective.candidates()) == 1
 
 
-def test_the_better_one_may_be_the_product_and_the_choice_is_in_the_state():
+def test_the_selected_candidate_is_the_product_and_part_of_the_state():
     objective, other = (
         ContrastiveTension(Tiny(), inference="best"),
         ContrastiveTension(Tiny(), inference="best"),
     )
     assert objective.product().encoder is objective.twin
-    assert [rival.encoder for rival in objective.rivals()] == [objective.twin, objective.encoder]
-    objective.choose(1)
+    assert [candidate.encoder for candidate in objective.candidates()] == [objective.twin, objective.encoder]
+    objective.select(1)
     other.load_state_dict(objective.state_dict())
     assert other.product().encoder is other.encoder
-    objective.choose(0)
+    objective.select(0)
     assert objective.product().encoder is objective.twin

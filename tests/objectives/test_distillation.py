@@ -1,4 +1,4 @@
-"""As another encoder has it."""
+"""Distillation of another encoder."""
 
 import copy
 import pickle
@@ -43,7 +43,7 @@ def built(teacher: str, dim: int = 6, **options) -> Objective:
 
 
 @pytest.mark.parametrize("roles", [("text",), ("sentence1", "sentence2")])
-def test_similarities_cost_their_divergence_from_the_teachers(teacher, roles):
+def test_the_similarity_loss_is_the_divergence_from_the_teacher(teacher, roles):
     objective = built(teacher, temperature=0.1, roles=list(roles))
     own = np.concatenate([objective.encoder(BATCH.tokens(role)).detach().numpy() for role in roles])
     q, p = (
@@ -56,7 +56,7 @@ def test_similarities_cost_their_divergence_from_the_teachers(teacher, roles):
     assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_vectors_cost_their_mean_squared_difference(teacher):
+def test_the_embedding_loss_is_the_mean_squared_error(teacher):
     objective = built(teacher, dim=48, match="embedding")
     expected = np.mean(
         (objective.encoder(BATCH.tokens("text")).detach().numpy() - known(teacher, "text")) ** 2
@@ -64,9 +64,9 @@ def test_vectors_cost_their_mean_squared_difference(teacher):
     assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_vectors_of_another_dimension_are_refused_and_a_teacher_is_needed(teacher):
+def test_a_missing_teacher_or_one_of_another_dimension_is_refused(teacher):
     with pytest.raises(
-        ConfigError, match=r"the encoder's dimension.*48 of .*for an encoder of 6.*similarity"
+        ConfigError, match=r"the encoder's dimension.*dimension 48 of .*for an encoder of 6.*similarity"
     ):
         built(teacher, match="embedding")
     with pytest.raises(ConfigError, match=r"train.objective\[0\].options of distillation: teacher"):
@@ -76,7 +76,7 @@ def test_vectors_of_another_dimension_are_refused_and_a_teacher_is_needed(teache
     )[0] == ("anchor",)
 
 
-def test_the_teacher_is_neither_trained_nor_saved_nor_moved(teacher):
+def test_the_teacher_is_neither_trained_nor_saved(teacher):
     objective = built(teacher)
     before = {name: value.clone() for name, value in objective._teacher.state_dict().items()}
     loss_and_backward(objective.train(), BATCH)
@@ -92,14 +92,14 @@ def test_the_teacher_is_neither_trained_nor_saved_nor_moved(teacher):
     assert all(parameter.grad is None for parameter in objective._teacher.parameters())
 
 
-def test_it_copies_after_a_step_too(teacher):
+def test_the_objective_can_be_copied_after_a_step(teacher):
     objective = built(teacher)
     expected = loss_and_backward(objective, BATCH).loss.total
     for other in (copy.deepcopy(objective), pickle.loads(pickle.dumps(objective))):
         assert torch.equal(loss_and_backward(other, BATCH).loss.total, expected)
 
 
-def test_a_shorter_student_learns_from_the_whole_teacher(teacher):
+def test_a_truncated_student_learns_from_the_full_teacher(teacher):
     torch.manual_seed(0)
     settings = TrainSettings(
         objective={"name": "distillation", "options": {"teacher": teacher}}, matryoshka=(2, 6)
@@ -111,7 +111,7 @@ def test_a_shorter_student_learns_from_the_whole_teacher(teacher):
     torch.testing.assert_close(both, expected, rtol=0, atol=1e-12)
 
 
-def test_a_student_that_says_the_same_costs_nothing(teacher):
+def test_a_student_with_the_teachers_similarities_has_zero_loss(teacher):
     objective = built(teacher)
     vectors = torch.from_numpy(known(teacher, "text")).double()
     assert objective.loss((3 * vectors, vectors), BATCH).total.item() == pytest.approx(0, abs=1e-12)
@@ -126,7 +126,7 @@ def test_a_student_that_says_the_same_costs_nothing(teacher):
         ({"match": "embedding"}, 1),
     ],
 )
-def test_fewer_texts_than_similarities_take_are_refused_before_the_first_step(options, rows):
+def test_batches_too_small_for_similarities_are_refused(options, rows):
     Distillation.check_batch(options, rows, everyone=True)
     if options.get("match") != "embedding":
         with pytest.raises(ConfigError, match=r"3 texts or more"):

@@ -1,4 +1,4 @@
-"""What every objective keeps to, whatever it trains for."""
+"""Properties of every objective."""
 
 import copy
 import inspect
@@ -38,18 +38,22 @@ pytestmark = pytest.mark.parametrize("name", OBJECTIVES.names())
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory) -> Make:
-    """Objectives with their defaults, in float64, around a tiny encoder; around one from a folder where they read it. Options without a default are another folder."""
+    """Return a function that builds objectives with their defaults, in float64, around a tiny encoder.
+
+    If the objective needs a folder, the encoder is from one. Options without a default are the path of
+    another folder.
+    """
     top = tmp_path_factory.mktemp("encoders")
     folders = [folder_of_language_model(top / str(seed), seed) for seed in range(3)]
     for folder in folders[1:]:
-        shutil.copy(folders[0] / "tokenizer.json", folder)  # its training breaks ties by chance
+        shutil.copy(folders[0] / "tokenizer.json", folder)  # training it breaks ties at random
 
     def made(name: str, seed: int = 0) -> Objective:
         torch.manual_seed(seed)
         kind = OBJECTIVES[name]
         encoder = (
             load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0)
-            if kind.reads_folder
+            if kind.needs_folder
             else Tiny(seed=seed)
         )
         options = {
@@ -65,8 +69,8 @@ def make(tmp_path_factory) -> Make:
 def batch_for(objective: Objective) -> Batch:
     roles = (*objective.columns, *objective.optional)
     columns = {
-        role: texts(ROWS, place) if role in TEXTS else NUMBERS[role]
-        for place, role in enumerate(ROLES)
+        role: texts(ROWS, seed) if role in TEXTS else NUMBERS[role]
+        for seed, role in enumerate(ROLES)
         if role in roles
     }
     folder = getattr(objective.encoder, "folder", None)
@@ -76,26 +80,26 @@ def batch_for(objective: Objective) -> Batch:
 
 
 def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
-    """The loss of a step; gradients are left."""
+    """Compute the loss of a step; its gradients remain on the parameters."""
     torch.manual_seed(7)
     return loss_and_backward(objective, batch_for(objective), chunk_rows=chunk_rows).loss.total
 
 
-def test_it_names_roles_that_data_can_have(name: str):
+def test_roles_are_known_to_the_settings(name: str):
     kind = OBJECTIVES[name]
     assert kind.columns
     assert {*kind.columns, *kind.optional} <= set(ROLES)
     assert kind.__doc__
 
 
-def test_it_builds_from_defaults_pickles_and_copies(name: str, make: Make):
+def test_objectives_pickle_and_copy(name: str, make: Make):
     objective = make(name)
     expected = trained(objective)
     for other in (pickle.loads(pickle.dumps(objective)), copy.deepcopy(objective)):
         assert torch.equal(trained(other), expected)
 
 
-def test_its_gradient_reaches_the_encoder_and_whatever_else_is_trained(name: str, make: Make):
+def test_every_trainable_parameter_gets_a_gradient(name: str, make: Make):
     objective = make(name)
     assert torch.isfinite(trained(objective))
     found = gradients(objective)
@@ -107,7 +111,7 @@ def test_its_gradient_reaches_the_encoder_and_whatever_else_is_trained(name: str
     )
 
 
-def test_steps_along_its_gradient_lower_its_loss(name: str, make: Make):
+def test_a_gradient_step_lowers_the_loss(name: str, make: Make):
     objective = make(name)
     before = trained(objective)
     with torch.no_grad():
@@ -117,17 +121,17 @@ def test_steps_along_its_gradient_lower_its_loss(name: str, make: Make):
     assert trained(objective) < before
 
 
-def test_it_equals_itself_in_chunks(name: str, make: Make):
+def test_chunks_give_the_same_loss_and_gradient(name: str, make: Make):
     objective = make(name)
     expected, known = trained(objective), gradients(objective)
-    if any(view.undivided is not None for view in objective.views(batch_for(objective))):
-        pytest.skip("it refuses chunks")
+    if any(view.whole_batch_reason is not None for view in objective.views(batch_for(objective))):
+        pytest.skip("no chunks allowed")
     for chunk_rows in (1, 4):
         torch.testing.assert_close(trained(objective, chunk_rows), expected, rtol=0, atol=1e-11)
         assert_same(gradients(objective), known, tolerance=1e-10)
 
 
-def test_its_state_survives_a_file(name: str, make: Make):
+def test_the_state_can_be_saved_and_loaded(name: str, make: Make):
     objective, batch = make(name), batch_for(make(name))
     objective.after_step(loss_and_backward(objective, batch).reps, batch)
     file = io.BytesIO()
@@ -139,7 +143,7 @@ def test_its_state_survives_a_file(name: str, make: Make):
     assert torch.equal(trained(other), trained(objective))
 
 
-def test_it_does_not_change_what_it_is_given(name: str, make: Make):
+def test_a_step_does_not_modify_the_batch(name: str, make: Make):
     objective = make(name)
     batch = batch_for(objective)
     before = pickle.dumps({role: list(values) for role, values in batch.columns.items()})
@@ -147,36 +151,36 @@ def test_it_does_not_change_what_it_is_given(name: str, make: Make):
     assert pickle.dumps({role: list(values) for role, values in batch.columns.items()}) == before
 
 
-def test_the_loss_does_not_see_the_order_of_rows(name: str, make: Make):
+def test_the_loss_does_not_depend_on_the_order_of_rows(name: str, make: Make):
     objective = make(name)
     if objective.order == "contiguous" or name == "contrastive_tension":
-        pytest.skip("it is about neighbours, or rows are paired by chance")
-    batch, places = batch_for(objective), np.random.default_rng(0).permutation(ROWS)
+        pytest.skip("the order of rows matters")
+    batch, order = batch_for(objective), np.random.default_rng(0).permutation(ROWS)
     reps = tuple(view.encode().detach() for view in objective.views(batch))
     expected = objective.loss(reps, batch).total
     torch.testing.assert_close(
-        objective.loss(tuple(rep[places] for rep in reps), batch.of_rows(places)).total,
+        objective.loss(tuple(rep[order] for rep in reps), batch.of_rows(order)).total,
         expected,
         rtol=0,
         atol=1e-12,
     )
 
 
-def test_as_few_rows_as_it_says_are_enough(name: str, make: Make):
+def test_min_rows_are_enough(name: str, make: Make):
     objective = make(name)
-    batch = batch_for(objective).of_rows(np.arange(objective.least_rows) + 1)
+    batch = batch_for(objective).of_rows(np.arange(objective.min_rows) + 1)
     assert torch.isfinite(loss_and_backward(objective, batch).loss.total)
 
 
-def test_it_is_a_term_of_a_sum(name: str, make: Make):
+def test_every_objective_can_be_a_term_of_a_sum(name: str, make: Make):
     objective = make(name)
     total = Sum(
         objective.encoder,
         [Term("first", 0.5, objective), Term("second", 2.0, CosineRegression(objective.encoder))],
     )
     assert not any(".encoder." in entry for entry in total.state_dict() if entry.startswith("terms.1"))
-    if any(view.undivided is not None for view in total.views(batch_for(total))):
-        pytest.skip("it refuses chunks")
+    if any(view.whole_batch_reason is not None for view in total.views(batch_for(total))):
+        pytest.skip("no chunks allowed")
     expected, known = trained(total), gradients(total)
     torch.testing.assert_close(trained(total, 4), expected, rtol=0, atol=1e-12)
     assert_same(gradients(total), known, tolerance=1e-10)

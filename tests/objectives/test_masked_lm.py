@@ -1,4 +1,4 @@
-"""The words behind masks."""
+"""Masked language modelling beside other objectives."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch
 from pipeline.objectives.build import build_objective, roles_of
-from pipeline.objectives.masked_lm import MaskedLM
+from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
@@ -29,16 +29,16 @@ def opened(folder, dropout: float | None = 0.0, **settings):
     return load_trainable(open_folder(EncoderSettings(path=str(folder), **settings)), dropout=dropout)
 
 
-def batch_for(objective: MaskedLM, rows: int, role: str = "text") -> Batch:
+def batch_for(objective: MaskedLanguageModelling, rows: int, role: str = "text") -> Batch:
     return replace(
         batch_of({role: [f"a man reads {text} on the grass" for text in texts(rows)]}),
         tokenize=objective.encoder.folder.tokenizer(),
     )
 
 
-def test_it_is_the_mean_over_masked_words_of_the_padded_model(folder):
+def test_the_loss_is_the_mean_over_masked_words_of_the_reference_model(folder):
     torch.manual_seed(0)
-    objective = MaskedLM(opened(folder))
+    objective = MaskedLanguageModelling(opened(folder))
     batch = batch_for(objective, 10).of_rows(np.array([9, 3, 4, 5, 6, 7, 8, 0]))
     found = loss_and_backward(objective, batch).loss
     masked, words = objective._masked, objective._plain.ids
@@ -52,9 +52,9 @@ def test_it_is_the_mean_over_masked_words_of_the_padded_model(folder):
     assert list(found.parts) == ["masked_lm"]
 
 
-def test_special_tokens_are_never_masked_and_others_as_often_as_is_said(folder):
+def test_special_tokens_are_never_masked_and_others_at_the_rate(folder):
     torch.manual_seed(0)
-    objective = MaskedLM(opened(folder))
+    objective = MaskedLanguageModelling(opened(folder))
     objective.views(batch_for(objective, 4_000))
     masked, words = objective._masked, objective._plain.ids
     special = np.isin(words, (1, 2))
@@ -64,8 +64,8 @@ def test_special_tokens_are_never_masked_and_others_as_often_as_is_said(folder):
     assert (masked.ids == 4)[masked.kept].mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_masks_are_new_in_every_step_and_come_from_torchs_generator(folder):
-    objective = MaskedLM(opened(folder))
+def test_every_step_draws_new_masks_from_torchs_generator(folder):
+    objective = MaskedLanguageModelling(opened(folder))
     batch, drawn = batch_for(objective, 20), []
     for seed in (0, None, 0):
         if seed is not None:
@@ -77,12 +77,12 @@ def test_masks_are_new_in_every_step_and_come_from_torchs_generator(folder):
 
 def test_a_template_is_never_masked(folder):
     torch.manual_seed(0)
-    objective = MaskedLM(opened(folder, template='The text "[X]" means [MASK].'), rate=1.0)
+    objective = MaskedLanguageModelling(opened(folder, template='The text "[X]" means [MASK].'), rate=1.0)
     objective.views(batch_for(objective, 5))
     assert (objective._masked.kept != objective._plain.around).all()
 
 
-def test_beside_another_objective_it_reads_that_ones_texts(folder):
+def test_it_can_use_the_texts_of_another_objective(folder):
     settings = TrainSettings(
         objective=["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}],
         matryoshka=(8, 48),
@@ -102,15 +102,15 @@ def test_beside_another_objective_it_reads_that_ones_texts(folder):
     assert objective.product().head is None
 
 
-def test_one_row_with_nothing_masked_costs_nothing(folder):
-    objective = MaskedLM(opened(folder), rate=1e-9)
+def test_without_masked_words_the_loss_is_zero(folder):
+    objective = MaskedLanguageModelling(opened(folder), rate=1e-9)
     outcome = loss_and_backward(objective, batch_for(objective, 1))
     assert outcome.loss.total.item() == 0
 
 
-def test_an_encoder_without_a_head_of_its_own_is_told_of(folder, tmp_path):
-    objective = MaskedLM(opened(save_folder(tmp_path / "bert", "bert")))
-    assert "no head" in objective.doubts()[0]
-    assert not MaskedLM(opened(folder)).doubts()
+def test_a_folder_without_a_language_model_head_is_warned_about(folder, tmp_path):
+    objective = MaskedLanguageModelling(opened(save_folder(tmp_path / "bert", "bert")))
+    assert "no language model head" in objective.warnings()[0]
+    assert not MaskedLanguageModelling(opened(folder)).warnings()
     with pytest.raises(ConfigError, match="role"):
         build_objective(TrainSettings(objective={"name": "masked_lm", "options": {"role": "score"}}), Tiny())

@@ -1,15 +1,15 @@
-"""Batches, views and losses, which pass between data, objectives and steps."""
+"""Batches, views and losses."""
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.objectives import ALONE, Batch, Loss, Objective, View
+from pipeline.objectives import NO_PEERS, Batch, Loss, Objective, View
 from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
 
 
-def test_a_batch_gives_tokens_of_a_role_and_some_of_its_rows():
+def test_a_batch_tokenizes_columns_and_selects_rows():
     batch = Batch(
         {"text": ["ab", "c", "def"], "score": np.array([1.0, 2.0, 3.0])},
         np.array([7, 8, 9]),
@@ -27,14 +27,14 @@ def test_a_batch_gives_tokens_of_a_role_and_some_of_its_rows():
         [9, 7],
     )
     assert not part.false_negatives
-    assert part.places.tolist() == [2, 0]
-    assert part.of_rows(np.array([1])).places.tolist() == [0]
-    assert batch.first == 0
+    assert part.indices.tolist() == [2, 0]
+    assert part.of_rows(np.array([1])).indices.tolist() == [0]
+    assert batch.offset == 0
     assert batch.excluded("text", torch.device("cpu")).all()
     assert batch.excluded("anchor", torch.device("cpu")) is None
 
 
-def test_a_role_that_is_not_there_or_too_short_is_an_error():
+def test_missing_and_short_columns_are_refused():
     batch = Batch({"text": ["a", "b"], "score": np.zeros(3)}, np.arange(2), tokenize)
     with pytest.raises(DataError, match=r"the role anchor.*the roles score, text"):
         batch.tokens("anchor")
@@ -57,13 +57,13 @@ def test_rows_of_a_view_keep_their_tokens_and_positions():
     ]
 
 
-def test_a_view_without_gradient_has_none():
+def test_a_view_can_be_encoded_without_gradient():
     tokens = tokenize(texts(2))
     assert View(Tiny(), tokens).encode().requires_grad
     assert not View(Tiny(), tokens, grad=False).encode().requires_grad
 
 
-def test_parts_of_losses_add_up_and_weigh():
+def test_losses_add_up_and_scale_part_by_part():
     one = Loss.of(contrastive=torch.tensor(2.0, requires_grad=True), masked=torch.tensor(1.0))
     total = one + Loss.of(masked=torch.tensor(3.0), distance=torch.tensor(5.0)) * 0.5
     assert {name: part.item() for name, part in total.parts.items()} == {
@@ -77,8 +77,8 @@ def test_parts_of_losses_add_up_and_weigh():
     assert Loss.of().total.item() == 0.0
 
 
-def test_an_objective_costs_nothing_more_unless_it_says_so():
+def test_row_terms_are_zero_by_default():
     objective = Objective(Tiny())
     assert objective.row_terms((), batch_of({"text": ["a"]})).total.item() == 0.0
     objective.after_step((), batch_of({"text": ["a"]}))
-    assert ALONE.gather(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert NO_PEERS.gather(torch.ones(2)).tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Prompt objectives: what is compared, what the product reads, and how a step goes in chunks."""
+"""Prompt objectives: their losses, the product, and steps in chunks."""
 
 import itertools
 from dataclasses import replace
@@ -42,7 +42,7 @@ ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [M
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """With a head for masked words, and without one."""
+    """Return encoder folders with and without a masked language model head."""
     top = tmp_path_factory.mktemp("encoders")
     return {
         "bert": folder_of_language_model(top / "bert"),
@@ -86,7 +86,7 @@ def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, 
     torch.testing.assert_close(outcome.loss.total, expected.detach(), atol=1e-4, rtol=0)
 
 
-def test_the_supervised_loss_compares_what_the_language_model_makes_of_masks(folders):
+def test_the_supervised_loss_compares_mask_tokens_through_the_language_model_head(folders):
     objective = made(folders["bert"], "prompt_supervised")
     columns = {"anchor": TEXTS, "positive": TEXTS[::-1], "negative": [text.upper() for text in TEXTS]}
     anchors, positives, negatives = (
@@ -98,19 +98,19 @@ def test_the_supervised_loss_compares_what_the_language_model_makes_of_masks(fol
 
 
 @pytest.mark.parametrize(("family", "readout"), [("bert", "transform"), ("roberta", "mlp"), ("bare", "mlp")])
-def test_bert_is_read_through_its_language_model_and_others_through_a_new_layer(folders, family, readout):
+def test_bert_uses_its_language_model_head_and_others_a_new_layer(folders, family, readout):
     objective = made(folders[family], "prompt_supervised")
     assert (objective.transform is not None, objective.head is not None) == (
         readout == "transform",
         readout == "mlp",
     )
-    assert made(folders["bare"], "prompt_supervised", readout="transform").doubts()
-    assert not objective.doubts()
+    assert made(folders["bare"], "prompt_supervised", readout="transform").warnings()
+    assert not objective.warnings()
 
 
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_the_product_is_a_folder_of_what_the_paper_reads_at_inference(folders, tmp_path, name, family):
+def test_the_saved_product_encodes_as_the_paper_does_at_inference(folders, tmp_path, name, family):
     objective = made(folders[family], name)
     product = objective.product().encoder
     saved = save_folder(product, product.folder, tmp_path / "saved")
@@ -129,8 +129,10 @@ def test_the_product_is_a_folder_of_what_the_paper_reads_at_inference(folders, t
 
 
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised"])
-def test_chunks_with_dropout_replay_the_template_alone_too(folders, name):
-    """The same chunked forwards with their graph kept give the same gradient: what the template alone gives is drawn in each chunk."""
+def test_chunks_with_dropout_replay_the_empty_template_too(folders, name):
+    """Compare with chunked passes that keep their graph: each chunk encodes the empty template with new
+    dropout.
+    """
     columns = {"text": TEXTS} if name == "prompt" else {"anchor": TEXTS, "positive": TEXTS[::-1]}
     objective, rows = made(folders["bert"], name, dropout=0.1).double(), batch(folders["bert"], **columns)
     torch.manual_seed(3)
@@ -138,8 +140,8 @@ def test_chunks_with_dropout_replay_the_template_alone_too(folders, name):
     found = gradients(objective)
     torch.manual_seed(3)
     views, parts = objective.views(rows), []
-    for places in (np.arange(4), np.arange(4, 6)):
-        tokens = [view.of_rows(places).tokens for view in views]
+    for rows_of_chunk in (np.arange(4), np.arange(4, 6)):
+        tokens = [view.of_rows(rows_of_chunk).tokens for view in views]
         parts.append(views[0].encoder(type(tokens[0]).joined(tokens)).chunk(2))
     expected = objective.loss(tuple(map(torch.cat, zip(*parts, strict=True))), rows).total
     expected.backward()
@@ -147,7 +149,7 @@ def test_chunks_with_dropout_replay_the_template_alone_too(folders, name):
     assert_same(gradients(objective), found, 1e-10)
 
 
-def test_views_of_both_templates_share_a_pass_and_each_length_costs_one_row_more(folders):
+def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders):
     objective, seen = made(folders["bert"], "prompt"), []
     objective.encoder.backbone.register_forward_hook(
         lambda module, inputs, output: seen.append(len(inputs[0].tokens))
@@ -158,7 +160,7 @@ def test_views_of_both_templates_share_a_pass_and_each_length_costs_one_row_more
 
 
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
-def test_a_limit_beyond_what_the_batches_have_is_refused(folders, name):
+def test_a_limit_above_the_maximal_length_is_refused(folders, name):
     with pytest.raises(
         ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"
     ):
@@ -166,19 +168,19 @@ def test_a_limit_beyond_what_the_batches_have_is_refused(folders, name):
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "message"),
     [
         ("a [MASK]", r"a template with \[X\] once"),
         ("[X]", r"one \[MASK\] around a text, found 0"),
         ("[X] [MASK] [MASK]", "found 2"),
     ],
 )
-def test_a_template_without_its_parts_is_refused(folders, second, said):
-    with pytest.raises(ModelError, match=said):
+def test_an_incomplete_template_is_refused(folders, second, message):
+    with pytest.raises(ModelError, match=message):
         made(folders["bert"], "prompt", templates=(BERT[0], second))
 
 
-def test_an_encoder_with_a_template_of_its_own_goes_on_with_it(folders, tmp_path):
+def test_an_encoder_keeps_the_template_of_its_folder(folders, tmp_path):
     product = made(folders["bert"], "prompt").product().encoder
     saved = save_folder(product, product.folder, tmp_path / "saved")
     objective = made(saved.path, "prompt_supervised", readout="none", denoise=False)
@@ -193,7 +195,7 @@ def test_an_encoder_with_a_template_of_its_own_goes_on_with_it(folders, tmp_path
 
 
 @pytest.mark.parametrize("name", ["promptbert-unsupervised", "promptbert-supervised", "optiprompt"])
-def test_the_published_settings_train_an_encoder_whose_folder_opens(folders, tmp_path, name):
+def test_the_published_settings_train_an_encoder_that_can_be_saved_and_loaded(folders, tmp_path, name):
     job = load_settings(
         Job,
         CONFIGS / f"{name}.yaml",
@@ -227,7 +229,7 @@ def test_the_published_settings_train_an_encoder_whose_folder_opens(folders, tmp
     )
 
 
-def test_beside_another_objective_it_keeps_its_layers_and_its_template(folders):
+def test_a_sum_holds_the_encoder_once_and_every_trained_layer(folders):
     """A sum has the encoder once, and everything else that a term trains."""
     terms = (
         {"name": "prompt_supervised", "options": {"hard_negative_weight": 1.0}},
@@ -262,7 +264,7 @@ def _vectors(objective: Objective, rows: Batch) -> tuple[torch.Tensor, ...]:
     return tuple(view.encode().detach() for view in objective.views(rows))
 
 
-def test_adapters_that_a_template_alone_would_leave_untrained_are_refused(folders):
+def test_adapters_are_refused_where_only_the_template_is_trained(folders):
     pytest.importorskip("peft")
     encoder = load_trainable(open_folder(EncoderSettings(path=str(folders["bert"]))))
     adapt(encoder, LoraSettings(rank=2))

@@ -1,4 +1,4 @@
-"""A sentence finds itself with its tokens at other places."""
+"""PSER: contrastive learning with shuffled positions, plus a divergence."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0
 PAIR = batch_of({"text": ["ab", "cd"]})
 
 
-def test_known_divergence_of_similarities():
+def test_the_divergence_of_similarities_matches_a_hand_computation():
     found = Pser(Tiny(dim=2), temperature=0.5, alpha=5.0, kl_on="similarity").loss((Z, OTHER), PAIR)
     assert found.parts["divergence"].item() == pytest.approx(5 * 0.191919, abs=1e-5)
     assert found.parts["info_nce"].item() == pytest.approx(0.330085, abs=1e-6)
     assert found.total.item() == pytest.approx(0.330085 + 5 * 0.191919, abs=1e-5)
 
 
-def test_known_divergence_of_embeddings():
+def test_the_divergence_of_embeddings_matches_a_hand_computation():
     first, second = (
         torch.tensor([[0.2, -0.4, 1.0]] * 2).double(),
         torch.tensor([[0.0, 0.1, 0.8]] * 2).double(),
@@ -29,7 +29,7 @@ def test_known_divergence_of_embeddings():
     assert found.parts["divergence"].item() == pytest.approx(0.5 * 0.038426, abs=1e-6)
 
 
-def test_the_second_view_has_the_first_ones_tokens_at_other_places():
+def test_the_second_view_has_the_same_tokens_at_permuted_positions():
     batch = batch_of({"text": ["abcdefghijklmnop", "qrs"]})
     first, second = Pser(Tiny()).views(batch)
     assert np.array_equal(first.tokens.ids, second.tokens.ids)
@@ -40,7 +40,7 @@ def test_the_second_view_has_the_first_ones_tokens_at_other_places():
     assert (kept[0], kept[15], kept[16], kept[18]) == (0, 15, 0, 2)
 
 
-def test_both_readings_train_and_cost_what_they_did_in_chunks():
+def test_chunks_give_the_same_loss_for_both_divergences():
     batch = batch_of({"text": texts(6)})
     for kl_on in ("embedding", "similarity"):
         found = []
@@ -52,6 +52,6 @@ def test_both_readings_train_and_cost_what_they_did_in_chunks():
         torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
 
-def test_one_row_is_an_error():
+def test_a_single_row_is_refused():
     with pytest.raises(ConfigError, match="at least two rows"):
         Pser(Tiny()).loss((Z[:1], OTHER[:1]), batch_of({"text": ["a"]}))

@@ -1,4 +1,4 @@
-"""Sentences pick their neighbours."""
+"""QuickThoughts: sentences pick their neighbours."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +31,13 @@ def piece(rows: int, documents: Column | None = None) -> Batch:
 
 
 @pytest.mark.parametrize(("diag", "loss"), [("zero", 0.955552), ("mask", 0.813262)])
-def test_known_loss_of_three_sentences(diag: str, loss: float):
+def test_the_loss_of_three_sentences_matches_a_hand_computation(diag: str, loss: float):
     assert QuickThoughts(Tiny(dim=2), diag=diag).loss((F, G), piece(3)).total.item() == pytest.approx(
         loss, abs=1e-6
     )
 
 
-def test_neighbours_are_of_one_document():
+def test_neighbours_are_from_the_same_document():
     torch.manual_seed(0)
     f, g = torch.randn(2, 6, 4).double()
     objective = QuickThoughts(Tiny(dim=4))
@@ -55,7 +55,7 @@ def test_neighbours_are_of_one_document():
         objective.loss((f, g), piece(6, [None] * 6))
 
 
-def test_equal_sentences_are_no_candidates_where_it_is_told():
+def test_false_negatives_are_excluded():
     alike = np.zeros((3, 3), bool)
     alike[0, 2] = alike[2, 0] = True
     loss = (
@@ -63,9 +63,8 @@ def test_equal_sentences_are_no_candidates_where_it_is_told():
         .loss((F, G), replace(piece(3), false_negatives={"text": alike}))
         .total.item()
     )
-    assert loss == pytest.approx(
-        0.813262 / 3, abs=1e-6
-    )  # the outer sentences have their neighbour alone to pick
+    # For the outer sentences the neighbour is the only candidate left.
+    assert loss == pytest.approx(0.813262 / 3, abs=1e-6)
 
 
 def test_a_wider_context_has_more_neighbours():
@@ -79,7 +78,7 @@ def test_a_wider_context_has_more_neighbours():
     )
 
 
-def test_two_encoders_are_trained_apart_and_stand_side_by_side_in_the_product():
+def test_both_encoders_are_trained_and_concatenated_in_the_product():
     objective = QuickThoughts(Tiny()).double()
     loss_and_backward(objective, piece(6))
     assert not torch.allclose(objective.encoder.words.grad, objective.twin.words.grad)
@@ -89,23 +88,23 @@ def test_two_encoders_are_trained_apart_and_stand_side_by_side_in_the_product():
     assert (alone.twin, alone.dim) == (None, 6)
 
 
-def test_the_second_encoder_may_begin_with_weights_of_its_own(tmp_path: Path):
+def test_the_second_encoder_may_start_with_new_weights(tmp_path: Path):
     encoder = load_trainable(
         open_folder(EncoderSettings(path=str(save_folder(tmp_path / "bert", "bert")))), dropout=0.0
     )
-    apart = {}
+    distance = {}
     for second in ("copy", "drawn"):
         objective = QuickThoughts(encoder, second=second)
-        apart[second] = [
+        distance[second] = [
             (one - two).abs().max()
             for one, two in zip(objective.encoder.parameters(), objective.twin.parameters(), strict=True)
             if one.dim() > 1
         ]
-    assert max(apart["copy"]) == 0
-    assert min(apart["drawn"]) > 0.01
+    assert max(distance["copy"]) == 0
+    assert min(distance["drawn"]) > 0.01
 
 
-def test_one_encoder_may_be_both():
+def test_one_encoder_may_serve_both_sides():
     objective = QuickThoughts(Tiny(), second="same").double()
     first, second = loss_and_backward(objective, piece(4)).reps
     assert torch.equal(first, second)

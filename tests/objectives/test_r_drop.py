@@ -1,4 +1,4 @@
-"""Two passes of a pair are to say the same of its class."""
+"""R-Drop: two passes over a pair agree on its class."""
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ def pairs(rows: int) -> Batch:
 
 
 @pytest.mark.parametrize(("alpha", "loss"), [(1.0, 1.138400), (5.0, 1.492711)])
-def test_known_loss_of_two_distributions(alpha: float, loss: float):
+def test_the_loss_of_two_distributions_matches_a_hand_computation(alpha: float, loss: float):
     objective = RDrop(Tiny(dim=3), alpha=alpha, features=("u",))
-    objective.classifier = torch.nn.Identity()  # of the premise's vector alone: its logits
+    objective.classifier = torch.nn.Identity()  # the premise's vector is the logits
     first, second = (
         torch.tensor([[0.7, 0.2, 0.1]]).double().log(),
         torch.tensor([[0.5, 0.3, 0.2]]).double().log(),
@@ -28,13 +28,13 @@ def test_known_loss_of_two_distributions(alpha: float, loss: float):
     assert found.parts["divergence"].item() == pytest.approx(alpha * 0.088578, abs=1e-5)
 
 
-def test_without_dropout_both_passes_agree_and_cost_twice_one():
+def test_without_dropout_the_divergence_is_zero():
     objective = RDrop(Tiny()).double()
     found = loss_and_backward(objective, pairs(5)).loss
     assert found.parts["divergence"].item() == pytest.approx(0.0, abs=1e-15)
 
 
-def test_each_pass_has_masks_of_its_own():
+def test_each_pass_has_its_own_dropout_masks():
     torch.manual_seed(0)
     found = loss_and_backward(RDrop(Tiny(dropout=0.3)).double(), pairs(5))
     assert found.loss.parts["divergence"] > 1e-4
@@ -42,7 +42,7 @@ def test_each_pass_has_masks_of_its_own():
     assert not torch.isclose(found.reps[1], found.reps[3]).all(dim=1).any()
 
 
-def test_the_gradient_flows_through_both_passes():
+def test_both_passes_get_a_gradient():
     objective = RDrop(Tiny(dim=4), alpha=2.0).double()
     reps = tuple(
         torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
@@ -52,7 +52,7 @@ def test_the_gradient_flows_through_both_passes():
     assert all(rep.grad.abs().max() > 1e-4 for rep in reps)
 
 
-def test_chunks_have_the_gradient_of_the_whole():
+def test_chunks_give_the_same_gradient():
     objective = RDrop(Tiny()).double()
     loss_and_backward(objective, pairs(6))
     expected = gradients(objective)

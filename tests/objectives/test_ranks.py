@@ -1,4 +1,4 @@
-"""Objectives that compare rows: two ranks go the way of one process with the whole batch."""
+"""Objectives that compare rows: two ranks train as one process does with the whole batch."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.objectives.tiny import assert_same
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """Of each rank."""
+    """Run two ranks; return the results of each."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(work, (folder,), nprocs=WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]

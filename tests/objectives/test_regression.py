@@ -1,4 +1,4 @@
-"""Cosines as near as people say."""
+"""Regression of cosines on similarity scores."""
 
 import warnings
 
@@ -16,14 +16,14 @@ def pairs(scores: list[float]):
     )
 
 
-def test_loss_of_a_known_pair():
+def test_the_loss_of_one_pair_matches_a_hand_computation():
     reps = torch.tensor([[1.0, 2]]).double(), torch.tensor([[3.0, -1]]).double()
     assert CosineRegression(Tiny(dim=2)).loss(reps, pairs([0.6])).total.item() == pytest.approx(
         0.210294, abs=1e-6
     )
 
 
-def test_lengths_of_vectors_mean_nothing_and_scores_of_any_kind_do():
+def test_the_norms_of_vectors_do_not_matter():
     objective, batch = CosineRegression(Tiny()), pairs([0.0, 0.5, 1.0])
     left, right = (
         torch.randn(3, 6, generator=torch.Generator().manual_seed(0)).double(),
@@ -36,9 +36,9 @@ def test_lengths_of_vectors_mean_nothing_and_scores_of_any_kind_do():
         )
 
 
-def test_scores_that_nobody_may_write_to_are_read_without_a_warning():
+def test_read_only_scores_give_no_warning():
     batch = pairs([0.2, 0.4])
-    batch.columns["score"].flags.writeable = False  # as those of a column in a file are
+    batch.columns["score"].flags.writeable = False  # as in a column read from a file
     with warnings.catch_warnings(action="error"):
         assert torch.isfinite(
             CosineRegression(Tiny(dim=2)).loss((torch.eye(2).double(), torch.eye(2).double()), batch).total

@@ -1,4 +1,4 @@
-"""A sentence finds itself among others."""
+"""SimCSE: each text is its own positive."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0
 
 
 @pytest.mark.parametrize(("temperature", "loss"), [(1.0, 0.479110), (0.5, 0.330085), (0.05, 0.001427)])
-def test_loss_of_two_known_pairs(temperature: float, loss: float):
+def test_the_loss_of_two_pairs_matches_a_hand_computation(temperature: float, loss: float):
     objective = SimCSE(Tiny(dim=2), temperature=temperature, head="none")
     assert objective.loss((Z, OTHER), batch_of({"text": ["a", "b"]})).total.item() == pytest.approx(
         loss, abs=1e-6
     )
 
 
-def test_texts_go_twice_through_one_pass_under_masks_of_their_own():
+def test_both_copies_share_a_pass_with_different_dropout_masks():
     torch.manual_seed(0)
     objective, batch = SimCSE(Tiny(dropout=0.2)).double(), batch_of({"text": texts(5)})
     sizes = []
@@ -37,7 +37,7 @@ def test_texts_go_twice_through_one_pass_under_masks_of_their_own():
     assert not torch.isclose(outcome.reps[0], outcome.reps[1]).all(dim=1).any()
 
 
-def test_shared_masks_make_both_copies_one_vector():
+def test_shared_masks_make_both_copies_equal():
     torch.manual_seed(0)
     objective, batch = (
         SimCSE(Tiny(dropout=0.2), head="none", temperature=0.5, masks="shared").double(),
@@ -49,7 +49,7 @@ def test_shared_masks_make_both_copies_one_vector():
     torch.testing.assert_close(outcome.loss.total, expected, rtol=0, atol=1e-12)
 
 
-def test_texts_at_one_point_cost_the_logarithm_of_their_number():
+def test_equal_vectors_give_the_logarithm_of_the_number_of_texts():
     objective = SimCSE(Tiny(dim=4), head="none")
     point = torch.ones(64, 4).double()
     assert objective.loss((point, point), batch_of({"text": texts(64)})).total.item() == pytest.approx(
@@ -57,7 +57,7 @@ def test_texts_at_one_point_cost_the_logarithm_of_their_number():
     )
 
 
-def test_a_head_is_drawn_small_and_stands_before_the_cosine():
+def test_a_head_is_a_tanh_layer_with_small_weights():
     torch.manual_seed(0)
     objective = SimCSE(Tiny(dim=200))
     assert isinstance(objective.head, TanhHead)
@@ -68,7 +68,7 @@ def test_a_head_is_drawn_small_and_stands_before_the_cosine():
     np.testing.assert_allclose(objective.head(vectors).detach(), expected, atol=1e-6)
 
 
-def test_a_text_that_stands_twice_is_no_negative_where_it_is_told():
+def test_false_negatives_are_excluded():
     objective = SimCSE(Tiny(), temperature=0.3, head="none")
     batch = batch_of({"text": ["abc", "de", "abc"]})
     alike = np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], bool)
@@ -85,14 +85,14 @@ def test_a_text_that_stands_twice_is_no_negative_where_it_is_told():
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_an_encoder_without_dropout_is_told_of(tmp_path, family):
+def test_an_encoder_without_dropout_is_warned_about(tmp_path, family):
     folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path / family, family))))
-    assert "no dropout" in SimCSE(load_trainable(folder, dropout=0.0)).doubts()[0]
-    assert not SimCSE(load_trainable(folder)).doubts()
-    assert "shared" in SimCSE(load_trainable(folder), masks="shared").doubts()[0]
+    assert "no dropout" in SimCSE(load_trainable(folder, dropout=0.0)).warnings()[0]
+    assert not SimCSE(load_trainable(folder)).warnings()
+    assert "shared" in SimCSE(load_trainable(folder), masks="shared").warnings()[0]
 
 
-def test_one_row_is_an_error():
+def test_a_single_row_is_refused():
     objective = SimCSE(Tiny()).double()
     with pytest.raises(ConfigError, match="at least two rows"):
         loss_and_backward(objective, batch_of({"text": ["a"]}))

@@ -1,4 +1,4 @@
-"""An anchor finds its positive among positives and hard negatives."""
+"""Supervised SimCSE: an anchor picks its positive among positives and hard negatives."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ BATCH = batch_of({"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e"
 
 
 @pytest.mark.parametrize(("weight", "loss"), [(1.0, 0.856406), (2.0, 0.994004)])
-def test_loss_of_two_known_triples(weight: float, loss: float):
+def test_the_loss_of_two_triples_matches_a_hand_computation(weight: float, loss: float):
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=weight)
     assert objective.loss((Z, POSITIVE, NEGATIVE), BATCH).total.item() == pytest.approx(loss, abs=1e-6)
 
@@ -23,7 +23,7 @@ def test_without_negatives_it_is_the_loss_of_pairs():
     assert objective.loss((Z, POSITIVE), BATCH).total.item() == pytest.approx(0.330085, abs=1e-6)
 
 
-def test_negatives_are_seen_where_there_are_any():
+def test_negatives_are_encoded_if_the_batch_has_them():
     objective = Supervised(Tiny())
     pairs = {"anchor": texts(3, 1), "positive": texts(3, 2)}
     assert len(objective.views(batch_of(pairs))) == 2
@@ -33,7 +33,7 @@ def test_negatives_are_seen_where_there_are_any():
     ]
 
 
-def test_a_head_stays_in_the_product_unless_it_is_told_otherwise():
+def test_the_product_keeps_the_head_by_default():
     kept, dropped, none = (
         Supervised(Tiny(), head="cls_mlp"),
         Supervised(Tiny(), head="cls_mlp", keep_head=False),

@@ -1,4 +1,4 @@
-"""Nearer to the positive, by a margin."""
+"""Triplet loss: closer to the positive than to the negative, by a margin."""
 
 import pytest
 import torch
@@ -9,20 +9,18 @@ from tests.objectives.tiny import Tiny, batch_of, texts
 
 
 def triples(rows: int):
-    return batch_of(
-        {role: texts(rows, place) for place, role in enumerate(("anchor", "positive", "negative"))}
-    )
+    return batch_of({role: texts(rows, seed) for seed, role in enumerate(("anchor", "positive", "negative"))})
 
 
 @pytest.mark.parametrize(("margin", "loss"), [(1.0, 1.5), (0.25, 0.75)])
-def test_loss_of_a_known_triple(margin: float, loss: float):
+def test_the_loss_of_one_triple_matches_a_hand_computation(margin: float, loss: float):
     reps = tuple(torch.tensor([row]).double() for row in ([0.0, 0.0], [3.0, 4.0], [0.0, 4.5]))
     assert Triplet(Tiny(dim=2), margin=margin).loss(reps, triples(1)).total.item() == pytest.approx(
         loss, abs=1e-6
     )
 
 
-def test_a_triple_that_keeps_its_margin_costs_and_teaches_nothing():
+def test_beyond_the_margin_loss_and_gradient_are_zero():
     objective = Triplet(Tiny(), margin=1e-3).double()
     batch = batch_of({"anchor": ["ab", "cd"], "positive": ["ab", "cd"], "negative": ["xyz", "uvw"]})
     assert loss_and_backward(objective, batch).loss.total.item() == 0

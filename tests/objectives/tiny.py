@@ -1,4 +1,4 @@
-"""An encoder and batches small enough to know everything about."""
+"""A small encoder and small batches for tests of objectives."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeline.models.layers.pooling import segments
-from pipeline.objectives import ALONE, AtEmbedding, Batch, Column, Peers
+from pipeline.models.trainable.backbones import AtEmbedding
+from pipeline.objectives import NO_PEERS, Batch, Column, Peers
 from pipeline.text.tokens.tokens import Tokens
 
 WORDS = 32
 
 
 def tokenize(texts: Sequence[str]) -> Tokens:
-    """A token for each character."""
+    """Return one token per character."""
     ids = [[ord(character) % WORDS for character in text] for text in texts]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
     return Tokens(np.concatenate(ids).astype(np.int32), offsets, np.zeros(len(ids), bool))
 
 
 class Tiny(nn.Module):
-    """Word and position embeddings, dropout, one layer, dropout, the mean of the tokens; float64."""
+    """Word and position embeddings, dropout, one layer, dropout, mean over tokens; float64."""
 
     def __init__(self, dim: int = 6, dropout: float = 0.0, seed: int = 0) -> None:
         super().__init__()
@@ -37,12 +38,12 @@ class Tiny(nn.Module):
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
         lengths = torch.from_numpy(tokens.lengths)
-        standing = (
+        numbers = (
             np.concatenate([np.arange(length) for length in tokens.lengths])
             if positions is None
             else positions
         )
-        x = self.words[torch.from_numpy(tokens.ids).long()] + self.places[torch.from_numpy(standing)]
+        x = self.words[torch.from_numpy(tokens.ids).long()] + self.places[torch.from_numpy(numbers)]
         x = self.dropout(
             x
             if at_embedding is None
@@ -53,12 +54,12 @@ class Tiny(nn.Module):
         return x.new_zeros(len(tokens), self.dim).index_add(0, rows, x) / lengths[:, None]
 
 
-def batch_of(columns: dict[str, Column], peers: Peers = ALONE) -> Batch:
+def batch_of(columns: dict[str, Column], peers: Peers = NO_PEERS) -> Batch:
     return Batch(columns, np.arange(len(next(iter(columns.values())))), tokenize, peers)
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Different lengths, different letters."""
+    """Return texts of different lengths and letters."""
     random = np.random.default_rng(seed)
     return [
         "".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), size=random.integers(2, 9)))
@@ -67,7 +68,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of each parameter's gradient; the module then has none."""
+    """Copy each parameter's gradient and clear it."""
     found = {
         name: parameter.grad.clone()
         for name, parameter in module.named_parameters()
@@ -86,7 +87,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
 
 
 class Table(nn.Module):
-    """Text number i, one character, is row i of a table, through one matrix: unit vectors x w / |x w|."""
+    """Encoder that maps text i, a single character, to row i of a table times a weight matrix, normalized."""
 
     def __init__(self, rows: Sequence[Sequence[float]], weight: Sequence[Sequence[float]]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Four pairs of points, one matrix, unit vectors, temperature 0.5: loss and gradients computed by hand in float64."""
 
-from pipeline.objectives import ALONE, Batch, Peers
+from pipeline.objectives import NO_PEERS, Batch, Peers
 from pipeline.objectives.supervised import Supervised
 from tests.objectives.tiny import Table, batch_of
 
@@ -20,7 +20,7 @@ def objective_of_four() -> Supervised:
     return Supervised(Table([*X, *Y], WEIGHT), temperature=0.5, head="none")
 
 
-def four_pairs(start: int = 0, end: int = 4, peers: Peers = ALONE) -> Batch:
+def four_pairs(start: int = 0, end: int = 4, peers: Peers = NO_PEERS) -> Batch:
     """Pairs start to end - 1; the table's row of a text is its only character's number."""
     return batch_of(
         {

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.errors import DataError
-from pipeline.objectives import ALONE, Batch, Loss, Objective, Peers
+from pipeline.objectives import NO_PEERS, Batch, Loss, Objective, Peers
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.train.gather import Ranks, average_gradients
@@ -57,7 +57,7 @@ def objectives() -> dict[str, Objective]:
     return {"supervised": with_negatives, "simcse": SimCSE(Tiny(seed=2), temperature=0.3).double()}
 
 
-def part(rank: int, world: int, peers: Peers = ALONE, alike: np.ndarray | None = None) -> Batch:
+def part(rank: int, world: int, peers: Peers = NO_PEERS, alike: np.ndarray | None = None) -> Batch:
     """Its slice of the whole batch."""
     rows = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     return replace(
@@ -125,8 +125,8 @@ def variants(rank: int) -> dict[str, Any]:
     ways = {
         "right": (objective_of_four(), Ranks()),
         "detached": (objective_of_four(), Detached()),
-        "local": (objective_of_four(), ALONE),
-        "full": (full, ALONE),
+        "local": (objective_of_four(), NO_PEERS),
+        "full": (full, NO_PEERS),
     }
     for name, (objective, peers) in ways.items():
         batch = four_pairs(2 * rank, 2 * rank + 2, peers)

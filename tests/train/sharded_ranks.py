@@ -64,7 +64,7 @@ def batch_of(made: Training, step: int, rank: int, world: int) -> Batch:
         for role in ("anchor", "positive", "negative", "text")
     }
     whole = Batch(columns, np.arange(ROWS), made.objective.encoder.folder.tokenizer(), Ranks())
-    return replace(whole.of_rows(np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)), places=None)
+    return replace(whole.of_rows(np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)), indices=None)
 
 
 def steps(made: Training, rank: int, world: int) -> Iterator[tuple[float, float]]:

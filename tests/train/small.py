@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.objectives import ALONE, Batch, Loss, Objective, Peers, View
+from pipeline.objectives import NO_PEERS, Batch, Loss, Objective, Peers, View
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings.training import TrainSettings
@@ -39,7 +39,10 @@ class Queue(Objective):
         queries, keys = reps
         return Loss.of(
             info_nce=info_nce(
-                queries, torch.cat([batch.peers.gather(keys), self.keys]), temperature=0.5, first=batch.first
+                queries,
+                torch.cat([batch.peers.gather(keys), self.keys]),
+                temperature=0.5,
+                offset=batch.offset,
             )
         )
 
@@ -68,7 +71,7 @@ def training(settings: TrainSettings, name: str = "supervised", **changes: float
     return Training(objective(name, **changes), settings, steps=STEPS, steps_per_epoch=3)
 
 
-def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = ALONE) -> Iterator[Batch]:
+def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = NO_PEERS) -> Iterator[Batch]:
     """This rank's part of the batch of step `start` and of all later ones."""
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     for step in count(start):

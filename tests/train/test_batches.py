@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.objectives import ALONE
+from pipeline.objectives import NO_PEERS
 from pipeline.text.rows.batches import GlobalBatch, RankSlice, rank_rows
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.batches import batches
@@ -79,7 +79,7 @@ def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
 
 
 def test_candidates_are_those_that_the_peers_gather():
-    for peers, seen in ((Ranks(), 6), (ALONE, 3)):
+    for peers, seen in ((Ranks(), 6), (NO_PEERS, 3)):
         made = batches(Counting(), tokenize, share=RankSlice(1, 2), peers=peers)
         assert next(made).false_negatives["anchor"].shape == (3, seen)
         made.close()

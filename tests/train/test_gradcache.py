@@ -255,7 +255,9 @@ class Whole(SimCSE):
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
         return View(self.encoder, tokens), View(
-            self.encoder, tokens, undivided="the perturbation follows the gradient of the whole batch's loss"
+            self.encoder,
+            tokens,
+            whole_batch_reason="the perturbation follows the gradient of the whole batch's loss",
         )
 
 

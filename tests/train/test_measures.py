@@ -65,4 +65,4 @@ def test_a_vector_of_zeros_is_no_accident():
 
 @pytest.mark.parametrize("name", sorted(PAIRED | OTHERS))
 def test_objectives_say_whether_their_views_are_pairs(name: str):
-    assert OBJECTIVES[name](Tiny()).positives == (name in PAIRED)
+    assert OBJECTIVES[name](Tiny()).has_positive_pairs == (name in PAIRED)

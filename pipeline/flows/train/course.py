@@ -80,10 +80,11 @@ class Course:
     def _told(self) -> float:
         assert self._dev is not None
         figures = [
-            self._dev.score(rival, self.training.objective) for rival in self.training.objective.rivals()
+            self._dev.score(candidate, self.training.objective)
+            for candidate in self.training.objective.candidates()
         ]
         figure = max(figures)
-        self.training.objective.choose(figures.index(figure))
+        self.training.objective.select(figures.index(figure))
         self.training.told(figure)
         self.best = self.best.told(self.number, figure)
         return figure

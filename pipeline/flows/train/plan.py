@@ -144,7 +144,7 @@ def _check_rows(settings: TrainSettings) -> None:
     seen = rows if settings.across_ranks else last - first
     for one in settings.objective:
         OBJECTIVES[one.name].check_batch(one.options, seen, everyone=seen == rows)
-        least = OBJECTIVES[one.name].least_rows
+        least = OBJECTIVES[one.name].min_rows
         if seen < least:
             where = "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers"
             remedy = "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks")

@@ -56,7 +56,7 @@ class TrainRank:
                 self._objective()
             )  # not the one that was trained: that may be in shards, on a GPU, or compiled
             objective.load_state_dict(chosen.load()["objective"])
-            outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.doubts()))
+            outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.warnings()))
             publish(self.run, self.settings, objective.product(), outcome)
 
     def _follow(
@@ -106,8 +106,8 @@ class TrainRank:
         if share.rank:
             return nullcontext()
         objective, watch = course.training.objective, self.settings.watch
-        for doubt in objective.doubts():
-            say(doubt)
+        for warning in objective.warnings():
+            say(warning)
         trackers = open_trackers(
             watch, Watched(self.run.name, self.run.store, self.run.definition, course.number)
         )
@@ -117,7 +117,7 @@ class TrainRank:
             trackers,
             every=watch.steps,
             steps_per_epoch=self.plan.steps_per_epoch,
-            positives=objective.positives,
+            positives=objective.has_positive_pairs,
         )
 
     def _training(self, device: str) -> "Training":
@@ -147,11 +147,11 @@ class TrainRank:
         return build_objective(self.settings, encoder)
 
     def _batches(self, start: int, share: RankSlice) -> "Generator[Batch, None, None]":
-        from pipeline.objectives import ALONE
+        from pipeline.objectives import NO_PEERS
         from pipeline.train.batches import batches
         from pipeline.train.gather import Ranks
 
-        peers = Ranks() if self.settings.across_ranks else ALONE
+        peers = Ranks() if self.settings.across_ranks else NO_PEERS
         return batches(
             self.plan.order, open_folder(self.encoder).tokenizer(), start=start, share=share, peers=peers
         )

@@ -1,0 +1,127 @@
+"""Training batches: the rows of one step on one rank, by the roles of their columns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.text.tokens.tokens import Tokens
+
+Column = Sequence[str] | np.ndarray
+
+
+class Peers(Protocol):
+    """Ranks whose rows are candidates for the rows of this rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def gather(self, z: Tensor) -> Tensor:
+        """Concatenate z (n, ...) of all W ranks in rank order: (W n, ...).
+
+        The gradient of every rank flows back to the rank that owns the row.
+
+        Raises:
+            DataError: n differs between ranks.
+        """
+        ...
+
+
+class NoPeers:
+    """A single rank: the candidates are its own rows."""
+
+    rank = 0
+
+    def gather(self, z: Tensor) -> Tensor:
+        return z
+
+
+NO_PEERS = NoPeers()
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of one training step on one rank.
+
+    Attributes:
+        columns: n texts, or n numbers, by role.
+        rows: (n,) int64 row numbers in the data set.
+        tokenize: tokenizer of the texts.
+        peers: ranks whose rows are candidates too.
+        false_negatives: by role, (n, candidates) bool: True where a candidate means the same as the row
+            without being
+            its positive. For the role "text" the candidates are the texts of all peers; for "anchor" their
+                positives,
+            followed by their negatives if there are any.
+        source: data source of the rows.
+        indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
+            None.
+        counts: numbers of repeated, exchanged and blank rows, over all ranks.
+    """
+
+    columns: Mapping[str, Column]
+    rows: np.ndarray
+    tokenize: Callable[[Sequence[str]], Tokens]
+    peers: Peers = NO_PEERS
+    false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
+    source: str = ""
+    indices: np.ndarray | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, role: str) -> bool:
+        return role in self.columns
+
+    def column(self, role: str) -> Column:
+        """Return the n values of a column; raise DataError if it is missing or has another length."""
+        if role not in self.columns:
+            known = ", ".join(sorted(self.columns)) or "none"
+            raise DataError(
+                "training batch",
+                f"a column with the role {role}",
+                f"columns with the roles {known}",
+                "set which column of the data has this role",
+            )
+        if len(self.columns[role]) != len(self):
+            raise DataError(
+                "training batch",
+                f"{len(self)} values of {role}",
+                f"{len(self.columns[role])}",
+                "provide one value per row",
+            )
+        return self.columns[role]
+
+    def tokens(self, role: str) -> Tokens:
+        """Tokenize the n texts of a column."""
+        return self.tokenize(list(self.column(role)))
+
+    def of_rows(self, indices: np.ndarray) -> "Batch":
+        """Select rows, for losses of single rows: the result has no `false_negatives`."""
+        columns: dict[str, Column] = {
+            role: values[indices] if isinstance(values, np.ndarray) else [values[index] for index in indices]
+            for role, values in self.columns.items()
+        }
+        return replace(
+            self,
+            columns=columns,
+            rows=self.rows[indices],
+            false_negatives={},
+            indices=indices if self.indices is None else self.indices[indices],
+        )
+
+    def excluded(self, role: str, device: torch.device) -> Tensor | None:
+        """Return `false_negatives` of the role "text" or "anchor" as a tensor; None if they are unknown."""
+        if role not in self.false_negatives:
+            return None
+        return torch.from_numpy(self.false_negatives[role]).to(device)
+
+    @property
+    def offset(self) -> int:
+        """Index of this rank's first row among the gathered rows."""
+        return self.peers.rank * len(self)
