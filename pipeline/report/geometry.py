@@ -7,8 +7,8 @@ from markupsafe import Markup
 from pipeline.charts import geometry as charts
 from pipeline.charts.frame import percent
 from pipeline.report.evaluation import Chart, Section
-from pipeline.stats.geometry import Figure
-from pipeline.stats.measured import Geometry
+from pipeline.stats.geometry import Metric
+from pipeline.stats.measured import GeometryReport
 from pipeline.stats.sample import Histogram
 from pipeline.stats.space import Space
 
@@ -86,7 +86,7 @@ _BANDS = "Good: every hill stands to the right of the one below it, and they ove
 _TOKENS = "Rank 1 is the most frequent word of the sampled sentences. Good: near 0. Away from it, frequent and rare words lie apart whatever they mean."
 
 
-def sections(geometry: Geometry) -> tuple[Section, ...]:
+def sections(geometry: GeometryReport) -> tuple[Section, ...]:
     """The part of the evaluation page about geometry; a section without anything to show is left out. The page's style holds geometry.css.j2."""
     made = (
         Section("Geometry of the space", _charts(geometry), _table(geometry), (_sampled(geometry),)),
@@ -101,7 +101,7 @@ def sections(geometry: Geometry) -> tuple[Section, ...]:
     return tuple(each for each in made if each.charts or each.table or (each is made[-1] and each.notes))
 
 
-def _sampled(geometry: Geometry) -> str:
+def _sampled(geometry: GeometryReport) -> str:
     pairs = f" {geometry.pairs:,} pairs of {geometry.pairs_source}." if geometry.pairs_source else ""
     drawn = f"{geometry.sentences:,} sentences of {geometry.source}, drawn by hash of their text, further draws by seed {geometry.seed}."
     return f"{drawn}{pairs} Edit distance is counted in {geometry.edit_unit}; neighbours are the {geometry.neighbours} nearest by cosine."
@@ -117,7 +117,7 @@ def _key(names: Sequence[str]) -> Markup:
     )
 
 
-def _charts(geometry: Geometry) -> tuple[Chart, ...]:
+def _charts(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Of sentence vectors; a chart is drawn where every series has what it shows."""
     spaces, key = (
         [series.space for series in geometry.series],
@@ -141,7 +141,7 @@ def _charts(geometry: Geometry) -> tuple[Chart, ...]:
     )
 
 
-def _bands(geometry: Geometry) -> tuple[Chart, ...]:
+def _bands(geometry: GeometryReport) -> tuple[Chart, ...]:
     """One chart for each space, over one axis."""
     shown = [(place, series) for place, series in enumerate(geometry.series) if series.space.bands]
     low = min(
@@ -156,7 +156,7 @@ def _lowest(band: Histogram) -> float:
     return min(0.0, next(edge for edge, count in zip(band.edges, band.counts, strict=False) if count))
 
 
-def _layers(geometry: Geometry) -> tuple[Chart, ...]:
+def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Each figure by layer."""
     depths = [depth for depth in geometry.depths if depth.levels]
     key, made = _key([depth.name for depth in depths]), []
@@ -174,7 +174,7 @@ def _layers(geometry: Geometry) -> tuple[Chart, ...]:
     return tuple(made)
 
 
-def _table(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
+def _table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """What, a cell for each series, what is good; rows that nobody has are left out."""
     rows = [("", *(series.name for series in geometry.series), "good")]
     for name, (words, good) in _ROWS.items():
@@ -193,13 +193,13 @@ def _table(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-def _aim(name: str, good: str, geometry: Geometry) -> str:
+def _aim(name: str, good: str, geometry: GeometryReport) -> str:
     if name != "edit_correlation" or geometry.gold_edits is None:
         return good
     return f"people: {geometry.gold_edits.value:.2f}".replace("-", "\u2212")
 
 
-def _cell(name: str, figure: Figure | None, space: Space) -> str:
+def _cell(name: str, figure: Metric | None, space: Space) -> str:
     if figure is None:
         return "–"
     if name in _SHARES:
@@ -209,7 +209,7 @@ def _cell(name: str, figure: Figure | None, space: Space) -> str:
     return charts.figure(figure.value) + (f" of {space.dim}" if name.startswith("participation") else "")
 
 
-def _words(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
+def _words(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """What, and a cell for each encoder; () where nobody has any."""
     rows = [
         (words, *(_word_cell(name, depth.words.get(name)) for depth in geometry.depths))
@@ -219,7 +219,7 @@ def _words(geometry: Geometry) -> tuple[tuple[str, ...], ...]:
     return (("", *(depth.name for depth in geometry.depths)), *rows) if known else ()
 
 
-def _word_cell(name: str, figure: Figure | None) -> str:
+def _word_cell(name: str, figure: Metric | None) -> str:
     if figure is None:
         return "–"
     return (
@@ -229,7 +229,7 @@ def _word_cell(name: str, figure: Figure | None) -> str:
     )
 
 
-def _missing(geometry: Geometry) -> list[tuple[str, str]]:
+def _missing(geometry: GeometryReport) -> list[tuple[str, str]]:
     """(what, why) of all that could not be measured."""
     whole = [(name.replace("_", " "), why) for name, why in geometry.missing.items()]
     owners: Sequence[tuple[str, dict[str, str]]] = [(each.name, each.missing) for each in geometry.depths] + [

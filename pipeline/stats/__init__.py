@@ -1,1 +1,5 @@
-"""Statistics of vectors: moments that merge, spectra, drift, and the samples that the report draws."""
+"""Statistics of vectors and texts: moments that merge, spectra, drift, geometry, correlations, samples.
+
+Import from the modules. The numerics are numpy and do not depend on the cluster; `tensors` is the file format
+of small arrays.
+"""

@@ -1,4 +1,4 @@
-"""How far vectors have moved from those that a transform was fitted on, free of scale."""
+"""Drift of vectors away from those that a transform was fitted on, independent of scale."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,20 @@ from pipeline.stats.spectrum import spectrum_of
 
 @dataclass(frozen=True)
 class Drift:
-    """Current vectors, seen through the whitening of the fitted ones; both figures are 0 without drift and know no units.
+    """Differences of current vectors from the fitted ones, after whitening, without unit; 0 without drift.
 
-    shift: root mean square, over directions, of the move of the mean in standard deviations (Mahalanobis distance / sqrt(rank)).
-    spread: root mean square of the natural logarithm of the variance along the principal axes of the whitened covariance: 0.1 is
-    about 10 % more or less variance in every direction. It is the affine-invariant distance of the two covariances (Foerstner & Moonen 1999)
-    divided by sqrt(rank). outside: share of the mean square distance from the fitted mean that lies in directions in which the fitted vectors did not vary.
+    Attributes:
+        shift: root mean square, over directions, of the change of the mean in standard deviations
+            (Mahalanobis distance /
+            sqrt(rank)).
+        spread: root mean square of the natural logarithm of the variance along the principal axes of the
+            whitened
+            covariance: 0.1 is about 10 % more or less variance in every direction. It is the affine-invariant
+                distance of
+            the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank).
+        outside: proportion of the mean square distance from the fitted mean along directions in which the
+            fitted vectors
+            did not vary.
     """
 
     shift: float
@@ -24,30 +32,37 @@ class Drift:
 
     @property
     def distance(self) -> float:
-        """One figure to hold against a bound: the largest of the three."""
+        """Largest of the three, for comparison with a limit."""
         return max(self.shift, self.spread, self.outside)
 
 
 def drift(fitted: Moments, current: Moments) -> Drift:
-    """How far `current` has moved from `fitted`; always the moments of the fit, never last night's: slow drift must add up.
+    """Measure how far `current` is from `fitted`.
 
-    Sampling alone gives, for n and m rows in d dimensions, a shift of about sqrt(1/n + 1/m) and a spread of about sqrt(d (1/n + 1/m)).
-    DataError if `current` has no rows, or `fitted` fewer than two or equal ones only.
+    Always pass the moments of the fit, not those of the previous night, so that slow drift adds up. For n and
+    m rows of the same distribution in d dimensions, sampling alone gives a shift of about sqrt(1/n + 1/m) and
+    a spread of about sqrt(d (1/n + 1/m)).
+
+    Raises:
+        DataError: `current` has no rows; `fitted` has fewer than two, or equal rows only.
     """
     spectrum = spectrum_of(fitted)
     axes = spectrum.vectors[:, : spectrum.rank]
     whiten = axes / np.sqrt(spectrum.eigenvalues[: spectrum.rank])
-    covariance, move = current.covariance(), current.mean - fitted.mean
+    covariance, change = current.covariance(), current.mean - fitted.mean
     variances = np.linalg.eigvalsh(whiten.T @ covariance @ whiten)
     return Drift(
-        shift=_rms(move @ whiten),
+        shift=_rms(change @ whiten),
         spread=_rms(np.log(np.maximum(variances, np.finfo(np.float64).tiny))),
-        outside=_outside(covariance + np.outer(move, move), axes),
+        outside=_outside(covariance + np.outer(change, change), axes),
     )
 
 
 def _outside(about_fit: np.ndarray, axes: np.ndarray) -> float:
-    """Share of the trace of about_fit (d, d), the mean square distance from the fitted mean, that lies outside the span of axes (d, r)."""
+    """Proportion of the trace of about_fit (d, d) outside the span of axes (d, r).
+
+    about_fit is the mean outer product of the differences from the fitted mean.
+    """
     total = float(np.trace(about_fit))
     return max(0.0, 1.0 - float(((about_fit @ axes) * axes).sum()) / total) if total else 0.0
 

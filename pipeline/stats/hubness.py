@@ -1,4 +1,4 @@
-"""Hubs: texts that stand among the nearest of suspiciously many others, and antihubs, which search never finds."""
+"""Hubness: vectors that are nearest neighbours of many others (hubs), or of none (antihubs)."""
 
 from dataclasses import dataclass
 
@@ -7,51 +7,65 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.stats.geometry import unit_rows
 
-_BLOCK = 512  # rows whose similarities to all others are held at once, fewer where there are many others:
-_HELD = 1 << 23  # 64 MB of similarities
+_BLOCK = 512  # rows per block of similarities
+_MAX_SIMILARITIES = 1 << 23  # per block: 64 MB
 
 
 @dataclass(frozen=True, eq=False)
 class Hubness:
-    """counts (n,): N_k of every vector, the number of others that have it among their k nearest; their mean is k."""
+    """k-occurrence of vectors: the number of other vectors that have a vector among their k nearest.
+
+    Attributes:
+        counts: (n,) k-occurrence of every vector; the mean is k.
+        k: number of neighbours.
+    """
 
     counts: np.ndarray
     k: int
 
     @property
     def skewness(self) -> float:
-        """Third standardised moment of N_k: 0 where all are found alike, above 1 a few hubs stand in most answers. Radovanovic et al. 2010, eq. 1."""
+        """Third standardized moment of the counts: 0 if symmetric, above 1 if a few hubs are in most answers.
+
+        Source: Radovanovic et al. 2010, eq. 1.
+        """
         deviations = self.counts - self.counts.mean()
         spread = np.sqrt((deviations**2).mean())
         return float((deviations**3).mean() / spread**3) if spread > 0 else 0.0
 
     @property
-    def largest_share(self) -> float:
-        """Share of the other vectors that have the most frequent hub among their k nearest."""
+    def largest_proportion(self) -> float:
+        """Proportion of the other vectors that have the largest hub among their k nearest."""
         return float(self.counts.max() / (len(self.counts) - 1))
 
     @property
-    def antihub_share(self) -> float:
-        """Share of the vectors that are nobody's neighbour."""
+    def antihub_proportion(self) -> float:
+        """Proportion of the vectors that are nobody's neighbour."""
         return float((self.counts == 0).mean())
 
 
 def hubness(x: np.ndarray, k: int) -> Hubness:
-    """k-occurrence of every row of x (n, d) by cosine; a row is no neighbour of its own. DataError unless n > k."""
+    """Count the k-occurrences of the rows of x (n, d) by cosine, excluding each row itself.
+
+    DataError unless n > k.
+    """
     if len(x) <= k:
         raise DataError(
             "hubness",
             f"more than {k} vectors",
             str(len(x)),
-            "give more text, or lower evaluate.geometry.neighbours",
+            "use more text, or lower evaluate.geometry.neighbours",
         )
     nearest = nearest_rows(unit_rows(x), k)
     return Hubness(np.bincount(nearest.ravel(), minlength=len(x)), k)
 
 
 def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
-    """(n, k) places of the k rows with the largest product with each row of x (n, d), in no order, itself left out."""
-    found, rows = [], max(1, min(_BLOCK, _HELD // max(len(x), 1)))
+    """Return (n, k) indices of the k rows with the largest inner product with each row of x (n, d).
+
+    A row is not its own neighbour; the k rows are in no order.
+    """
+    found, rows = [], max(1, min(_BLOCK, _MAX_SIMILARITIES // max(len(x), 1)))
     for start in range(0, len(x), rows):
         products = x[start : start + rows] @ x.T
         own = np.arange(len(products))

@@ -1,4 +1,4 @@
-"""How far similarities hang on the surface of texts: edit distance, length, frequency of words."""
+"""Dependence of similarities on the surface of texts: edit distance, length, word frequency."""
 
 from collections.abc import Hashable, Sequence
 from typing import Literal
@@ -7,28 +7,29 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.stats.correlation import spearman
-from pipeline.stats.geometry import Figure
+from pipeline.stats.geometry import Metric
 
 EditUnit = Literal["characters", "words"]
 
-_BLOCK = 512  # rows whose distances to all others are held at once
+_BLOCK = 512  # rows per block of distances
 
 
 def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions that turn one sequence into the other.
+    """Levenshtein distance: the number of insertions, deletions and substitutions between two sequences.
 
-    A column of the table is one whole number whose bits say where it rises or falls by one (Myers 1999 in the form of Hyyrö 2003), so a step costs a
-    dozen operations whatever the length: less than 0.1 ms for two sentences.
+    A column of the table is one integer whose bits say where it increases or decreases by one (Myers 1999, in
+    the form of Hyyrö 2003), so that a step is a dozen operations for any length: less than 0.1 ms for two
+    sentences.
     """
     if not left or not right:
         return len(left) + len(right)
-    places: dict[Hashable, int] = {}
-    for place, symbol in enumerate(left):
-        places[symbol] = places.get(symbol, 0) | 1 << place
+    positions: dict[Hashable, int] = {}
+    for position, symbol in enumerate(left):
+        positions[symbol] = positions.get(symbol, 0) | 1 << position
     everything, last = (1 << len(left)) - 1, 1 << len(left) - 1
     rises, falls, distance = everything, 0, len(left)
     for symbol in right:
-        equal = places.get(symbol, 0)
+        equal = positions.get(symbol, 0)
         diagonal = ((equal & rises) + rises ^ rises) | equal | falls
         up, down = falls | ~(diagonal | rises) & everything, rises & diagonal
         distance += bool(up & last) - bool(down & last)
@@ -38,7 +39,7 @@ def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
 
 
 def edit_distances(left: Sequence[str], right: Sequence[str], unit: EditUnit = "characters") -> np.ndarray:
-    """(n,) int64 Levenshtein distance of each pair of texts, over characters or over words (white space separates them)."""
+    """Return (n,) int64 Levenshtein distances of pairs of texts, in characters or in words."""
     pairs = zip(left, right, strict=True)
     made = (
         edit_distance(a, b) if unit == "characters" else edit_distance(a.split(), b.split()) for a, b in pairs
@@ -46,15 +47,19 @@ def edit_distances(left: Sequence[str], right: Sequence[str], unit: EditUnit = "
     return np.fromiter(made, dtype=np.int64, count=len(left))
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray, of: str, seed: int | None = None) -> Figure | None:
-    """Spearman x100 of x and y (n,), ties by average ranks; None where one of them is constant (to seven digits), since nothing can go with it then."""
+def rank_correlation(x: np.ndarray, y: np.ndarray, of: str, seed: int | None = None) -> Metric | None:
+    """Spearman correlation times 100 of x and y (n,); None if either is constant to about six digits."""
     if len(x) < 2 or _is_constant(x) or _is_constant(y):
         return None
-    return Figure(value=100 * spearman(x, y), count=len(x), of=of, seed=seed)
+    return Metric(value=100 * spearman(x, y), count=len(x), of=of, seed=seed)
 
 
 def neighbour_distances(x: np.ndarray, k: int) -> np.ndarray:
-    """(n,) mean Euclidean distance of each row of x (n, d) to its k nearest others. DataError unless n > k."""
+    """Return (n,) mean Euclidean distances of each row of x (n, d) to its k nearest other rows.
+
+    Raises:
+        DataError: unless n > k.
+    """
     if len(x) <= k:
         raise DataError(
             "distances to the nearest words",
@@ -75,5 +80,5 @@ def neighbour_distances(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _is_constant(x: np.ndarray) -> bool:
-    """Lengths of normalised float32 vectors differ in the eighth digit: no order of theirs means anything."""
+    # Norms of normalized float32 vectors differ in the eighth digit; their order has no meaning.
     return bool(np.ptp(x) <= 1e-6 * np.abs(x).max())

@@ -1,55 +1,74 @@
-"""The geometry of encoders on one corpus, as kept and shown: every space of sentence vectors, every layer, the token table."""
+"""Geometry of encoders on one corpus, as stored and reported: sentence spaces, layers, token table."""
 
 import numpy as np
 
 from pipeline.config import Settings
-from pipeline.stats.contextuality import Layer, Occurrences, layer_figures
-from pipeline.stats.geometry import Figure, alignment, anisotropy, participation_ratio, uniformity
+from pipeline.stats.contextuality import LayerStates, layer_metrics
+from pipeline.stats.geometry import Metric, alignment, anisotropy, participation_ratio, uniformity
+from pipeline.stats.occurrences import Occurrences
 from pipeline.stats.sample import singular_spectrum
 from pipeline.stats.space import Space
 from pipeline.store.units import Stored
 
-RAW = "raw"  # key of the vectors as the encoder gives them, among those of its transforms
+RAW = "raw"  # key of the untransformed vectors, next to the ids of transforms
 
 
 class Level(Settings):
-    """One layer: 0 is the embedding layer's output. Figures of words (see `contextuality`) and, named sentence_..., of mean-pooled sentences."""
+    """Metrics of one layer; layer 0 is the output of the embedding layer.
+
+    Metrics of words (see `contextuality`) and, with names that begin with sentence_, of mean-pooled
+    sentences.
+    """
 
     number: int
-    figures: dict[str, Figure]
+    figures: dict[str, Metric]
 
 
 class EncoderGeometry(Stored):
-    """One encoder."""
+    """Geometry of one encoder."""
 
     space_id: str
     spaces: dict[str, Space]
-    """by transform_id; RAW: without any"""
+    """by transform_id; RAW for untransformed vectors"""
     levels: tuple[Level, ...] = ()
-    words: dict[str, Figure] = {}
-    """of the token table"""
+    words: dict[str, Metric] = {}
+    """metrics of the token table"""
     missing: dict[str, str] = {}
-    """what could not be measured, and why"""
+    """reason why a metric could not be measured, by name"""
 
 
-class Series(Settings):
-    """One space under the name that it has in tables and charts."""
+class NamedSpace(Settings):
+    """A space with its name in tables and charts."""
 
     name: str
     space: Space
 
 
-class Depth(Settings):
-    """The layers of one encoder under the name that it has in tables and charts."""
+class NamedLayers(Settings):
+    """The layers of one encoder with its name in tables and charts."""
 
     name: str
     levels: tuple[Level, ...]
-    words: dict[str, Figure]
+    words: dict[str, Metric]
     missing: dict[str, str]
 
 
-class Geometry(Settings):
-    """What `manta evaluate --geometry` found. sentences: how many were sampled by hash of their text, from where; pairs: those of known similarity."""
+class GeometryReport(Settings):
+    """Results of `manta evaluate --geometry`.
+
+    Attributes:
+        sentences: number of sentences sampled by hash of their text.
+        source: where the sentences are from.
+        pairs: number of pairs of known similarity.
+        pairs_source: where the pairs are from, or None.
+        seed: of all samples.
+        neighbours: k of hubness and of neighbour distances.
+        edit_unit: unit of edit distances.
+        gold_edits: correlation of gold scores with edit distance, as a reference for similarities of meaning.
+        series: sentence spaces.
+        depths: layers by encoder.
+        missing: reason why a metric could not be measured for any candidate, by name.
+    """
 
     sentences: int
     source: str
@@ -58,36 +77,44 @@ class Geometry(Settings):
     seed: int
     neighbours: int
     edit_unit: str
-    gold_edits: Figure | None
-    """correlation of gold scores with edit distance: what a similarity of meaning has"""
-    series: tuple[Series, ...]
-    depths: tuple[Depth, ...]
+    gold_edits: Metric | None
+    series: tuple[NamedSpace, ...]
+    depths: tuple[NamedLayers, ...]
     missing: dict[str, str]
-    """what could not be measured for any candidate, and why"""
 
 
-def level(
+def measure_layer(
     number: int,
-    layer: Layer,
+    layer: LayerStates,
     chosen: Occurrences,
     positives: tuple[np.ndarray, np.ndarray] | None,
     *,
     seed: int,
     centred: bool,
 ) -> Level:
-    """The figures of one layer; positives: mean-pooled states (n, d) of both sides of pairs of the same meaning, in this layer."""
-    figures = layer_figures(layer, chosen, seed, centred=centred)
+    """Compute the metrics of one layer.
+
+    Args:
+        number: of the layer.
+        layer: accumulated states of the layer.
+        chosen: the kept occurrences.
+        positives: mean-pooled states (n, d) of both sides of pairs of the same meaning, in this layer; None
+            without pairs.
+        seed: of sampled pairs.
+        centred: subtract the mean for the explained variance.
+    """
+    figures = layer_metrics(layer, chosen, seed, centred=centred)
     means = layer.means
     if len(means) >= 2:
         figures |= {
-            "sentence_anisotropy": Figure(value=anisotropy(means), count=len(means), of="sentences"),
+            "sentence_anisotropy": Metric(value=anisotropy(means), count=len(means), of="sentences"),
             "sentence_uniformity": uniformity(means, seed),
-            "sentence_participation_ratio": Figure(
+            "sentence_participation_ratio": Metric(
                 value=participation_ratio(singular_spectrum(means)), count=len(means), of="sentences"
             ),
         }
     if positives is not None:
-        figures["sentence_alignment"] = Figure(
+        figures["sentence_alignment"] = Metric(
             value=alignment(*positives), count=len(positives[0]), of="pairs"
         )
     return Level(number=number, figures=figures)

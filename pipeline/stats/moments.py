@@ -1,4 +1,4 @@
-"""Count, mean and scatter of vectors: exact under any split, so whitening needs one pass over any number of rows on any number of workers."""
+"""Count, mean and scatter of vectors; parts merge exactly, so that whitening needs one distributed pass."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,14 +10,22 @@ import numpy as np
 from pipeline.errors import DataError, Defect
 from pipeline.stats.tensors import pack, unpack
 
-BLOCK_ROWS = 384  # 1.2 MB of float64 at d = 384: still in cache between centring and product; best or near it among 192 to 4,096
-GROUP = 64  # a partial of 768 x 768 float64 is 4.7 MB: 300 MB at the driver for 4,096 units
-MOST_DEAD = 0.9  # un-merging 99 % of the rows still keeps 13 digits, 99.99 % none; beyond this share the unit is read again
+# 1.2 MB of float64 at d = 384: in cache between centring and product; close to the fastest of 192 to 4,096.
+BLOCK_ROWS = 384
+GROUP = 64  # a partial result of 768 x 768 float64 is 4.7 MB: 300 MB on the driver for 4,096 units
+# Subtracting 99 % of the rows still keeps 13 digits, 99.99 % none; beyond this the unit is read again.
+MOST_DEAD = 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """count rows; mean (d,); scatter (d, d) = sum of (x - mean)(x - mean)^T, symmetric; both float64. Population covariance = scatter / count."""
+    """Moments of a sample of vectors, in float64. The population covariance is scatter / count.
+
+    Attributes:
+        count: number of rows.
+        mean: (d,).
+        scatter: (d, d) sum of (x - mean)(x - mean)^T, symmetric.
+    """
 
     count: int
     mean: np.ndarray
@@ -29,19 +37,22 @@ class Moments:
 
     @classmethod
     def empty(cls, dim: int) -> "Moments":
-        """The neutral element of `merge`."""
+        """Return the neutral element of `merge`."""
         return cls(0, np.zeros(dim), np.zeros((dim, dim)))
 
     @classmethod
     def of(cls, x: np.ndarray) -> "Moments":
-        """Moments of the rows of x (n, d), float32 or float64: the mean first, then products of centred blocks (two-pass: nothing cancels).
+        """Compute the moments of the rows of x (n, d), float32 or float64.
 
-        DataError if a value is not finite.
+        Two passes, the mean and then products of centred blocks, so that nothing cancels.
+
+        Raises:
+            DataError: values that are not finite.
         """
         if not len(x):
             return cls.empty(x.shape[1])
         mean = x.mean(axis=0, dtype=np.float64)
-        if not np.isfinite(mean).all():  # one bad value anywhere in a column shows in its mean
+        if not np.isfinite(mean).all():  # one invalid value makes its column's mean invalid
             raise DataError(
                 "vectors",
                 "finite values",
@@ -51,13 +62,16 @@ class Moments:
         return cls(len(x), mean, _scatter(x, mean))
 
     def merge(self, other: "Moments") -> "Moments":
-        """Moments of both samples together; associative up to rounding. Chan, Golub & LeVeque 1979, eq. 2.1."""
+        """Combine the moments of two samples; associative up to rounding.
+
+        Source: Chan, Golub & LeVeque 1979, eq. 2.1.
+        """
         if self.dim != other.dim:
             raise DataError(
                 "moments",
                 f"vectors of {self.dim} dimensions",
                 f"{other.dim}",
-                "merge moments of one space only",
+                "merge moments of the same space only",
             )
         if not self.count or not other.count:
             return self if self.count else other
@@ -68,44 +82,50 @@ class Moments:
         )
 
     def without(self, part: "Moments") -> "Moments":
-        """Moments of the rows that are left when `part`, some of these very rows, goes: the inverse of `merge`.
+        """Remove the rows of `part` from the sample: the inverse of `merge`.
 
-        Digits are lost in proportion to count / left, so Defect beyond MOST_DEAD: compute the moments of the rest from its rows then.
+        Digits are lost in proportion to count / remaining.
+
+        Raises:
+            Defect: more than MOST_DEAD of the rows are removed; compute the moments of the rest from its rows
+                instead.
         """
         if part.count > MOST_DEAD * self.count:
             raise Defect(
                 "moments",
-                f"at most {MOST_DEAD:.0%} of {self.count} rows to go",
+                f"at most {MOST_DEAD:.0%} of {self.count} rows to remove",
                 f"{part.count}",
                 "compute the moments of the rest from its rows",
             )
         if not part.count:
             return self
-        left = self.count - part.count
-        delta = (self.mean - part.mean) * (self.count / left)
-        between = np.outer(delta, delta) * (left * part.count / self.count)
-        return Moments(left, part.mean + delta, self.scatter - part.scatter - between)
+        rest = self.count - part.count
+        delta = (self.mean - part.mean) * (self.count / rest)
+        between = np.outer(delta, delta) * (rest * part.count / self.count)
+        return Moments(rest, part.mean + delta, self.scatter - part.scatter - between)
 
     def mapped(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
-        """Moments of y = x @ matrix.T + bias, matrix (k, d): mean A m + b and scatter A S A^T, in float64. No row is read."""
+        """Compute the moments of y = x @ matrix.T + bias, for a matrix A (k, d): mean A m + b, scatter A S
+        A^T.
+        """
         matrix = matrix.astype(np.float64)
         scatter = matrix @ self.scatter @ matrix.T
         return Moments(self.count, matrix @ self.mean + bias, (scatter + scatter.T) / 2)
 
     def covariance(self) -> np.ndarray:
-        """Population covariance (d, d); DataError without rows."""
+        """Return the population covariance (d, d); raise DataError without rows."""
         if not self.count:
-            raise DataError("moments", "at least one row", "none", "give vectors")
+            raise DataError("moments", "at least one row", "none", "encode something first")
         return self.scatter / self.count
 
     def to_bytes(self) -> bytes:
-        """A safetensors file with the upper triangle of the scatter: half the size; equal moments give equal bytes."""
+        """Write a safetensors file with the upper triangle of the scatter; equal moments give equal bytes."""
         upper = self.scatter[np.triu_indices(self.dim)]
         return pack({"mean": self.mean, "scatter_upper": upper}, {"kind": "moments", "count": self.count})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Moments":
-        """What `to_bytes` wrote, bit for bit; DataError if it is something else."""
+        """Read the output of `to_bytes`, bit for bit; raise DataError for other content."""
         tensors, header = unpack(content, "mean", "scatter_upper", kind="moments")
         mean = tensors["mean"]
         scatter = np.zeros((len(mean), len(mean)))
@@ -114,9 +134,13 @@ class Moments:
 
 
 def merge_tree(parts: Iterable[Moments]) -> Moments:
-    """All parts as one, merged in groups of 64 in the order given, then the groups likewise: the same bits however many workers made the parts.
+    """Merge all parts in groups of 64, in order, then the results likewise.
 
-    Holds one part and one partial per group, not all parts. DataError without parts.
+    The result has the same bits for any number of workers. Holds one part and one partial result per group in
+    memory.
+
+    Raises:
+        DataError: no parts.
     """
     level = list(_grouped(parts))
     while len(level) > 1:
@@ -133,8 +157,13 @@ def _grouped(parts: Iterable[Moments]) -> Iterator[Moments]:
 
 
 def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Sum of (x - mean)(x - mean)^T over rows (d, d): a symmetric rank-k update per block, added in place (half the work of a full product)."""
-    from scipy.linalg.blas import dsyrk  # a tenth of a search's start, which needs none of it
+    """Sum of (x - mean)(x - mean)^T over rows: (d, d).
+
+    A symmetric rank-k update per block, in place: half the work of a full product.
+    """
+    from scipy.linalg.blas import (
+        dsyrk,  # imported here: it slows the start of `manta search`, which does not need it
+    )
 
     dim = x.shape[1]
     upper = np.zeros((dim, dim), order="F")
@@ -142,14 +171,13 @@ def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
     for start in range(0, len(x), BLOCK_ROWS):
         block = x[start : start + BLOCK_ROWS]
         rows = np.subtract(block, mean, out=centred[: len(block)])
-        upper = dsyrk(
-            1.0, rows.T, beta=1.0, c=upper, overwrite_c=1
-        )  # rows.T is column-major as BLAS wants it: no copy
+        # rows.T is column-major, as BLAS requires, so that it is not copied.
+        upper = dsyrk(1.0, rows.T, beta=1.0, c=upper, overwrite_c=1)
     return _mirrored(upper)
 
 
 def _mirrored(upper: np.ndarray) -> np.ndarray:
-    """The symmetric matrix with this upper triangle; below the diagonal `upper` holds zeros."""
+    """Return the symmetric matrix with this upper triangle; `upper` is zero below the diagonal."""
     whole = np.ascontiguousarray(upper + upper.T)
     np.fill_diagonal(whole, upper.diagonal())
     return whole

@@ -1,4 +1,4 @@
-"""The geometry of one space: figures, spectrum and distributions of sentence vectors, with pairs of known similarity and without."""
+"""Geometry of one space: metrics, spectrum and distributions of sentence vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +7,29 @@ import numpy as np
 from scipy.stats import rankdata
 
 from pipeline.config import Settings
-from pipeline.stats.geometry import Figure, alignment, anisotropy, cosines, participation_ratio, uniformity
+from pipeline.stats.geometry import Metric, alignment, anisotropy, cosines, participation_ratio, uniformity
 from pipeline.stats.hubness import hubness
 from pipeline.stats.lexical import EditUnit, edit_distances, neighbour_distances, rank_correlation
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 
-BANDS = 5  # gold scores 0 to 1, 1 to 2 ... 4 to 5
-POSITIVE = 4.0  # pairs above it mean the same (Gao et al. 2021, SimCSE)
+BANDS = 5  # of gold scores: 0 to 1, 1 to 2 ... 4 to 5
+POSITIVE = 4.0  # pairs with a higher score count as equal in meaning (Gao et al. 2021, SimCSE)
 _BAND_BINS = 40  # 0.05 each
-_EDIT_BINS = 10  # equally many pairs in each
-_MOST_WORDS = 10_000  # rarer ones are left out: their distances cost the square
+_EDIT_BINS = 10  # with equal numbers of pairs
+_MOST_WORDS = 10_000  # most frequent words only: distances need quadratic time
 
 
 class EditBin(Settings):
-    """Pairs of similar edit distance. distance: the median of theirs; similarity, gold: mean rank of their cosines and of their gold scores among all pairs, as
-    a share: 1 for the highest. Ranks compare encoders whose cosines spread differently, and are what the correlation is made of.
+    """Pairs of similar edit distance.
+
+    Ranks make encoders with different spreads of cosines comparable, and are what the correlation is computed
+    from.
+
+    Attributes:
+        distance: median edit distance.
+        similarity: mean rank of the cosines among all pairs, divided by their number: 1 for the highest.
+        gold: the same for the gold scores.
+        pairs: number of pairs.
     """
 
     distance: float
@@ -31,27 +39,34 @@ class EditBin(Settings):
 
 
 class Space(Settings):
-    """Sentence vectors of one space."""
+    """Geometry of the sentence vectors of one space."""
 
     dim: int
-    figures: dict[str, Figure]
+    figures: dict[str, Metric]
     spectrum: tuple[float, ...]
-    """singular values of the sentences, largest first, as shares of the largest; not centred"""
+    """singular values of the sentence vectors, not centred, divided by the largest, in descending order"""
     spectrum_centred: tuple[float, ...]
     cosines: Histogram
-    """of random pairs of sentences"""
+    """cosines of random pairs of sentences"""
     found: tuple[int, ...] = ()
-    """how many sentences stand 0, 1, 2 ... times among the k nearest of others"""
+    """number of sentences that are 0, 1, 2 ... times among the k nearest of others"""
     bands: tuple[Histogram, ...] = ()
     """cosines of the pairs with gold scores 0 to 1, 1 to 2 ... 4 to 5"""
     edits: tuple[EditBin, ...] = ()
     missing: dict[str, str] = {}
-    """what could not be measured, and why"""
+    """reason why a metric could not be measured, by name"""
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """Pairs of sentences with the similarity that people gave them, 0 to 5. edits (n,): edit distance of each pair."""
+class ScoredPairs:
+    """Pairs of sentences with similarity scores by people, from 0 to 5.
+
+    Attributes:
+        left: n sentences.
+        right: n sentences.
+        gold: (n,) scores.
+        edits: (n,) edit distances.
+    """
 
     left: tuple[str, ...]
     right: tuple[str, ...]
@@ -59,25 +74,25 @@ class Pairs:
     edits: np.ndarray
 
     @classmethod
-    def of(cls, left: Sequence[str], right: Sequence[str], gold: np.ndarray, unit: EditUnit) -> "Pairs":
+    def of(cls, left: Sequence[str], right: Sequence[str], gold: np.ndarray, unit: EditUnit) -> "ScoredPairs":
         return cls(
             tuple(left), tuple(right), np.asarray(gold, dtype=np.float64), edit_distances(left, right, unit)
         )
 
     @property
     def sentences(self) -> list[str]:
-        """Every sentence once, in order of first sight."""
+        """Distinct sentences, in order of first occurrence."""
         return list(dict.fromkeys((*self.left, *self.right)))
 
 
 def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: int) -> Space:
-    """The geometry of the vectors x (n, d) of n different texts, n >= 2."""
+    """Measure the geometry of the vectors x (n, d) of n different texts, n >= 2."""
     spectrum, missing = singular_spectrum(x), dict[str, str]()
     figures = {
-        "anisotropy": Figure(value=anisotropy(x), count=len(x), of="sentences"),
+        "anisotropy": Metric(value=anisotropy(x), count=len(x), of="sentences"),
         "uniformity": uniformity(x, seed),
-        "participation_ratio": Figure(value=participation_ratio(spectrum), count=len(x), of="sentences"),
-        "participation_ratio_centred": Figure(
+        "participation_ratio": Metric(value=participation_ratio(spectrum), count=len(x), of="sentences"),
+        "participation_ratio_centred": Metric(
             value=participation_ratio(singular_spectrum(x, centred=True)), count=len(x), of="sentences"
         ),
     }
@@ -86,14 +101,14 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
         hubs = hubness(x, neighbours)
         values = {
             "hub_skewness": hubs.skewness,
-            "largest_hub": hubs.largest_share,
-            "antihubs": hubs.antihub_share,
+            "largest_hub": hubs.largest_proportion,
+            "antihubs": hubs.antihub_proportion,
         }
-        figures |= {name: Figure(value=value, count=len(x), of="sentences") for name, value in values.items()}
+        figures |= {name: Metric(value=value, count=len(x), of="sentences") for name, value in values.items()}
         found = tuple(np.bincount(hubs.counts).tolist())
     else:
         missing["hubness"] = f"needs more than {neighbours} sentences, there are {len(x)}"
-    lengths, gone = length_figures(x, texts, seed)
+    lengths, unmeasured = length_metrics(x, texts, seed)
     return Space(
         dim=x.shape[1],
         figures=figures | lengths,
@@ -101,27 +116,34 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
         spectrum_centred=tuple(singular_spectrum(x, centred=True).tolist()),
         cosines=cosine_histogram(x, seed=seed),
         found=found,
-        missing=missing | gone,
+        missing=missing | unmeasured,
     )
 
 
-def with_pairs(space: Space, sentences: np.ndarray, pairs: Pairs, seed: int) -> Space:
-    """The geometry with what pairs say; sentences (m, d): the vectors of `pairs.sentences`."""
-    place = {sentence: number for number, sentence in enumerate(pairs.sentences)}
-    left, right = (sentences[[place[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
+def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: int) -> Space:
+    """Add the metrics of scored pairs to a space.
+
+    Args:
+        space: geometry without pairs.
+        sentences: (m, d) vectors of `pairs.sentences`.
+        pairs: the scored pairs.
+        seed: of sampled pairs.
+    """
+    row = {sentence: number for number, sentence in enumerate(pairs.sentences)}
+    left, right = (sentences[[row[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
     figures, missing = {"pair_uniformity": uniformity(sentences, seed)}, dict[str, str]()
     if positive.any():
-        figures["alignment"] = Figure(
+        figures["alignment"] = Metric(
             value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs"
         )
     else:
         missing["alignment"] = f"no pair has a score above {POSITIVE:g}"
     for name, other in (("edit_correlation", pairs.edits), ("gold_correlation", pairs.gold)):
-        if (figure := rank_correlation(similarity, other, "pairs")) is not None:
-            figures[name] = figure
+        if (metric := rank_correlation(similarity, other, "pairs")) is not None:
+            figures[name] = metric
         else:
-            missing[name] = "all cosines are equal" if np.ptp(other) else "all pairs are alike in it"
+            missing[name] = "all cosines are equal" if np.ptp(other) else "all pairs have the same value"
     return space.model_copy(
         update={
             "figures": space.figures | figures,
@@ -132,10 +154,16 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: Pairs, seed: int) -> 
     )
 
 
-def length_figures(
+def length_metrics(
     x: np.ndarray, texts: Sequence[str], seed: int
-) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Do vectors know the length (in characters) of their texts? Norm against length, cosine of random pairs against their difference in length."""
+) -> tuple[dict[str, Metric], dict[str, str]]:
+    """Measure how vectors depend on the length (in characters) of their texts.
+
+    Correlates the norm with the length, and the cosine of random pairs with their difference in length.
+
+    Returns:
+        Metrics by name, and reasons for those that could not be measured.
+    """
     lengths, rng = np.array([len(text) for text in texts]), np.random.default_rng(seed)
     left = rng.integers(len(x), size=PAIRS)
     right = (left + rng.integers(1, len(x), size=PAIRS)) % len(x)
@@ -145,16 +173,18 @@ def length_figures(
         "length_norm": rank_correlation(np.linalg.norm(x.astype(np.float64), axis=1), lengths, "sentences"),
     }
     why = {
-        "length_cosine": "all texts, or all cosines, are alike",
-        "length_norm": "all vectors have the same length",
+        "length_cosine": "all texts have the same length, or all cosines are equal",
+        "length_norm": "all vectors have the same norm",
     }
-    return {name: figure for name, figure in made.items() if figure}, {
-        name: why[name] for name, figure in made.items() if not figure
-    }
+    found = {name: metric for name, metric in made.items() if metric}
+    return found, {name: why[name] for name in made if name not in found}
 
 
 def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, ...]:
-    """Cosines (n,) of pairs by their gold score, one histogram for each band; a whole score opens a band, 5 closes the last."""
+    """Return one histogram of the cosines (n,) per band of gold scores.
+
+    An integer score starts a band, 5 is in the last.
+    """
     band = np.clip(np.floor(gold), 0, BANDS - 1).astype(int)
     edges = np.linspace(-1, 1, _BAND_BINS + 1)
     chosen = [similarity[band == number] for number in range(BANDS)]
@@ -168,8 +198,8 @@ def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, .
     )
 
 
-def edit_bins(similarity: np.ndarray, pairs: Pairs) -> tuple[EditBin, ...]:
-    """Pairs by edit distance, in bins of about equally many."""
+def edit_bins(similarity: np.ndarray, pairs: ScoredPairs) -> tuple[EditBin, ...]:
+    """Group pairs by edit distance into bins of about equal numbers."""
     order, count = np.argsort(pairs.edits, kind="stable"), len(pairs.gold)
     ranks, gold = rankdata(similarity) / count, rankdata(pairs.gold) / count
     parts = np.array_split(order, min(_EDIT_BINS, count)) if count else []
@@ -184,13 +214,21 @@ def edit_bins(similarity: np.ndarray, pairs: Pairs) -> tuple[EditBin, ...]:
     )
 
 
-def word_figures(
+def word_metrics(
     table: np.ndarray, counts: np.ndarray, neighbours: int
-) -> tuple[dict[str, Figure], dict[str, str]]:
-    """What a token table knows of frequency (Li et al. 2020, BERT-flow): table (m, d) the rows of m words, counts (m,) how often each was seen.
+) -> tuple[dict[str, Metric], dict[str, str]]:
+    """Measure how a token table depends on word frequency (Li et al. 2020, BERT-flow).
 
-    Spearman of the frequency rank (1 the most frequent) with the row's norm and with its mean distance to the k nearest rows. A positive figure: rare
-    words lie farther out, and sparser.
+    Spearman correlation of the frequency rank (1 is the most frequent) with the row's norm and with its mean
+    distance to the k nearest rows. If positive, rare words lie farther out, and more sparsely.
+
+    Args:
+        table: (m, d) rows of m words.
+        counts: (m,) number of occurrences of each word.
+        neighbours: k.
+
+    Returns:
+        Metrics by name, and reasons for those that could not be measured.
     """
     if len(counts) <= neighbours:
         return {}, {"word_frequency": f"needs more than {neighbours} words, there are {len(counts)}"}
@@ -199,9 +237,8 @@ def word_figures(
     made = {
         "frequency_norm": rank_correlation(rank, np.linalg.norm(rows, axis=1), "words"),
         "frequency_distance": rank_correlation(rank, neighbour_distances(rows, neighbours), "words"),
-        "table_anisotropy": Figure(value=anisotropy(rows), count=len(rows), of="words"),
+        "table_anisotropy": Metric(value=anisotropy(rows), count=len(rows), of="words"),
     }
-    why = "all words are equally frequent, or their rows equally long"
-    return {name: figure for name, figure in made.items() if figure}, {
-        name: why for name, figure in made.items() if not figure
-    }
+    why = "all words have the same frequency, or all rows the same norm"
+    found = {name: metric for name, metric in made.items() if metric}
+    return found, {name: why for name in made if name not in found}

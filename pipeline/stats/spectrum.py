@@ -1,4 +1,4 @@
-"""The eigenvalues of a covariance, and what they say about a space: rank, condition, effective rank."""
+"""Eigenvalues of a covariance, and what follows from them: rank, condition, effective rank."""
 
 from dataclasses import dataclass
 
@@ -8,31 +8,35 @@ from scipy.linalg import eigh
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments
 
-RANK_TOLERANCE = (
-    1e-10  # of the largest eigenvalue: constant dimensions of float32 vectors lie at 1e-14 and below
-)
+# Of the largest eigenvalue; constant dimensions of float32 vectors are at 1e-14 and below.
+RANK_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """eigenvalues (d,), largest first; vectors (d, d), one eigenvector per column in that order; float64."""
+    """Eigenvalues and eigenvectors of a symmetric matrix, in float64.
+
+    Attributes:
+        eigenvalues: (d,), largest first.
+        vectors: (d, d), one eigenvector per column, in the same order.
+    """
 
     eigenvalues: np.ndarray
     vectors: np.ndarray
 
     @property
     def rank(self) -> int:
-        """Directions with variance: eigenvalues above 1e-10 of the largest."""
+        """Number of directions with variance: eigenvalues above 1e-10 of the largest."""
         return int((self.eigenvalues > RANK_TOLERANCE * self.eigenvalues[0]).sum())
 
     @property
     def condition(self) -> float:
-        """Largest over smallest eigenvalue within the rank."""
+        """Largest eigenvalue divided by the smallest within the rank."""
         return float(self.eigenvalues[0] / self.eigenvalues[self.rank - 1])
 
     @property
     def effective_rank(self) -> float:
-        """Participation ratio (sum l)^2 / sum l^2: d if all directions carry the same variance, 1 if one carries all."""
+        """Participation ratio (sum l)^2 / sum l^2: d if all directions have equal variance, 1 if one has all."""
         kept = self.eigenvalues[: self.rank]
         return float(kept.sum() ** 2 / (kept**2).sum())
 
@@ -40,14 +44,17 @@ class Spectrum:
 def spectrum_of(moments: Moments) -> Spectrum:
     """Eigenvalues and eigenvectors of the population covariance, in float64.
 
-    An eigenvector's sign is free: its largest entry is made positive, so equal moments give equal bytes.
-    DataError with fewer than two rows, with values that are not finite, or when all rows are equal.
+    The sign of an eigenvector is arbitrary: its largest entry is made positive, so that equal moments give
+    equal bytes.
+
+    Raises:
+        DataError: fewer than two rows, values that are not finite, or equal rows only.
     """
     spectrum = _decomposed(_checked(moments))
     if not spectrum.eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):
         raise DataError(
             "vectors",
-            "some that differ",
+            "at least two different rows",
             f"{moments.count} equal rows",
             "check the encoder: it gives every text the same vector",
         )
@@ -55,16 +62,19 @@ def spectrum_of(moments: Moments) -> Spectrum:
 
 
 def uncentred_spectrum_of(moments: Moments) -> Spectrum:
-    """The same of the second-moment matrix E[x x^T] = covariance + mean mean^T: its vectors are the right singular vectors of the rows as they are, its
-    eigenvalues their squared singular values divided by the number of rows.
+    """Eigenvalues and eigenvectors of the second-moment matrix E[x x^T], in float64.
 
-    DataError with fewer than two rows, with values that are not finite, or with zero rows only.
+    E[x x^T] = covariance + mean mean^T. The eigenvectors are the right singular vectors of the rows without
+    centring, the eigenvalues their squared singular values divided by the number of rows.
+
+    Raises:
+        DataError: fewer than two rows, values that are not finite, or zero rows only.
     """
     spectrum = _decomposed(_checked(moments) + np.outer(moments.mean, moments.mean))
     if not spectrum.eigenvalues[0] > 0:
         raise DataError(
             "vectors",
-            "some that are not zero",
+            "a row that is not zero",
             f"{moments.count} zero rows",
             "check the encoder: it gives every text the same vector",
         )
@@ -84,7 +94,7 @@ def _checked(moments: Moments) -> np.ndarray:
             "vectors",
             "at least two rows",
             f"{moments.count}",
-            "give more text, or switch whitening off (whiten.mode=off)",
+            "use more text, or switch whitening off (whiten.mode=off)",
         )
     covariance = moments.covariance()
     if not (np.isfinite(covariance).all() and np.isfinite(moments.mean).all()):
@@ -92,6 +102,6 @@ def _checked(moments: Moments) -> np.ndarray:
             "moments",
             "finite values",
             "NaN or infinity",
-            "encode again: such vectors should have been quarantined",
+            "encode again; such vectors should have been quarantined",
         )
     return covariance

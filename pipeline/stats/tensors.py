@@ -1,4 +1,4 @@
-"""Small files of named arrays (safetensors) with a header of facts: equal content gives equal bytes."""
+"""Small files of named arrays (safetensors) with a JSON header; equal content gives equal bytes."""
 
 import json
 from typing import Any
@@ -11,17 +11,24 @@ from pipeline.errors import DataError
 
 
 def pack(tensors: dict[str, np.ndarray], header: dict[str, Any]) -> bytes:
-    """A safetensors file; `header` goes, as JSON, into the one metadata key `manta`: safetensors writes several keys in random order."""
-    whole = {
-        name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()
-    }  # safetensors writes the buffer as it lies, strides ignored
-    return save(whole, metadata={"manta": json.dumps(header, sort_keys=True)})
+    """Write a safetensors file.
+
+    The header is JSON under one metadata key, `manta`, because safetensors writes several keys in random
+    order.
+    """
+    # safetensors writes the buffer and ignores strides.
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    return save(contiguous, metadata={"manta": json.dumps(header, sort_keys=True)})
 
 
 def unpack(
     content: bytes, *names: str, kind: str | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Tensors and header of what `pack` wrote; DataError if that is damaged, of another kind, or lacks one of `names`."""
+    """Read the tensors and the header of a file by `pack`.
+
+    Raises:
+        DataError: the file is damaged, of another kind, or lacks one of `names`.
+    """
     try:
         tensors = load(content)
         size = int.from_bytes(content[:8], "little")
@@ -40,5 +47,5 @@ def _unreadable(kind: str | None, found: str) -> DataError:
         f"{kind or 'tensor'} file",
         "a safetensors file with a manta header",
         found,
-        "run the stage again that wrote it",
+        "run the stage that wrote it again",
     )

@@ -18,7 +18,7 @@ from pipeline.charts.geometry import (
     spectra_chart,
 )
 from pipeline.stats.sample import Histogram, cosine_histogram
-from pipeline.stats.space import Pairs, cosine_bands, edit_bins
+from pipeline.stats.space import ScoredPairs, cosine_bands, edit_bins
 from tests.charts.test_night import inside
 
 RNG = np.random.default_rng(0)
@@ -81,12 +81,12 @@ def test_all_sentences_are_in_the_bars(found, k: int):
 
 
 def test_edit_distances_fit_and_people_are_drawn_beside_them():
-    pairs = Pairs.of(
+    pairs = ScoredPairs.of(
         ["abc"] * 30, ["abc" + "x" * number for number in range(30)], RNG.uniform(0, 5, 30), "characters"
     )
     chart = edits_chart([edit_bins(RNG.uniform(-1, 1, 30), pairs), edit_bins(np.ones(30), pairs)])
     assert classes(chart, "path") == ["s0", "s1", "people"]
-    few = Pairs.of(["a"], ["b"], np.array([3.0]), "characters")
+    few = ScoredPairs.of(["a"], ["b"], np.array([3.0]), "characters")
     inside(edits_chart([edit_bins(np.zeros(1), few)]))
 
 

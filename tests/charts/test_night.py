@@ -17,7 +17,8 @@ from pipeline.charts.night import (
     recall_chart,
     spectrum_chart,
 )
-from pipeline.stats.sample import Histogram, cosine_histogram, length_histogram
+from pipeline.stats.sample import Histogram, cosine_histogram
+from tests.charts.lengths import length_histogram
 
 
 def inside(svg: str) -> ElementTree.Element:

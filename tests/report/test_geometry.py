@@ -8,14 +8,14 @@ import pytest
 from pipeline.charts.geometry import COLOURS
 from pipeline.report.evaluation import Candidate, Report, Section, render
 from pipeline.report.geometry import sections
-from pipeline.stats.geometry import Figure
-from pipeline.stats.measured import Depth, Geometry, Level, Series
-from pipeline.stats.space import Pairs, sentence_space, with_pairs
+from pipeline.stats.geometry import Metric
+from pipeline.stats.measured import GeometryReport, Level, NamedLayers, NamedSpace
+from pipeline.stats.space import ScoredPairs, sentence_space, with_pairs
 from tests.report.test_night import Page
 
 RNG = np.random.default_rng(0)
 TEXTS = [f"sentence {'x' * number} {number}" for number in range(60)]
-PAIRS = Pairs.of(TEXTS[:30], TEXTS[:29:-1], np.linspace(0, 5, 30), "characters")
+PAIRS = ScoredPairs.of(TEXTS[:30], TEXTS[:29:-1], np.linspace(0, 5, 30), "characters")
 NAMES = ("raw <b>", "whitened")
 
 
@@ -36,25 +36,25 @@ def levels(count: int) -> tuple[Level, ...]:
     return tuple(
         Level(
             number=number,
-            figures={name: Figure(value=0.1 * number, count=9, of="words", seed=0) for name in names},
+            figures={name: Metric(value=0.1 * number, count=9, of="words", seed=0) for name in names},
         )
         for number in range(count)
     )
 
 
 WORDS = {
-    "frequency_norm": Figure(value=-12.345, count=90, of="words"),
-    "table_anisotropy": Figure(value=0.02, count=90, of="words"),
+    "frequency_norm": Metric(value=-12.345, count=90, of="words"),
+    "table_anisotropy": Metric(value=0.02, count=90, of="words"),
 }
-FULL = Geometry(
+FULL = GeometryReport(
     sentences=60, source="some captions", pairs=30, pairs_source="STSB-dev", seed=0, neighbours=5, edit_unit="characters",
-    gold_edits=Figure(value=-20.2, count=30, of="pairs"), series=tuple(Series(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)),
-    depths=(Depth(name=NAMES[0], levels=levels(7), words=WORDS, missing={}),), missing={},
+    gold_edits=Metric(value=-20.2, count=30, of="pairs"), series=tuple(NamedSpace(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)),
+    depths=(NamedLayers(name=NAMES[0], levels=levels(7), words=WORDS, missing={}),), missing={},
 )  # fmt: skip
 PAGE = Report(root="root", id="id", candidates=tuple(Candidate(name, name, 8, "space") for name in NAMES))
 
 
-def by_heading(geometry: Geometry) -> dict[str, Section]:
+def by_heading(geometry: GeometryReport) -> dict[str, Section]:
     return {section.heading: section for section in sections(geometry)}
 
 
@@ -88,13 +88,13 @@ def test_one_candidate_alone(alone: int):
 
 
 def test_what_is_missing_is_left_out_and_its_reason_given():
-    bare = Series(
+    bare = NamedSpace(
         name="bag",
         space=sentence_space(RNG.normal(size=(60, 8)), TEXTS, 5, 0).model_copy(
             update={"missing": {"length_norm": "all alike"}}
         ),
     )
-    depth = Depth(name="bag", levels=(), words={}, missing={"layers": "none there"})
+    depth = NamedLayers(name="bag", levels=(), words={}, missing={"layers": "none there"})
     geometry = FULL.model_copy(
         update={
             "series": (bare,),

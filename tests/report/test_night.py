@@ -29,8 +29,9 @@ from pipeline.report.night import (
     Throughput,
     render,
 )
-from pipeline.stats.sample import cosine_histogram, length_histogram
+from pipeline.stats.sample import cosine_histogram
 from pipeline.text.tokens.coverage import ScriptCoverage
+from tests.charts.lengths import length_histogram
 
 VOID = {"meta", "br", "img", "link", "hr"}
 X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))

@@ -1,21 +1,18 @@
-"""Contextuality equals its definitions written out over all occurrences; streaming in any batches equals holding everything."""
+"""Contextuality matches its definitions over all occurrences; streaming gives the same for any batch size."""
 
 import numpy as np
 import pytest
 
 from pipeline.stats.contextuality import (
-    Layer,
-    Occurrences,
+    LayerStates,
     States,
-    Tokenized,
-    choose,
     explained_variance,
-    gather,
+    gather_states,
     intra_similarity,
-    layer_figures,
-    most_occurrences,
+    layer_metrics,
     self_similarity,
 )
+from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences, most_occurrences
 
 OCCURRENCES = np.array([[1.0, 0], [1, 1], [0, 2]])
 RANDOM = np.array([[1.0, 0], [2, 1], [1, 2], [-1, 1]])
@@ -25,7 +22,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def test_known_values():
+def test_values_match_a_hand_computation():
     assert self_similarity(OCCURRENCES) == pytest.approx(0.471405, abs=1e-6)
     assert intra_similarity(OCCURRENCES) == pytest.approx(0.789110, abs=1e-6)
     assert explained_variance(OCCURRENCES) == pytest.approx(0.950694, abs=1e-6)
@@ -35,14 +32,14 @@ def test_known_values():
 
 
 @pytest.mark.parametrize("shape", [(5, 30), (30, 5), (2, 2)])
-def test_explained_variance_is_that_of_the_singular_values(shape: tuple[int, int]):
+def test_explained_variance_matches_singular_values(shape: tuple[int, int]):
     x = np.random.default_rng(0).normal(loc=0.7, size=shape)
     for centred in (True, False):
         values = np.linalg.svd(x - x.mean(axis=0) if centred else x, compute_uv=False)
         assert explained_variance(x, centred=centred) == pytest.approx(values[0] ** 2 / (values**2).sum())
 
 
-def test_turning_changes_nothing_and_equal_occurrences_differ_in_nothing():
+def test_rotation_and_scale_do_not_matter():
     rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(8, 8)))[0]
     x = np.random.default_rng(2).normal(size=(20, 8))
     for measure in (self_similarity, intra_similarity, explained_variance):
@@ -56,7 +53,9 @@ def test_turning_changes_nothing_and_equal_occurrences_differ_in_nothing():
 
 
 def texts(count: int = 80, seed: int = 0) -> Tokenized:
-    """Texts of random length; ids below 3 are no words, and so are the first and last token of each."""
+    """Return texts of random length; ids below 3 are not words, nor are the first and last token of each
+    text.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, 14, size=count)
     ids = np.minimum(rng.geometric(0.12, size=lengths.sum()), 40).astype(np.int32)
@@ -67,7 +66,7 @@ def texts(count: int = 80, seed: int = 0) -> Tokenized:
 
 
 def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 3) -> list[States]:
-    """The states of all texts in random order, `size` texts at a time."""
+    """Return the states of all texts in random order, `size` texts at a time."""
     order = np.random.default_rng(seed).permutation(len(tokens.offsets) - 1)
     parts = np.split(order, range(size, len(order), size))
     places = [
@@ -80,9 +79,9 @@ def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 
     ]
 
 
-def test_what_is_chosen_are_words_in_enough_different_texts():
+def test_chosen_words_occur_in_enough_texts():
     tokens = texts()
-    chosen = choose(tokens, contexts=5, pairs=100, most=10_000, seed=0)
+    chosen = choose_occurrences(tokens, contexts=5, pairs=100, most=10_000, seed=0)
     expected = {
         word
         for word in range(3, 41)
@@ -108,9 +107,9 @@ def test_what_is_chosen_are_words_in_enough_different_texts():
     assert len({*pool.tolist()}) == len(pool) == len({*tokens.ids[tokens.is_word].tolist()})
 
 
-def test_random_pairs_are_drawn_evenly_from_all_words_of_other_texts():
+def test_random_pairs_are_uniform_over_words_of_different_texts():
     tokens = Tokenized(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.ones(6, bool))
-    chosen = choose(tokens, contexts=2, pairs=60_000, most=100, seed=1)
+    chosen = choose_occurrences(tokens, contexts=2, pairs=60_000, most=100, seed=1)
     left, right = chosen.kept[chosen.pairs].T
     np.testing.assert_allclose(np.bincount(left, minlength=6) / 60_000, 1 / 6, atol=0.01)
     partners = np.bincount(right[left == 0], minlength=6) / (left == 0).sum()
@@ -119,31 +118,31 @@ def test_random_pairs_are_drawn_evenly_from_all_words_of_other_texts():
     np.testing.assert_allclose(partners, [1 / 3, 1 / 3, 1 / 3, 0, 0, 0], atol=0.02)
 
 
-def test_a_bound_on_memory_leaves_words_out_and_the_seed_decides_which():
+def test_words_beyond_the_memory_limit_are_left_out_at_random():
     tokens = texts(200)
-    few = choose(tokens, contexts=5, pairs=100, most=60, seed=0)
+    few = choose_occurrences(tokens, contexts=5, pairs=100, most=60, seed=0)
     assert 0 < sum(map(len, few.words)) <= 60
     again, other = (
-        choose(tokens, contexts=5, pairs=100, most=60, seed=0),
-        choose(tokens, contexts=5, pairs=100, most=60, seed=1),
+        choose_occurrences(tokens, contexts=5, pairs=100, most=60, seed=0),
+        choose_occurrences(tokens, contexts=5, pairs=100, most=60, seed=1),
     )
     np.testing.assert_array_equal(few.kept, again.kept)
     assert not np.array_equal(few.kept, other.kept)
 
 
 @pytest.mark.parametrize("size", [1, 7, 80])
-def test_streaming_in_any_batches_equals_the_definitions_over_all_states(size: int):
+def test_streaming_matches_the_definitions_for_any_batch_size(size: int):
     tokens, rng = texts(), np.random.default_rng(5)
     states = [(rng.normal(size=(len(tokens.ids), 6)) + level).astype(np.float32) for level in (0.0, 0.8)]
-    chosen = choose(tokens, contexts=5, pairs=200, most=10_000, seed=2)
-    layers = gather(batches(tokens, states, size), tokens, chosen)
+    chosen = choose_occurrences(tokens, contexts=5, pairs=200, most=10_000, seed=2)
+    layers = gather_states(batches(tokens, states, size), tokens, chosen)
     for layer, whole in zip(layers, states, strict=True):
-        figures = {name: figure.value for name, figure in layer_figures(layer, chosen, 2).items()}
+        metrics = {name: metric.value for name, metric in layer_metrics(layer, chosen, 2).items()}
         np.testing.assert_array_equal(layer.kept, whole[chosen.kept])
         spans = [slice(*bounds) for bounds in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
         np.testing.assert_allclose(layer.means, [whole[span].mean(axis=0) for span in spans], atol=1e-6)
         sentences = [whole[span][tokens.is_word[span]] for span in spans if tokens.is_word[span].sum() >= 2]
-        assert figures["intra_similarity"] == pytest.approx(
+        assert metrics["intra_similarity"] == pytest.approx(
             np.mean([intra_similarity(x) for x in sentences]), abs=1e-6
         )
         occurrences = [whole[chosen.kept[word]] for word in chosen.words]
@@ -151,53 +150,53 @@ def test_streaming_in_any_batches_equals_the_definitions_over_all_states(size: i
             np.mean([cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
             for x in occurrences
         ]
-        assert figures["self_similarity"] == pytest.approx(np.mean(similarities), abs=1e-6)
+        assert metrics["self_similarity"] == pytest.approx(np.mean(similarities), abs=1e-6)
         baseline = np.mean([cosine(*whole[chosen.kept[pair]]) for pair in chosen.pairs])
-        assert figures["word_cosine"] == pytest.approx(baseline, abs=1e-6)
-        assert figures["self_similarity_adjusted"] == pytest.approx(
+        assert metrics["word_cosine"] == pytest.approx(baseline, abs=1e-6)
+        assert metrics["self_similarity_adjusted"] == pytest.approx(
             np.mean(similarities) - baseline, abs=1e-6
         )
-        assert figures["intra_similarity_adjusted"] == pytest.approx(
-            figures["intra_similarity"] - baseline, abs=1e-6
+        assert metrics["intra_similarity_adjusted"] == pytest.approx(
+            metrics["intra_similarity"] - baseline, abs=1e-6
         )
-        assert figures["explained_variance_adjusted"] == pytest.approx(
-            figures["explained_variance"] - figures["explained_variance_baseline"]
+        assert metrics["explained_variance_adjusted"] == pytest.approx(
+            metrics["explained_variance"] - metrics["explained_variance_baseline"]
         )
 
 
-def test_adjusted_self_similarity_of_the_known_values():
-    layer = Layer(7, 1, 2)
+def test_adjusted_self_similarity_matches_a_hand_computation():
+    layer = LayerStates(7, 1, 2)
     layer.kept[:] = np.vstack([OCCURRENCES, RANDOM])
     pairs = np.array([(i, j) for i in range(3, 7) for j in range(3, 7) if i != j])
     chosen = Occurrences(np.arange(7), (np.arange(3),), pairs, np.arange(3, 7))
-    figures = layer_figures(layer, chosen, 0)
-    assert figures["self_similarity_adjusted"].value == pytest.approx(0.232316, abs=1e-6)
-    assert (figures["self_similarity"].count, figures["word_cosine"].count, figures["word_cosine"].of) == (
+    metrics = layer_metrics(layer, chosen, 0)
+    assert metrics["self_similarity_adjusted"].value == pytest.approx(0.232316, abs=1e-6)
+    assert (metrics["self_similarity"].count, metrics["word_cosine"].count, metrics["word_cosine"].of) == (
         1,
         12,
         "pairs",
     )
 
 
-def test_words_that_mean_the_same_everywhere_stand_out_and_random_vectors_do_not():
+def test_static_words_have_self_similarity_one_and_random_states_none():
     tokens, rng = texts(400), np.random.default_rng(7)
     table = rng.normal(size=(41, 16))
     static, noise = (
         table[tokens.ids].astype(np.float32),
         rng.normal(size=(len(tokens.ids), 16)).astype(np.float32),
     )
-    chosen = choose(tokens, contexts=5, pairs=1_000, most=100_000, seed=0)
-    layers = gather(batches(tokens, [static, noise], 50), tokens, chosen)
-    of_static, of_noise = (layer_figures(layer, chosen, 0) for layer in layers)
+    chosen = choose_occurrences(tokens, contexts=5, pairs=1_000, most=100_000, seed=0)
+    layers = gather_states(batches(tokens, [static, noise], 50), tokens, chosen)
+    of_static, of_noise = (layer_metrics(layer, chosen, 0) for layer in layers)
     assert of_static["self_similarity"].value == pytest.approx(1, abs=1e-6)
     assert of_static["explained_variance"].value == 1.0
     assert abs(of_noise["self_similarity_adjusted"].value) < 0.03
     assert abs(of_noise["explained_variance_adjusted"].value) < 0.03
 
 
-def test_texts_without_words_leave_figures_out():
+def test_metrics_without_data_are_omitted():
     tokens = Tokenized(np.array([1, 2, 1, 2], np.int32), np.array([0, 2, 4]), np.zeros(4, bool))
-    chosen = choose(tokens, contexts=2, pairs=10, most=100, seed=0)
-    (layer,) = gather([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
-    assert layer_figures(layer, chosen, 0) == {}
+    chosen = choose_occurrences(tokens, contexts=2, pairs=10, most=100, seed=0)
+    (layer,) = gather_states([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
+    assert layer_metrics(layer, chosen, 0) == {}
     assert layer.means.tolist() == [[1, 1, 1], [1, 1, 1]]

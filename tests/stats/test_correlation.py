@@ -1,4 +1,4 @@
-"""Correlations against scipy, and what they say of constant samples."""
+"""Correlations match scipy; constant samples have none."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from scipy import stats
 from pipeline.stats.correlation import constant, pearson, spearman
 
 
-def test_spearman_gives_ties_their_average_rank():
+def test_spearman_uses_average_ranks_for_ties():
     gold, predicted = np.array([0, 1, 1, 3, 5.0]), np.array([0.1, 0.4, 0.2, 0.2, 0.9])
     assert spearman(gold, predicted) == pytest.approx(
         0.763158, abs=1e-6
@@ -15,7 +15,7 @@ def test_spearman_gives_ties_their_average_rank():
     assert pearson(gold, predicted) == pytest.approx(0.817920, abs=1e-6)
 
 
-def test_both_equal_scipy_on_samples_with_and_without_ties():
+def test_both_match_scipy_with_and_without_ties():
     rng = np.random.default_rng(0)
     for values in (rng.normal(size=200), rng.integers(0, 5, 200).astype(float), 1e6 + rng.normal(size=200)):
         other = values + rng.normal(size=200)

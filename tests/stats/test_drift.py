@@ -1,4 +1,4 @@
-"""Drift is zero for equal moments, known for known changes, and free of scale and rotation."""
+"""Drift is zero for equal moments, known for known changes, and independent of scale and rotation."""
 
 import numpy as np
 import pytest
@@ -38,19 +38,19 @@ def test_units_and_axes_do_not_matter(x: np.ndarray) -> None:
     )
 
 
-def test_sampling_alone_gives_the_stated_size() -> None:
+def test_sampling_alone_gives_the_documented_size() -> None:
     rng = np.random.default_rng(0)
     found = drift(Moments.of(rng.normal(size=(20_000, 64))), Moments.of(rng.normal(size=(20_000, 64))))
     assert found.shift == pytest.approx(np.sqrt(2 / 20_000), rel=0.3)
     assert found.spread == pytest.approx(np.sqrt(64 * 2 / 20_000), rel=0.1)
 
 
-def test_a_direction_that_was_constant_shows(x: np.ndarray) -> None:
+def test_new_variance_in_a_constant_direction_is_detected(x: np.ndarray) -> None:
     flat, awake = x.copy(), x.copy()
     flat[:, 3] = 1.0
     assert drift(Moments.of(flat), Moments.of(flat)).distance < 1e-9
     share = x[:, 3].var() + (x[:, 3].mean() - 1) ** 2
     others = flat.var(0).sum()
     assert drift(Moments.of(flat), Moments.of(awake)).outside == pytest.approx(share / (share + others))
-    elsewhere = flat + 5 * np.eye(10)[3]  # still constant, at another place: seen by no other figure
+    elsewhere = flat + 5 * np.eye(10)[3]  # still constant, at another value: no other measure changes
     assert drift(Moments.of(flat), Moments.of(elsewhere)).outside == pytest.approx(25 / (25 + others))

@@ -1,4 +1,4 @@
-"""Geometry of a set of vectors equals sums over all pairs written out, and turns and scaling change nothing that they must not."""
+"""Geometry matches sums over all pairs, and is invariant where it must be."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ ROTATION = np.linalg.qr(np.random.default_rng(1).normal(size=(12, 12)))[0]
 
 
 def all_pairs(x: np.ndarray) -> np.ndarray:
-    """Cosines of all pairs of different rows, one after another."""
+    """Return the cosines of all pairs of different rows."""
     return np.array(
         [
             x[i] @ x[j] / (np.linalg.norm(x[i]) * np.linalg.norm(x[j]))
@@ -27,11 +27,11 @@ def all_pairs(x: np.ndarray) -> np.ndarray:
     )
 
 
-def test_anisotropy_is_the_mean_cosine_of_all_pairs_of_different_rows():
+def test_anisotropy_is_the_mean_cosine_of_different_rows():
     assert anisotropy(X) == pytest.approx(all_pairs(X).mean(), abs=1e-12)
     assert anisotropy(np.array([[1.0, 0], [1, 1], [0, 2]])) == pytest.approx(
         0.471405, abs=1e-6
-    )  # with the rows' own cosines it would be 0.647603
+    )  # including the cosines of rows with themselves: 0.647603
     assert anisotropy(np.array([[1.0, 0], [2, 1], [1, 2], [-1, 1]])) == pytest.approx(0.239089, abs=1e-6)
 
 
@@ -40,16 +40,16 @@ def test_a_zero_vector_has_cosine_zero_with_all_others():
 
 
 @given(arrays(np.float64, st.tuples(st.integers(2, 9), st.just(3)), elements=st.floats(-5, 5)))
-def test_anisotropy_lies_between_its_bounds(x: np.ndarray):
+def test_anisotropy_is_within_its_bounds(x: np.ndarray):
     assert (
         -1 / (len(x) - 1) - 1e-9 <= anisotropy(x) <= 1 + 1e-9
-    )  # n vectors can point apart on average by 1 / (n - 1) only
+    )  # the mean cosine of n vectors is at least -1 / (n - 1)
 
 
 @pytest.mark.parametrize(
     "measure", [anisotropy, lambda x: uniformity(x).value, lambda x: alignment(x[:45], x[45:])]
 )
-def test_turning_all_vectors_and_scaling_each_changes_nothing(measure):
+def test_rotation_and_norms_do_not_matter(measure):
     scaled = X @ ROTATION * np.random.default_rng(2).uniform(0.1, 9, size=(len(X), 1))
     assert measure(scaled) == pytest.approx(measure(X), abs=1e-12)
 
@@ -63,16 +63,16 @@ def test_alignment_is_the_mean_squared_distance_of_pairs():
     assert alignment(X, X) == pytest.approx(0, abs=1e-12)
 
 
-def test_uniformity_is_taken_over_different_pairs():
+def test_uniformity_excludes_pairs_of_a_row_with_itself():
     figure = uniformity(np.array([[1.0, 0], [0, 1], [-1, 0]]))
     assert figure.value == pytest.approx(
         -4.396349, abs=1e-6
-    )  # with each vector beside itself it would be -1.074266
+    )  # including pairs of a row with itself: -1.074266
     assert (figure.count, figure.seed) == (3, None)
     assert uniformity(X).value == pytest.approx(np.log(np.exp(-2 * (2 - 2 * all_pairs(X))).mean()), abs=1e-12)
 
 
-def test_uniformity_in_blocks_and_by_sampled_pairs_agrees_with_all_at_once(monkeypatch):
+def test_uniformity_in_blocks_and_by_sampling_matches_all_pairs(monkeypatch):
     x = np.random.default_rng(3).normal(size=(400, 12))
     whole = uniformity(x).value
     monkeypatch.setattr(geometry, "_BLOCK", 7)
@@ -86,12 +86,12 @@ def test_uniformity_in_blocks_and_by_sampled_pairs_agrees_with_all_at_once(monke
     assert uniformity(x, seed=5) == sampled
 
 
-def test_opposite_and_equal_vectors_reach_the_ends_of_uniformity():
+def test_opposite_and_equal_vectors_give_the_extremes_of_uniformity():
     assert uniformity(np.array([[1.0, 0], [-3, 0]])).value == pytest.approx(-8)
     assert uniformity(np.ones((4, 3))).value == pytest.approx(0)
 
 
-def test_the_spectrum_and_its_participation_ratio():
+def test_the_participation_ratio_counts_equal_directions():
     x = np.array([[1.0, 0], [2, 1], [1, 2], [-1, 1]])
     np.testing.assert_allclose(singular_spectrum(x), [1, 0.602068], atol=1e-6)
     np.testing.assert_allclose(np.linalg.svd(x, compute_uv=False), [3.088913, 1.859736], atol=1e-6)
@@ -103,7 +103,7 @@ def test_the_spectrum_and_its_participation_ratio():
     )
 
 
-def test_too_little_to_measure_is_an_error():
+def test_too_few_vectors_are_refused():
     for measure in (anisotropy, uniformity):
         with pytest.raises(DataError, match="at least two vectors"):
             measure(X[:1])

@@ -1,4 +1,4 @@
-"""Hubness equals counting by hand, and finds a hub that was planted."""
+"""Hubness matches counting by hand, and finds a planted hub."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def by_hand(x: np.ndarray, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("block", [1, 7, 512])
-def test_occurrences_are_those_of_sorting_all_similarities(block: int, monkeypatch):
+def test_counts_match_sorting_all_similarities(block: int, monkeypatch):
     monkeypatch.setattr(module, "_BLOCK", block)
     x = np.random.default_rng(0).normal(loc=0.2, size=(60, 5))
     found = hubness(x, 4)
@@ -26,14 +26,14 @@ def test_occurrences_are_those_of_sorting_all_similarities(block: int, monkeypat
     assert found.skewness == pytest.approx(skew(found.counts))
 
 
-def test_a_planted_hub_and_the_vectors_that_nobody_finds():
+def test_a_planted_hub_and_antihubs_are_found():
     x = np.vstack(
         [np.ones(40), np.eye(40)]
-    )  # the first is nearest to each of the others, which stand at right angles
+    )  # the first is nearest to each of the others, which are orthogonal
     found = hubness(x, 1)
     assert found.counts[0] == 40
-    assert found.largest_share == 1.0
-    assert found.antihub_share == pytest.approx(39 / 41)  # the hub itself has one of them as its nearest
+    assert found.largest_proportion == 1.0
+    assert found.antihub_proportion == pytest.approx(39 / 41)  # the hub itself has one of them as its nearest
     assert found.skewness > 5
 
 
@@ -41,14 +41,14 @@ def test_vectors_on_a_circle_have_no_hubs():
     angles = np.linspace(0, 2 * np.pi, 30, endpoint=False)
     found = hubness(np.stack([np.cos(angles), np.sin(angles)], axis=1), 2)
     assert set(found.counts.tolist()) == {2}
-    assert (found.skewness, found.antihub_share) == (0.0, 0.0)
+    assert (found.skewness, found.antihub_proportion) == (0.0, 0.0)
 
 
-def test_a_row_is_no_neighbour_of_its_own_even_beside_equal_ones():
+def test_a_row_is_never_its_own_neighbour():
     nearest = nearest_rows(np.ones((6, 3)), 5)
     assert all(row not in found for row, found in enumerate(nearest.tolist()))
 
 
-def test_too_few_vectors_are_an_error():
+def test_too_few_vectors_are_refused():
     with pytest.raises(DataError, match="more than 4 vectors"):
         hubness(np.eye(4), 4)

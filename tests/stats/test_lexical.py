@@ -1,4 +1,4 @@
-"""Edit distance equals the textbook's table; distances and correlations equal those of scikit-learn and scipy."""
+"""Edit distances match dynamic programming; neighbour distances and correlations match libraries."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from pipeline.stats.lexical import edit_distance, edit_distances, neighbour_dist
 
 
 def by_table(left: str, right: str) -> int:
-    """Wagner & Fischer 1974."""
+    """Compute the edit distance by dynamic programming (Wagner & Fischer 1974)."""
     above = list(range(len(right) + 1))
     for row, a in enumerate(left, 1):
         current = [row]
@@ -23,7 +23,7 @@ def by_table(left: str, right: str) -> int:
 
 
 @given(st.text("abc ", max_size=90), st.text("abc ", max_size=90))
-def test_it_is_the_distance_of_the_table(left: str, right: str):
+def test_edit_distance_matches_dynamic_programming(left: str, right: str):
     assert edit_distance(left, right) == edit_distance(right, left) == by_table(left, right)
 
 
@@ -31,17 +31,17 @@ def test_it_is_the_distance_of_the_table(left: str, right: str):
     ("left", "right", "distance"),
     [("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("same", "same", 0), ("日本語", "日本人", 1)],
 )
-def test_known_distances(left: str, right: str, distance: int):
+def test_published_distances(left: str, right: str, distance: int):
     assert edit_distance(left, right) == distance
 
 
-def test_words_are_symbols_too():
+def test_distances_can_be_counted_in_words():
     left, right = ["a man runs", "two  dogs", "x"], ["a dog runs fast", "two dogs", ""]
     assert edit_distances(left, right, "words").tolist() == [2, 0, 1]
     assert edit_distances(left, right).tolist() == [by_table(*pair) for pair in zip(left, right, strict=True)]
 
 
-def test_rank_correlation_is_that_of_scipy_and_none_where_nothing_varies():
+def test_rank_correlation_matches_scipy_and_is_none_for_constants():
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 9, 200), rng.normal(size=200)
     figure = rank_correlation(x, y, "pairs", seed=3)
@@ -56,7 +56,7 @@ def test_rank_correlation_is_that_of_scipy_and_none_where_nothing_varies():
 
 
 @pytest.mark.parametrize("rows", [20, 700])
-def test_distances_to_the_nearest_are_those_of_scikit_learn(rows: int):
+def test_neighbour_distances_match_scikit_learn(rows: int):
     x = np.random.default_rng(1).normal(loc=3, size=(rows, 6))
     expected = NearestNeighbors(n_neighbors=4).fit(x).kneighbors()[0].mean(axis=1)
     np.testing.assert_allclose(neighbour_distances(x, 4), expected, atol=1e-6)

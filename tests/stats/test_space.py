@@ -1,4 +1,4 @@
-"""Figures of a space, with pairs and without: each equals its definition, all survive JSON, and what cannot be measured is named."""
+"""Metrics of a space match their definitions, survive JSON, and name what could not be measured."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,13 @@ from scipy.stats import spearmanr
 
 from pipeline.stats.geometry import alignment, anisotropy, cosines, uniformity
 from pipeline.stats.space import (
-    Pairs,
+    ScoredPairs,
     Space,
     cosine_bands,
     edit_bins,
     sentence_space,
     with_pairs,
-    word_figures,
+    word_metrics,
 )
 
 RNG = np.random.default_rng(0)
@@ -21,10 +21,10 @@ TEXTS = [
     for number, size in enumerate(RNG.integers(1, 12, size=120))
 ]
 X = RNG.normal(loc=0.3, size=(120, 10)).astype(np.float32)
-PAIRS = Pairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 5, 60), "characters")
+PAIRS = ScoredPairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 5, 60), "characters")
 
 
-def test_figures_of_sentences_are_those_of_their_definitions():
+def test_metrics_of_sentences_match_their_definitions():
     space = sentence_space(X, TEXTS, 5, 0)
     assert space.figures["anisotropy"].value == anisotropy(X)
     assert space.figures["uniformity"] == uniformity(X)
@@ -32,7 +32,7 @@ def test_figures_of_sentences_are_those_of_their_definitions():
     assert sum(times * count for times, count in enumerate(space.found)) == 5 * 120
     norms, lengths = np.linalg.norm(X, axis=1), [len(text) for text in TEXTS]
     assert space.figures["length_norm"].value == pytest.approx(100 * spearmanr(norms, lengths).statistic)
-    assert abs(space.figures["length_cosine"].value) < 10  # random vectors know no lengths
+    assert abs(space.figures["length_cosine"].value) < 10  # random vectors do not depend on lengths
     np.testing.assert_allclose(
         space.spectrum_centred,
         np.linalg.svd(X - X.mean(axis=0), compute_uv=False) / np.linalg.svd(X - X.mean(axis=0))[1][0],
@@ -40,7 +40,7 @@ def test_figures_of_sentences_are_those_of_their_definitions():
     )
 
 
-def test_a_space_that_knows_lengths_is_found_out():
+def test_dependence_on_length_is_detected():
     lengths = np.array([len(text) for text in TEXTS], dtype=np.float64)
     angle = np.pi * lengths / lengths.max() / 2
     space = sentence_space(lengths[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1), TEXTS, 5, 0)
@@ -64,14 +64,14 @@ def test_pairs_add_alignment_bands_and_edit_distance():
     assert Space.model_validate_json(space.model_dump_json()) == space
 
 
-def test_bands_hold_every_pair_once_by_whole_scores():
+def test_bands_contain_every_pair_once():
     gold = np.array([0.0, 0.99, 1.0, 2.5, 3.0, 4.0, 5.0])
     bands = cosine_bands(np.linspace(-1, 1, 7), gold)
     assert [band.total for band in bands] == [2, 1, 1, 1, 2]
     assert bands[4].mean == pytest.approx((2 / 3 + 1) / 2)
 
 
-def test_edit_bins_are_equally_filled_and_rise():
+def test_edit_bins_have_equal_numbers_and_ascend():
     similarity = 1 - PAIRS.edits / PAIRS.edits.max()
     bins = edit_bins(similarity, PAIRS)
     assert [one.pairs for one in bins] == [6] * 10
@@ -80,32 +80,32 @@ def test_edit_bins_are_equally_filled_and_rise():
     assert sorted(falling, reverse=True) == falling
     assert (
         np.mean(falling) == pytest.approx(np.mean([one.gold for one in bins])) == pytest.approx(61 / 120)
-    )  # the mean rank of 60, as a share
-    assert edit_bins(10 * similarity**3, PAIRS) == bins  # ranks know no scale
+    )  # the mean rank of 60, as a proportion
+    assert edit_bins(10 * similarity**3, PAIRS) == bins  # ranks do not depend on scale
 
 
-def test_what_cannot_be_measured_is_named():
+def test_missing_metrics_have_reasons():
     normalised = X / np.linalg.norm(X, axis=1, keepdims=True)
     few = sentence_space(normalised[:5], TEXTS[:5], 5, 0)
     assert few.missing == {
         "hubness": "needs more than 5 sentences, there are 5",
         "length_norm": "all vectors have the same length",
     }
-    flat = Pairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 4, 60), "words")
+    flat = ScoredPairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 4, 60), "words")
     assert with_pairs(few, X, flat, 0).missing["alignment"] == "no pair has a score above 4"
 
 
-def test_a_table_sorted_by_frequency_is_found_out():
+def test_dependence_on_word_frequency_is_detected():
     counts = np.arange(200, 0, -1)
     radius = np.linspace(1, 5, 200)
     table = radius[:, None] * RNG.normal(size=(200, 8)) / 3
-    found, missing = word_figures(radius[:, None] * np.eye(200), counts, 5)
-    assert found["frequency_norm"].value == pytest.approx(100)  # the rarer, the longer
+    found, missing = word_metrics(radius[:, None] * np.eye(200), counts, 5)
+    assert found["frequency_norm"].value == pytest.approx(100)  # rarer words have larger norms
     assert found["frequency_distance"].value > 99
     assert found["table_anisotropy"].value == pytest.approx(0)
     assert missing == {}
-    assert word_figures(table, counts, 5)[0]["frequency_norm"].value > 50
-    assert word_figures(table[:5], counts[:5], 5) == (
+    assert word_metrics(table, counts, 5)[0]["frequency_norm"].value > 50
+    assert word_metrics(table[:5], counts[:5], 5) == (
         {},
         {"word_frequency": "needs more than 5 words, there are 5"},
     )

@@ -1,4 +1,4 @@
-"""Rank, condition and effective rank against covariances whose spectrum is known."""
+"""Rank, condition and effective rank of covariances with a known spectrum."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
 
 
 def moments_with(eigenvalues: list[float], seed: int = 0) -> Moments:
-    """Moments of 100 imagined rows with this spectrum in a random orthogonal basis."""
+    """Return moments of 100 rows with this spectrum in a random orthogonal basis."""
     dim = len(eigenvalues)
     basis, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(dim, dim)))
     covariance = (basis * eigenvalues) @ basis.T
     return Moments(100, np.ones(dim), 100 * (covariance + covariance.T) / 2)
 
 
-def test_a_known_spectrum_comes_out() -> None:
+def test_a_known_spectrum_is_recovered() -> None:
     spectrum = spectrum_of(moments_with([4.0, 2.0, 1.0, 1e-14]))
     np.testing.assert_allclose(spectrum.eigenvalues[:3], [4, 2, 1])
     assert spectrum.rank == 3
@@ -24,7 +24,7 @@ def test_a_known_spectrum_comes_out() -> None:
     assert spectrum.effective_rank == pytest.approx(49 / 21)
 
 
-def test_eigenvectors_rebuild_the_covariance_with_one_sign() -> None:
+def test_eigenvectors_reconstruct_the_covariance_with_fixed_signs() -> None:
     moments = moments_with([3.0, 2.0, 1.0, 0.5])
     spectrum = spectrum_of(moments)
     np.testing.assert_allclose(
@@ -43,12 +43,12 @@ def test_eigenvectors_rebuild_the_covariance_with_one_sign() -> None:
         (Moments(9, np.zeros(2), np.full((2, 2), np.nan)), "NaN or infinity"),
     ],
 )
-def test_nothing_to_decompose_is_an_error(moments: Moments, message: str) -> None:
+def test_moments_without_variance_are_refused(moments: Moments, message: str) -> None:
     with pytest.raises(DataError, match=message):
         spectrum_of(moments)
 
 
-def test_without_centring_it_is_that_of_the_singular_values_of_the_rows() -> None:
+def test_the_uncentred_spectrum_matches_singular_values() -> None:
     x = np.random.default_rng(0).normal(loc=3, size=(200, 6))
     spectrum, (_, singular, right) = (
         uncentred_spectrum_of(Moments.of(x)),

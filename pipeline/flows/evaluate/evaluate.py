@@ -30,7 +30,7 @@ from pipeline.report.disagreements import Disagreement
 from pipeline.report.evaluation import Section
 from pipeline.report.geometry import sections as geometry_sections
 from pipeline.settings import Job
-from pipeline.stats.measured import Geometry
+from pipeline.stats.measured import GeometryReport
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
@@ -133,7 +133,9 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     )
 
 
-def _identity(job: Job, selected: Selection, candidates: Sequence[Contender], shape: Geometry | None) -> str:
+def _identity(
+    job: Job, selected: Selection, candidates: Sequence[Contender], shape: GeometryReport | None
+) -> str:
     asked = (
         [[*each.id, each.name] for each in candidates],
         [[task.name, task.digest] for task in selected.tasks],

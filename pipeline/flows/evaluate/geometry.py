@@ -20,8 +20,8 @@ from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from pipeline.settings import GeometrySettings, Job, TaskSettings
 from pipeline.stats.lexical import rank_correlation
-from pipeline.stats.measured import RAW, Depth, EncoderGeometry, Geometry, Series
-from pipeline.stats.space import Pairs
+from pipeline.stats.measured import RAW, EncoderGeometry, GeometryReport, NamedLayers, NamedSpace
+from pipeline.stats.space import ScoredPairs
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
@@ -36,12 +36,12 @@ class Sample:
     """Texts or pairs to measure on, where they are from, and why there are none."""
 
     texts: tuple[str, ...] = ()
-    pairs: Pairs | None = None
+    pairs: ScoredPairs | None = None
     source: str = ""
     why: str = ""
 
 
-def measure_geometry(run: Run, candidates: Sequence[Contender]) -> Geometry:
+def measure_geometry(run: Run, candidates: Sequence[Contender]) -> GeometryReport:
     """Measure the geometry of every candidate, with and without its transform.
 
     Texts come from the corpus, without one from the pairs. Whatever an earlier run measured is kept.
@@ -83,7 +83,9 @@ def known_pairs(job: Job) -> Sample:
     assert isinstance(task, StsTask)
     read = task.pairs()
     left, right = (cleaned(side).to_pylist() for side in (read.left, read.right))
-    return Sample(pairs=Pairs.of(left, right, read.gold, options.geometry.edit_distance), source=task.name)
+    return Sample(
+        pairs=ScoredPairs.of(left, right, read.gold, options.geometry.edit_distance), source=task.name
+    )
 
 
 def _sampled(job: Job, workers: Workers) -> Sample:
@@ -150,10 +152,10 @@ def _joined(
     measured: dict[str, EncoderGeometry],
     texts: Sample,
     pairs: Sample,
-) -> Geometry:
+) -> GeometryReport:
     settings = job.evaluate.geometry
     missing = ({"corpus": texts.why} if texts.why else {}) | ({"pairs": pairs.why} if pairs.why else {})
-    return Geometry(
+    return GeometryReport(
         sentences=len(texts.texts),
         source=texts.source,
         pairs=len(pairs.pairs.gold) if pairs.pairs else 0,
@@ -168,17 +170,17 @@ def _joined(
     )
 
 
-def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[Depth]:
+def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[NamedLayers]:
     """The inside of every encoder; candidates that differ behind it alone, such as in their pooling, stand together."""
     alike: dict[str, list[str]] = {}
     for space_id, each in measured.items():
         alike.setdefault(each.model_dump_json(include={"levels", "words", "missing"}), []).append(space_id)
     for space_ids in alike.values():
         each, names = measured[space_ids[0]], [_plain_name(space_id, candidates) for space_id in space_ids]
-        yield Depth(name=", ".join(names), levels=each.levels, words=each.words, missing=each.missing)
+        yield NamedLayers(name=", ".join(names), levels=each.levels, words=each.words, missing=each.missing)
 
 
-def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[Series]:
+def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[NamedSpace]:
     """Every space once: before a candidate's transformed vectors its raw ones, unless they stand there already."""
     seen = set()
     for each in candidates:
@@ -188,7 +190,7 @@ def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
         for key, name in names.items():
             if (each.space_id, key) not in seen:
                 seen.add((each.space_id, key))
-                yield Series(name=name, space=measured[each.space_id].spaces[key])
+                yield NamedSpace(name=name, space=measured[each.space_id].spaces[key])
 
 
 def _plain_name(space_id: str, candidates: Sequence[Contender]) -> str:

@@ -11,10 +11,11 @@ from pipeline.errors import ModelError
 from pipeline.flows.workers.worker import loaded
 from pipeline.post import Transform, load_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
-from pipeline.stats.contextuality import KEPT_BYTES, Occurrences, Tokenized, choose, gather
-from pipeline.stats.geometry import Figure
-from pipeline.stats.measured import RAW, EncoderGeometry, Level, level
-from pipeline.stats.space import POSITIVE, Pairs, Space, sentence_space, with_pairs, word_figures
+from pipeline.stats.contextuality import KEPT_BYTES, gather_states
+from pipeline.stats.geometry import Metric
+from pipeline.stats.measured import RAW, EncoderGeometry, Level, measure_layer
+from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences
+from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
 from pipeline.store.base import Store
 from pipeline.store.units import FileRef
 
@@ -42,7 +43,7 @@ class MeasureEncoder:
     encode: EncodeSettings
     settings: GeometrySettings
     texts: tuple[str, ...]
-    pairs: Pairs | None
+    pairs: ScoredPairs | None
 
     def start(self) -> Callable[[Subject], EncoderGeometry]:
         return self._work
@@ -116,12 +117,12 @@ class MeasureEncoder:
         most = max(2, KEPT_BYTES // (4 * inside.width * (inside.layers + 1)))
         tokens = inside.tokens(self.texts[:most])
         words, settings = inside.words(tokens), self.settings
-        chosen = choose(
+        chosen = choose_occurrences(
             words, contexts=settings.contexts, pairs=settings.pairs, most=most, seed=settings.seed
         )
-        layers, positives = gather(inside.states(tokens), words, chosen), self._positives(inside, most)
+        layers, positives = gather_states(inside.states(tokens), words, chosen), self._positives(inside, most)
         return tuple(
-            level(
+            measure_layer(
                 number,
                 layer,
                 chosen,
@@ -143,18 +144,18 @@ class MeasureEncoder:
             [side[place] for side in (self.pairs.left, self.pairs.right) for place in places]
         )
         nothing = np.zeros(0, np.int64)
-        layers = gather(
+        layers = gather_states(
             inside.states(tokens),
             Tokenized(tokens.ids, tokens.offsets, np.zeros(len(tokens.ids), dtype=bool)),
             Occurrences(nothing, (), np.zeros((0, 2), np.int64), nothing),
         )
         return [(layer.means[: len(places)], layer.means[len(places) :]) for layer in layers]
 
-    def _words(self, inside: "Inside") -> tuple[dict[str, Figure], dict[str, str]]:
+    def _words(self, inside: "Inside") -> tuple[dict[str, Metric], dict[str, str]]:
         """The token table against the frequencies of the sampled texts."""
         tokens = inside.tokens(self.texts)
         known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
-        return word_figures(inside.table(known), counts, self.settings.neighbours)
+        return word_metrics(inside.table(known), counts, self.settings.neighbours)
 
 
 def _finite(vectors: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from pipeline.models.folder.folder import EncoderFolder
 from pipeline.models.folder.token_filter import kept_tokens
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.pooling import TABLE_STATE
-from pipeline.stats.contextuality import States, Tokenized
+from pipeline.stats.contextuality import States
+from pipeline.stats.occurrences import Tokenized
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 _MAX_TOKENS = 8_192  # of one pass: all layers of it are held on the host, 0.8 GB for 25 of width 1,024

@@ -22,7 +22,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import ClusterSettings, Job
 from pipeline.stats.geometry import anisotropy, cosines
-from pipeline.stats.measured import Geometry
+from pipeline.stats.measured import GeometryReport
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture
-def measure(tmp_path: Path) -> Callable[..., Geometry]:
-    def made(job: Job, *candidates: Contender) -> Geometry:
+def measure(tmp_path: Path) -> Callable[..., GeometryReport]:
+    def made(job: Job, *candidates: Contender) -> GeometryReport:
         stages = Stages()
         with connect(ClusterSettings(), stages) as cluster:
             run = Run(job, open_store(tmp_path / "evaluations"), cluster, stages)
@@ -75,7 +75,7 @@ def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[Contender,
 
 
 def test_figures_are_those_of_the_encoder_and_of_its_transform(
-    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path
+    make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
 ):
     job = make_job(write_sts(tmp_path / "tasks"), "evaluate.geometry.sentences=120")
     candidate, transform = whitened(job, open_store(tmp_path / "evaluations"))
@@ -104,11 +104,11 @@ def test_figures_are_those_of_the_encoder_and_of_its_transform(
     assert levels[3].figures["sentence_anisotropy"].value == pytest.approx(
         geometry.series[0].space.figures["anisotropy"].value, abs=1e-5
     )  # mean pooling
-    assert Geometry.model_validate_json(geometry.model_dump_json()) == geometry
+    assert GeometryReport.model_validate_json(geometry.model_dump_json()) == geometry
 
 
 def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_there(
-    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path
+    make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
 ):
     job = make_job("evaluate.geometry.sentences=100")
     first = measure(job, plain(job))
@@ -127,7 +127,7 @@ def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_the
 
 def test_without_a_corpus_the_sentences_of_the_pairs_serve_and_without_both_it_is_an_error(
     make_job: Callable[..., Job],
-    measure: Callable[..., Geometry],
+    measure: Callable[..., GeometryReport],
     tmp_path: Path,
 ):
     nowhere = f"corpus.uri={tmp_path / 'nowhere'}"
@@ -142,7 +142,7 @@ def test_without_a_corpus_the_sentences_of_the_pairs_serve_and_without_both_it_i
 
 
 def test_word_vectors_have_no_layers_and_say_so(
-    make_job: Callable[..., Job], measure: Callable[..., Geometry], tmp_path: Path
+    make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
 ):
     words = sorted({word for text in sentences(400) for word in text.split()})
     rng = np.random.default_rng(0)

@@ -8,7 +8,8 @@ import transformers
 
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.stats.contextuality import choose, gather
+from pipeline.stats.contextuality import gather_states
+from pipeline.stats.occurrences import choose_occurrences
 from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states
 
 
@@ -35,7 +36,9 @@ def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
     inside, texts = encoder.inside(), [text for text in TEXTS if text]
     tokens = inside.tokens(texts)
     words = inside.words(tokens)
-    layers = gather(inside.states(tokens), words, choose(words, contexts=2, pairs=50, most=1_000, seed=0))
+    layers = gather_states(
+        inside.states(tokens), words, choose_occurrences(words, contexts=2, pairs=50, most=1_000, seed=0)
+    )
     np.testing.assert_allclose(layers[-1].means, encoder.encode(texts), atol=1e-5)
 
 
