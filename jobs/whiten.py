@@ -12,7 +12,7 @@ from jobs.layout import table
 
 if TYPE_CHECKING:
     from pipeline.post.choose import Curve
-    from pipeline.post.flow import Point
+    from pipeline.post.flow import FlowPoint
 
 
 def whiten(
@@ -81,7 +81,7 @@ def _curve(curve: "Curve") -> str:
     return "\n" + table(rows, (curve.setting, curve.metric, ""))
 
 
-def _training(points: "list[Point]") -> str:
+def _training(points: "list[FlowPoint]") -> str:
     """A table of how the training of a flow went."""
     rows = [
         (

@@ -1,4 +1,8 @@
-"""Transforms of frozen embeddings: fitted once, immutable, saved as safetensors. One file per transform; the registry finds it."""
+"""Transforms of embeddings, one per file, found by the registry; fitted once and immutable.
+
+From outside, import the names of this module, `chain.fit_transform`, `choose.tune_transform` and the
+comparisons in `compare`; `load_transform` reads the files of transforms.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self, runtime_checkable
@@ -15,14 +19,22 @@ from pipeline.stats.tensors import unpack
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """y = x @ matrix.T + bias: matrix (k, d) and bias (k,), float32; what an index computes before its search."""
+    """Affine map y = x @ matrix.T + bias, which an index can apply before its search.
+
+    Attributes:
+        matrix: (k, d) float32.
+        bias: (k,) float32.
+    """
 
     matrix: np.ndarray
     bias: np.ndarray
 
 
 class Transform(Protocol):
-    """A fitted map of vectors. `transform_id` is the sha256 of its content; `space_id` names the space that it was fitted in."""
+    """A fitted map of vectors.
+
+    `transform_id` is the sha256 of its content, `space_id` the name of the space it was fitted in.
+    """
 
     kind: ClassVar[str]
 
@@ -34,30 +46,33 @@ class Transform(Protocol):
 
     @property
     def fitted_rows(self) -> int:
-        """Rows of the fit."""
+        """Number of rows of the fit."""
         ...
 
     @property
     def k(self) -> int:
-        """Width of what comes out."""
+        """Dimension of the output."""
         ...
 
     @property
     def shortage(self) -> str | None:
-        """Why this fit must not be published, such as too few rows; None if there are enough."""
+        """Reason why this fit must not be published, such as too few rows; None if it may be."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know about the fit, in sentences."""
+        """Sentences about the fit, for reports."""
         ...
 
     def affine(self) -> Affine | None:
-        """The map as one matrix and bias; None where it is no affine map, which an index cannot hold."""
+        """Return the map as a matrix and a bias.
+
+        None if it is not affine, so that an index cannot hold it.
+        """
         ...
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """(n, d_in) -> (n, k) float32."""
+        """Transform x (n, d): (n, k) float32."""
         ...
 
     def to_bytes(self) -> bytes: ...
@@ -68,11 +83,20 @@ class Transform(Protocol):
 
 @runtime_checkable
 class FromMoments(Protocol):
-    """The class of a transform whose fit needs the moments of the vectors alone: an affine map, which an index can hold, fitted in the pass that encodes."""
+    """Class of a transform that can be fitted from moments alone, in the pass that encodes.
+
+    Such a transform is affine, so that an index can hold it.
+    """
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> Transform:
-        """The fit of the vectors that `moments` describes; DataError where they do not carry one. settings name numbers: what is chosen on dev is chosen."""
+        """Fit the transform on the vectors that `moments` describes.
+
+        The settings have numbers where a value could also be chosen on dev.
+
+        Raises:
+            DataError: the vectors do not allow a fit.
+        """
         ...
 
 
@@ -80,7 +104,11 @@ TRANSFORMS: Registry[type[Transform]] = Registry("transform", __name__)
 
 
 def load_transform(content: bytes) -> Transform:
-    """The transform in a file that `Transform.to_bytes` wrote, of whatever kind; DataError if it is damaged or of an unknown kind."""
+    """Read a transform of any kind from the content of its file.
+
+    Raises:
+        DataError: the file is damaged or of an unknown kind.
+    """
     _, header = unpack(content)
     try:
         kind = TRANSFORMS[str(header.get("kind"))]
@@ -95,5 +123,5 @@ def load_transform(content: bytes) -> Transform:
 
 
 def space_after(transform: Transform) -> str:
-    """Name of the space of what a transform gives: transformed vectors compare with each other, not with raw ones."""
+    """Return the name of the space of transformed vectors, which are not comparable with raw ones."""
     return digest_of([transform.space_id, transform.transform_id])

@@ -1,4 +1,7 @@
-"""Transforms in a row, such as standardize+components. Affine ones are fitted all from the moments of the raw vectors: an affine map moves moments too."""
+"""Chains of transforms, such as standardize+components.
+
+All affine steps are fitted from the moments of the raw vectors, because an affine map transforms moments too.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +19,16 @@ from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import pack
 
 Train = Callable[[str, Transform | None, str], Transform]
-"""(name, transform that comes before it or None, name of the space that it works in) -> a transform that moments alone do not fit"""
+"""Fit a transform that needs more than moments, from its name, preceding transform and input space."""
 
 
 @TRANSFORMS.register("chain")
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Two or more transforms, applied one after the other. Each but the first is fitted in the space that those before it make. Fitted by `fit_transform`."""
+    """Two or more transforms in sequence, each fitted on the output of the preceding ones.
+
+    See `fit_transform`.
+    """
 
     kind: ClassVar[str] = "chain"
     steps: tuple[Transform, ...]
@@ -33,35 +39,35 @@ class Chain:
 
     @property
     def fitted_rows(self) -> int:
-        """Rows of the fit that had the fewest."""
+        """Smallest number of rows of a step's fit."""
         return min(step.fitted_rows for step in self.steps)
 
     @property
     def k(self) -> int:
-        """Width of what the last step gives."""
+        """Dimension of the output of the last step."""
         return self.steps[-1].k
 
     @property
     def shortage(self) -> str | None:
-        """The first one of a step."""
+        """First shortage of a step."""
         return next((step.shortage for step in self.steps if step.shortage), None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all steps, each under its name."""
+        """Notes of all steps, prefixed with the step's kind."""
         return tuple(f"{step.kind}: {note}" for step in self.steps for note in step.notes)
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of those of the steps, in order."""
+        """sha256 (hex) of the steps' ids, in order."""
         return digest_of([self.kind, *(step.transform_id for step in self.steps)])
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n, k) float32, through every step."""
+        """Transform x (n, d) by all steps: (n, k) float32."""
         return reduce(lambda moved, step: step(moved), self.steps, x)
 
     def affine(self) -> Affine | None:
-        """The product of the steps, multiplied in float64; None where a step is no affine map."""
+        """Return the product of the steps, computed in float64; None if a step is not affine."""
         product: tuple[np.ndarray, np.ndarray] | None = None
         for step in self.steps:
             if (each := step.affine()) is None:
@@ -72,9 +78,12 @@ class Chain:
         return Affine(product[0].astype(np.float32), product[1].astype(np.float32))
 
     def to_bytes(self) -> bytes:
-        """A safetensors file that holds the steps' own files, one tensor of bytes each; equal fits give equal bytes."""
+        """Write a safetensors file with the steps' files, one tensor of bytes each.
+
+        Equal fits give equal bytes.
+        """
         files = {
-            str(place): np.frombuffer(step.to_bytes(), np.uint8) for place, step in enumerate(self.steps)
+            str(number): np.frombuffer(step.to_bytes(), np.uint8) for number, step in enumerate(self.steps)
         }
         return pack(
             files,
@@ -87,41 +96,53 @@ class Chain:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Chain":
-        """What `to_bytes` wrote; DataError if the file, or that of a step, is damaged."""
+        """Read the output of `to_bytes`; raise DataError if the file, or that of a step, is damaged."""
         tensors, header = read_fit(content, cls.kind, (), ("steps",))
-        if len(header["steps"]) < 2 or set(tensors) != {str(place) for place in range(len(header["steps"]))}:
+        if len(header["steps"]) < 2 or set(tensors) != {
+            str(number) for number in range(len(header["steps"]))
+        }:
             raise DataError(
                 "chain file",
-                f"one file for each of {'+'.join(header['steps'])}",
+                f"one tensor per step of {'+'.join(header['steps'])}",
                 f"{len(tensors)}",
                 "fit it again",
             )
         return verified(
-            cls(tuple(load_transform(tensors[str(place)].tobytes()) for place in range(len(tensors)))), header
+            cls(tuple(load_transform(tensors[str(number)].tobytes()) for number in range(len(tensors)))),
+            header,
         )
 
 
 def steps_of(transform: Transform) -> tuple[Transform, ...]:
-    """The transforms of a chain; a single one is the only step."""
+    """Return the steps of a chain; a single transform is its only step."""
     return transform.steps if isinstance(transform, Chain) else (transform,)
 
 
 def name_of(transform: Transform) -> str:
-    """As whiten.transform would name it: whitening, standardize+components ..."""
+    """Return the name of a transform in whiten.transform: whitening, standardize+components ..."""
     return "+".join(step.kind for step in steps_of(transform))
 
 
 def joined(steps: Sequence[Transform]) -> Transform | None:
-    """The steps as one transform; None for none."""
+    """Combine steps into one transform; None for no steps."""
     return Chain(tuple(steps)) if len(steps) > 1 else steps[0] if steps else None
 
 
 def fit_transform(
     moments: Moments, settings: WhitenSettings, space_id: str, train: Train | None = None
 ) -> Transform:
-    """What whiten.transform names, fitted on the vectors that `moments` describes: all affine steps from these moments, in one pass over the rows.
+    """Fit the transform named by whiten.transform on the vectors that `moments` describes.
 
-    train: fits a last step that is no affine map; without it such a step is a ConfigError. DataError where the vectors do not carry the fit.
+    Args:
+        moments: of the raw vectors; all affine steps are fitted from them, without another pass over the
+            rows.
+        settings: options of the steps.
+        space_id: name of the space of the raw vectors.
+        train: fits a last step that is not affine.
+
+    Raises:
+        ConfigError: a step is not affine and `train` is None.
+        DataError: the vectors do not allow the fit.
     """
     steps: list[Transform] = []
     for name in settings.transform.split("+"):
@@ -143,13 +164,21 @@ def fit_transform(
 
 
 def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
-    """ConfigError for a whiten.transform that cannot be fitted as named, or, where it is to be `indexed`, cannot stand in an index; nothing is fitted for it."""
+    """Check whiten.transform without fitting anything.
+
+    Args:
+        settings: the settings to check.
+        indexed: the transform is used in an index, which can hold affine maps only.
+
+    Raises:
+        ConfigError: the transform cannot be fitted, or cannot be used in an index.
+    """
     names = settings.transform.split("+")
-    for place, name in enumerate(names):
+    for number, name in enumerate(names):
         if name in ("", Chain.kind):
             raise ConfigError(
                 "whiten.transform",
-                "the names of a chain's steps",
+                "the names of transforms",
                 repr(settings.transform),
                 "join them by +, such as standardize+components",
             )
@@ -158,15 +187,15 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
                 raise ConfigError(
                     "whiten.transform",
                     "an affine map, which a faiss index can hold",
-                    f"{name}, which is none",
+                    f"{name}, which is not affine",
                     _ELSEWHERE.format(name=name),
                 )
-            if place < len(names) - 1:
+            if number < len(names) - 1:
                 raise ConfigError(
                     "whiten.transform",
                     f"{name} as the last step",
                     settings.transform,
-                    "put it last: behind it no step can be fitted from moments",
+                    "put it last, because steps after it cannot be fitted from moments",
                 )
     for setting, value, step in (("k", settings.k, "whitening"), ("remove", settings.remove, "components")):
         chosen = value is not None and value != WhitenSettings.model_fields[setting].default
@@ -179,8 +208,13 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
             )
 
 
-_ELSEWHERE = "use `manta whiten` and `manta evaluate` for a {name}; for the index choose whitening, standardize, components or several of them joined by +"
+_ELSEWHERE = (
+    "use `manta whiten` and `manta evaluate` for a {name}; for the index choose whitening, standardize, "
+    "components or several of them joined by +"
+)
 
 
 def _untrained(name: str) -> ConfigError:
-    return ConfigError("whiten.transform", "steps that moments alone fit", name, "fit it with `manta whiten`")
+    return ConfigError(
+        "whiten.transform", "steps that can be fitted from moments", name, "fit it with `manta whiten`"
+    )

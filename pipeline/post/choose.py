@@ -1,4 +1,4 @@
-"""How many components to keep, and how many directions to remove: a curve over a few values, and its best point."""
+"""Choice of the number of components to keep, and of directions to remove: the best point of a curve."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,68 +8,80 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, FromMoments
 from pipeline.post.chain import fit_transform
-from pipeline.post.compare import Dev, Halves, Pairs
+from pipeline.post.compare import Dev, DevPairs, Halves
 from pipeline.post.whitening import ROWS_PER_COMPONENT
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of, uncentred_spectrum_of
 
 POINTS = 10  # of a curve over k
-FEWEST = 8  # components at the low end of a curve, or a 16th of the largest where that is less
-REMOVED = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-    15,
-    20,
-)  # all-but-the-top takes out d / 100 as a rule, BERT-flow's baselines 6 and 10
+FEWEST = 8  # smallest k of a curve, unless a 16th of the largest is smaller
+# All-but-the-top usually removes d / 100 directions, the baselines of BERT-flow 6 and 10.
+REMOVED = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20)
 LIKELIHOOD = "log-likelihood per row, nats"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What was found for each value of a setting (k or remove), rising; larger is better. chosen: the best value, the smallest of equals."""
+    """Scores of the values of a setting (k or remove), in ascending order of the values; larger is better.
+
+    Attributes:
+        setting: "k" or "remove".
+        metric: name of the score.
+        count: number of pairs, texts or rows behind each score.
+        points: (value, score).
+        chosen: the value with the best score, the smallest of equals.
+    """
 
     setting: str
     metric: str
     count: int
-    """pairs, texts or rows behind each figure"""
     points: tuple[tuple[int, float], ...]
     chosen: int
 
     @property
     def behind(self) -> str:
-        """What `count` counts."""
-        return {Halves.metric: "texts", Pairs.metric: "pairs"}.get(self.metric, "rows held out")
+        """Kind of items that `count` counts."""
+        return {Halves.metric: "texts", DevPairs.metric: "pairs"}.get(self.metric, "rows held out")
 
     def numbers(self) -> dict[str, float | int | None]:
-        """The chosen value and the whole curve, by name."""
+        """Return the chosen value and all scores, by name."""
         return {
             self.setting: self.chosen,
-            **{f"{self.setting}_{value}": figure for value, figure in self.points},
+            **{f"{self.setting}_{value}": score for value, score in self.points},
         }
 
     @property
     def sentence(self) -> str:
-        """The choice with the ends of its curve."""
+        """The choice, with the scores at both ends of the curve."""
         best, (low, at_low), (high, at_high) = dict(self.points)[self.chosen], self.points[0], self.points[-1]
         ends = f"{at_low:.4f} at {low}, {at_high:.4f} at {high}"
-        return f"whiten.{self.setting} is {self.chosen}, the best of {len(self.points)} values by {self.metric} ({self.count:,} {self.behind}): {best:.4f}; {ends}"
+        return (
+            f"whiten.{self.setting} is {self.chosen}, the best of {len(self.points)} values by {self.metric} "
+            f"({self.count:,} {self.behind}): {best:.4f}; {ends}"
+        )
 
 
-def choose(
+def tune_transform(
     settings: WhitenSettings, moments: Moments, dev: Dev | None = None, held: Moments | None = None
 ) -> tuple[WhitenSettings, tuple[Curve, ...]]:
-    """The settings with numbers where `remove` and `k` say how to choose them, in this order, and the curves behind them.
+    """Replace `remove` and `k`, in this order, by numbers if the settings say how to choose them.
 
-    moments: of all rows; dev: the task of `dev`; held: moments of rows among them, for `likelihood`. Steps that moments do not fit are left out of the
-    measurement. k stays within the rank and a fifth of the rows. What was chosen on dev has an advantage when it is compared with raw vectors on the same task,
-    the smaller the more pairs there are. DataError where the vectors carry no fit.
+    Steps that cannot be fitted from moments are ignored. k is at most the rank and a fifth of the rows.
+    Values chosen on dev have an advantage when they are compared with raw vectors on the same task; it
+    shrinks with the number of pairs.
+
+    Args:
+        settings: with `remove` and `k` as numbers, "dev" or "likelihood".
+        moments: of all rows.
+        dev: task for "dev".
+        held: moments of some of the rows, for "likelihood".
+
+    Returns:
+        The settings with numbers, and the curves of the choices.
+
+    Raises:
+        DataError: the vectors do not allow a fit.
     """
     affine, curves = settings.model_copy(update={"transform": _affine_steps(settings)}), []
     if settings.remove == "dev":
@@ -88,20 +100,25 @@ def choose(
 
 
 def held_out_likelihood(fitted: Moments, held: Moments, ks: Iterable[int]) -> list[float]:
-    """Mean log-likelihood (nats) of the rows of `held` under the probabilistic PCA with k components of `fitted`, for each k; -inf where it is degenerate.
+    """Mean log-likelihood (nats) of held-out rows under the probabilistic PCA of the fitted rows, for each k.
 
-    Tipping & Bishop 1999, eq. 3 to 8: the covariance of k components is U_k (L_k - s I) U_k^T + s I, s the mean of the other eigenvalues; k as large as the
-    space is the Gaussian of the whole covariance. Directions in which no row of both varies are no part of the space. Needs the moments alone:
-    E[(u^T (x - m))^2] of the held rows about the mean of the fitted ones is u^T T u, with T their covariance plus the square of the means' difference.
+    Tipping & Bishop 1999, eq. 3 to 8: the covariance with k components is U_k (L_k - s I) U_k^T + s I, with s
+    the mean of the other eigenvalues; if k is the dimension, it is the full covariance. Directions without
+    variance in all rows are left out. The moments suffice: with m the fitted mean and T the held-out
+    covariance plus the square of the difference of the means, E[(u^T (x - m))^2] over held-out rows is u^T T
+    u.
+
+    Returns:
+        One value per k; -inf if the model is degenerate.
     """
     whole = spectrum_of(fitted.merge(held))
     span = whole.vectors[:, : whole.rank].T
     fitted, held = fitted.mapped(span), held.mapped(span)
-    spectrum, move = spectrum_of(fitted), held.mean - fitted.mean
+    spectrum, difference = spectrum_of(fitted), held.mean - fitted.mean
     squares = np.einsum(
         "di,de,ei->i",
         spectrum.vectors,
-        held.covariance() + np.outer(move, move),
+        held.covariance() + np.outer(difference, difference),
         spectrum.vectors,
         optimize=True,
     )
@@ -109,7 +126,13 @@ def held_out_likelihood(fitted: Moments, held: Moments, ks: Iterable[int]) -> li
 
 
 def _likelihood(variances: np.ndarray, squares: np.ndarray, k: int) -> float:
-    """variances (r,): of the fit, largest first; squares (r,): mean squares of the held rows along the same axes."""
+    """Log-likelihood of probabilistic PCA with k components.
+
+    Args:
+        variances: (r,) eigenvalues of the fit, largest first.
+        squares: (r,) mean squares of the held-out rows along the same axes.
+        k: number of components.
+    """
     noise = variances[k:].mean() if k < len(variances) else variances[-1]
     if not (noise > RANK_TOLERANCE * variances[0] and variances[k - 1] > RANK_TOLERANCE * variances[0]):
         return -np.inf
@@ -120,12 +143,8 @@ def _likelihood(variances: np.ndarray, squares: np.ndarray, k: int) -> float:
 def _by_likelihood(moments: Moments, held: Moments) -> Curve:
     fitted = moments.without(held)
     sizes = _sizes(fitted)
-    found = [
-        point
-        for point in zip(sizes, held_out_likelihood(fitted, held, sizes), strict=True)
-        if np.isfinite(point[1])
-    ]
-    return _curve("k", LIKELIHOOD, held.count, found)
+    points = zip(sizes, held_out_likelihood(fitted, held, sizes), strict=True)
+    return _curve("k", LIKELIHOOD, held.count, [point for point in points if np.isfinite(point[1])])
 
 
 def _on_dev(
@@ -143,9 +162,9 @@ def _curve(setting: str, metric: str, count: int, points: list[tuple[int, float]
     if not points:
         raise DataError(
             f"whiten.{setting}",
-            "a value that the vectors carry",
+            "a value that the vectors allow",
             "none",
-            f"name a number for whiten.{setting}, or give more text",
+            f"set whiten.{setting} to a number, or use more text",
         )
     return Curve(
         setting, metric, count, tuple(points), max(points, key=lambda point: (point[1], -point[0]))[0]
@@ -153,7 +172,7 @@ def _curve(setting: str, metric: str, count: int, points: list[tuple[int, float]
 
 
 def _sizes(moments: Moments) -> tuple[int, ...]:
-    """Values of k, about evenly spaced by ratio, the largest that is allowed included."""
+    """Return values of k, about evenly spaced by ratio, up to the largest allowed."""
     most = max(1, min(spectrum_of(moments).rank, moments.count // ROWS_PER_COMPONENT))
     fewest = max(1, min(FEWEST, most // 16))
     return tuple(np.unique(np.geomspace(fewest, most, POINTS).round().astype(int)).tolist())
@@ -168,7 +187,14 @@ def _removals(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
 
 
 def _before(step: str, moments: Moments, settings: WhitenSettings, moved: Moments | None = None) -> Moments:
-    """Moments in front of a step; of `moved`, if given, under the transforms that `moments` fit."""
+    """Transform moments by the steps that precede `step`.
+
+    Args:
+        step: name of the step.
+        moments: moments that the preceding steps are fitted on.
+        settings: names of the steps.
+        moved: moments to transform; None for `moments`.
+    """
     names = settings.transform.split("+")
     front = names[: names.index(step)]
     moved = moments if moved is None else moved

@@ -1,4 +1,4 @@
-"""Does a transform help this encoder on this text? Raw and transformed vectors on the same task, side by side."""
+"""Comparison of raw and transformed vectors on the same task, to decide whether a transform helps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,23 @@ from pipeline.stats import correlation
 
 Map = Callable[[np.ndarray], np.ndarray]
 
-MIN_WORDS = 8  # a half of fewer than four words hardly says what its text is about
-TIE = 1e-6  # cosines of equal vectors differ by a few float32 roundings between places in a matrix product
-QUERY_ROWS = 1_024  # queries whose similarities are held at once
+MIN_WORDS = 8  # a half of fewer than four words says too little about its text
+TIE = 1e-6  # cosines of equal vectors differ by rounding within a matrix product
+QUERY_ROWS = 1_024  # queries per block of similarities
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of one task, larger is better. task: what was measured, as a phrase; count: texts or pairs behind it; transform: what was compared, by name."""
+    """Scores of raw and transformed vectors on one task; larger is better.
+
+    Attributes:
+        task: description of the task.
+        metric: name of the score.
+        count: number of texts or pairs.
+        raw: score of the raw vectors.
+        whitened: score of the transformed vectors.
+        transform: name of the transform.
+    """
 
     task: str
     metric: str
@@ -29,35 +38,41 @@ class Comparison:
 
     @property
     def uses_whitening(self) -> bool:
-        """The transform is used only where it is not worse."""
+        """True if the transform is not worse, so that it is used."""
         return self.whitened >= self.raw
 
     def numbers(self) -> dict[str, float | int | None]:
-        """The figures by name."""
+        """Return the scores by name."""
         name = self.metric.lower()
         return {f"{name}_raw": self.raw, f"{name}_whitened": self.whitened, "count": self.count}
 
     @property
     def sentence(self) -> str:
-        """The decision with its numbers."""
+        """The decision, with its scores."""
         verdict = "is used: it is not worse" if self.uses_whitening else "is not used: it is worse"
         moved = "whitened" if self.transform == "whitening" else "transformed"
-        return f"{subject(self.transform)} {verdict}. {self.task}, {self.count:,}: {self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {moved}."
+        scores = f"{self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {moved}"
+        return f"{subject(self.transform)} {verdict}. {self.task}, {self.count:,}: {scores}."
 
 
 def noun(transform: str) -> str:
-    """A transform in a sentence, behind an article."""
+    """Return the name of a transform for use after an article."""
     return "whitening" if transform == "whitening" else f"transform {transform}"
 
 
 def subject(transform: str) -> str:
-    """A transform at the beginning of a sentence."""
+    """Return the name of a transform for the beginning of a sentence."""
     return "Whitening" if transform == "whitening" else f"The {noun(transform)}"
 
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """Split-half retrieval: row i of first (n, d) should find row i of second (n, d), the other half of its text."""
+    """Split-half retrieval: the first half of each text should find its second half.
+
+    Attributes:
+        first: (n, d) vectors of the first halves.
+        second: (n, d) vectors of the second halves.
+    """
 
     metric: ClassVar[str] = "MRR"
     first: np.ndarray
@@ -72,17 +87,22 @@ class Halves:
         return len(self.first)
 
     def score(self, transform: Map | None = None) -> float:
-        """Mean reciprocal rank, of raw vectors without a transform."""
-        return (
-            mean_reciprocal_rank(self.first, self.second)
-            if transform is None
-            else mean_reciprocal_rank(transform(self.first), transform(self.second))
-        )
+        """Compute the mean reciprocal rank of transformed vectors, or of raw ones without a transform."""
+        if transform is None:
+            return mean_reciprocal_rank(self.first, self.second)
+        return mean_reciprocal_rank(transform(self.first), transform(self.second))
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """Semantic textual similarity: left and right (n, d), gold (n,) the scores of people. name: of the file, for sentences."""
+class DevPairs:
+    """Semantic textual similarity of pairs of vectors.
+
+    Attributes:
+        left: (n, d).
+        right: (n, d).
+        gold: (n,) scores by people.
+        name: name of the data, for sentences.
+    """
 
     metric: ClassVar[str] = "Spearman"
     left: np.ndarray
@@ -92,30 +112,30 @@ class Pairs:
 
     @property
     def task(self) -> str:
-        return f"Cosine against the scores of people on {self.name}"
+        return f"Cosine against human scores on {self.name}"
 
     @property
     def count(self) -> int:
         return len(self.gold)
 
     def score(self, transform: Map | None = None) -> float:
-        """Spearman correlation (-1 to 1), of raw vectors without a transform."""
+        """Compute the Spearman correlation (-1 to 1) of transformed vectors, or of raw ones."""
         left, right = (
             (self.left, self.right) if transform is None else (transform(self.left), transform(self.right))
         )
         return spearman(left, right, self.gold)
 
 
-Dev = Halves | Pairs
+Dev = Halves | DevPairs
 
 
 def compare(dev: Dev, transform: Map, name: str = "whitening") -> Comparison:
-    """Raw against transformed on the same task."""
+    """Score raw and transformed vectors on the same task."""
     return Comparison(dev.task, dev.metric, dev.count, dev.score(), dev.score(transform), name)
 
 
 def split_halves(text: str) -> tuple[str, str] | None:
-    """First and second half of the words of a text, or None if it has fewer than eight (white space separates words)."""
+    """Split a text into halves of its words, at white space; None if it has fewer than eight."""
     words = text.split()
     if len(words) < MIN_WORDS:
         return None
@@ -124,16 +144,23 @@ def split_halves(text: str) -> tuple[str, str] | None:
 
 
 def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Mean of 1 / rank of target i among all targets by cosine to query i; both (n, d). A tie counts against: the rank is the worst one.
+    """Mean of 1 / rank of target i among all targets, by cosine to query i.
 
-    DataError without rows.
+    Ties count against the query: the rank is the worst one.
+
+    Args:
+        queries: (n, d).
+        targets: (n, d).
+
+    Raises:
+        DataError: no rows, or different numbers of rows.
     """
     if not len(queries) or len(queries) != len(targets):
         raise DataError(
             "split-half retrieval",
             "as many queries as targets, at least one",
             f"{len(queries)} and {len(targets)}",
-            "give longer texts",
+            "use longer texts",
         )
     queries, targets = _unit(queries), _unit(targets)
     ranks = [
@@ -144,14 +171,14 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
 
 
 def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
-    """Spearman correlation (average ranks for ties) of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
+    """Spearman correlation of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
     cosines = (_unit(left) * _unit(right)).sum(axis=1)
     if np.isnan(found := correlation.spearman(cosines, gold)):
         raise DataError(
             "whiten.dev",
             "at least two pairs with different scores and different cosines",
             f"{len(gold)} pairs",
-            "give another dev file",
+            "use another dev file",
         )
     return found
 
@@ -161,7 +188,7 @@ def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
     own = similarities[np.arange(len(queries)), start + np.arange(len(queries))]
     return (similarities >= own[:, None] - TIE).sum(
         axis=1
-    )  # counts the own target too: rank 1 if no other comes near
+    )  # includes the target itself, so that ranks start at 1
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Removal of the directions that all vectors share. All-but-the-top: Mu & Viswanath 2018, algorithm 1; without centring: Arora et al. 2017 (SIF), algorithm 1."""
+"""Removal of common directions.
+
+All-but-the-top: Mu & Viswanath 2018, algorithm 1; without centring: Arora et al. 2017 (SIF), algorithm 1.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +17,22 @@ from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
 from pipeline.stats.tensors import pack
 
-ROWS_PER_DIRECTION = 5  # as for whitening: directions of fewer rows are those rows
+ROWS_PER_DIRECTION = 5  # as for whitening: with fewer rows the directions are those of single rows
 FACTS = ("centred", "share", "fitted_rows", "space_id")
 
 
 @TRANSFORMS.register("components")
 @dataclass(frozen=True, eq=False)
 class Components:
-    """y = c - sum_i u_i u_i^T c with c = x - mean. Fitted by `fit_components`.
+    """y = c - sum_i u_i u_i^T c with c = x - mean; see `fit_components`.
 
-    mean (d,) float64, zero where `centred` is false; directions u (n, d) float64, orthonormal. share: of the variance (of the mean square length, where
-    not centred) that goes with them.
+    Attributes:
+        mean: (d,) float64; zero if not `centred`.
+        directions: (n, d) float64, orthonormal u_i.
+        centred: the mean is subtracted.
+        share: proportion of the variance (of the mean square norm, if not centred) that is removed.
+        fitted_rows: number of rows of the fit.
+        space_id: name of the space of the fit.
     """
 
     kind: ClassVar[str] = "components"
@@ -37,44 +45,45 @@ class Components:
 
     @property
     def k(self) -> int:
-        """As many dimensions as went in: what is removed leaves zeros, not columns."""
+        """Dimension, the same as that of the input: removed directions become zeros."""
         return len(self.mean)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n, d) float32; DataError on another dimension, or a value that is not finite."""
+        """Transform x (n, d): (n, d) float32.
+
+        DataError for another dimension or values that are not finite.
+        """
         centred = checked_vectors(x, self.k) - self.mean
         return np.asarray((centred - (centred @ self.directions.T) @ self.directions).astype(np.float32))
 
     def affine(self) -> Affine:
-        """I - sum_i u_i u_i^T, and what it makes of -mean."""
+        """Return the matrix I - sum_i u_i u_i^T, and the bias that it makes of -mean."""
         matrix = np.eye(self.k) - self.directions.T @ self.directions
         return Affine(matrix.astype(np.float32), (-matrix @ self.mean).astype(np.float32))
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of mean and directions, and of the space they belong to."""
+        """sha256 (hex) of the mean, the directions and the name of their space."""
         return content_id([self.kind, self.space_id, *self.directions.shape], self.mean, self.directions)
 
     @property
     def shortage(self) -> str | None:
-        """Why this fit must not be published: fewer than five rows per direction. None if there are enough."""
-        needed = ROWS_PER_DIRECTION * len(self.directions)
-        return (
-            None
-            if self.fitted_rows >= needed
-            else f"{self.fitted_rows:,} rows are too few to find {len(self.directions)} directions: at least {needed:,} are needed"
-        )
+        """Reason why this fit must not be published: fewer than five rows per direction; else None."""
+        needed, count = ROWS_PER_DIRECTION * len(self.directions), len(self.directions)
+        if self.fitted_rows >= needed:
+            return None
+        return f"{self.fitted_rows:,} rows are too few for {count} directions: at least {needed:,} are needed"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was removed."""
+        """Description of the removed directions."""
         directions = f"{len(self.directions)} direction{'s' if len(self.directions) != 1 else ''}"
         kind, carried = ("principal", "variance") if self.centred else ("singular", "mean square length")
         removed = f"{directions.replace(' ', f' {kind} ')} removed, with {self.share:.1%} of the {carried}"
         return (removed, *((self.shortage,) if self.shortage else ()))
 
     def to_bytes(self) -> bytes:
-        """A safetensors file; equal fits give equal bytes."""
+        """Write a safetensors file; equal fits give equal bytes."""
         return pack(
             {"mean": self.mean, "directions": self.directions},
             {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")},
@@ -82,7 +91,10 @@ class Components:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Components":
-        """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
+        """Read the output of `to_bytes`.
+
+        DataError if the file is damaged or does not match its transform_id.
+        """
         tensors, header = read_fit(content, cls.kind, ("mean", "directions"), FACTS)
         return verified(
             cls(tensors["mean"], tensors["directions"], **{name: header[name] for name in FACTS}), header
@@ -90,7 +102,7 @@ class Components:
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Components":
-        """As `fit_components`, by the settings."""
+        """Fit by `fit_components`, with the options in the settings."""
         count = settings.remove if isinstance(settings.remove, int) else 1
         return fit_components(moments, count, centred=settings.centred, space_id=space_id)
 
@@ -98,24 +110,31 @@ class Components:
 def fit_components(
     moments: Moments, count: int = 1, *, centred: bool = True, space_id: str = ""
 ) -> Components:
-    """The removal of the first `count` directions of the vectors that `moments` describes.
+    """Fit the removal of the first `count` directions of the vectors that `moments` describes.
 
-    centred: the mean goes too, and directions are the principal ones; else they are the first right singular vectors of the vectors as they are.
-    DataError with fewer than two rows, values that are not finite, equal rows only, or when no direction would be left.
+    Args:
+        moments: of the vectors.
+        count: number of directions.
+        centred: subtract the mean and remove principal directions; else remove the first right singular
+            vectors of the
+            vectors as they are.
+        space_id: name of the space of the vectors.
+
+    Raises:
+        DataError: fewer than two rows, values that are not finite, equal rows only, or no direction would be
+            left.
     """
     spectrum = spectrum_of(moments) if centred else uncentred_spectrum_of(moments)
     if not 0 <= count < spectrum.rank:
         found = f"{count}, and the vectors span {spectrum.rank} direction{'s' if spectrum.rank > 1 else ''}"
-        raise DataError(
-            "whiten.remove", f"0 to {spectrum.rank - 1}", found, "remove fewer, or give more text"
-        )
-    share = float(spectrum.eigenvalues[:count].sum() / spectrum.eigenvalues.sum())
+        raise DataError("whiten.remove", f"0 to {spectrum.rank - 1}", found, "remove fewer, or use more text")
+    proportion = float(spectrum.eigenvalues[:count].sum() / spectrum.eigenvalues.sum())
     directions = np.ascontiguousarray(spectrum.vectors[:, :count].T)
     return Components(
         moments.mean if centred else np.zeros(moments.dim),
         directions,
         centred,
-        share,
+        proportion,
         moments.count,
         space_id,
     )

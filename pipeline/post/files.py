@@ -1,4 +1,4 @@
-"""What the files of all transforms share: checked vectors, a digest of content, a header that names its facts."""
+"""Functions for the files of all transforms: checked vectors, content ids, headers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Transform)
 
 
 def checked_vectors(x: np.ndarray, dim: int) -> np.ndarray:
-    """x, if it is (n, dim) and finite; else DataError."""
+    """Return x if it is (n, dim) and finite; else raise DataError."""
     if x.ndim != 2 or x.shape[1] != dim:
         raise DataError(
             "vectors to transform", f"shape (n, {dim})", str(x.shape), "use vectors of the space of the fit"
@@ -31,7 +31,7 @@ def checked_vectors(x: np.ndarray, dim: int) -> np.ndarray:
 
 
 def content_id(facts: Sequence[object], *tensors: np.ndarray) -> str:
-    """sha256 (hex) of facts and tensors, little-endian whatever the machine."""
+    """Return the sha256 (hex) of facts and tensors, little-endian on every machine."""
     content = hashlib.sha256(canonical(list(facts)))
     for tensor in tensors:
         content.update(np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).tobytes())
@@ -41,12 +41,16 @@ def content_id(facts: Sequence[object], *tensors: np.ndarray) -> str:
 def read_fit(
     content: bytes, kind: str, tensors: Sequence[str], facts: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Tensors and header of a fit of that kind; DataError if the file is damaged, of another kind, or lacks one of them."""
+    """Read the tensors and the header of a fit.
+
+    Raises:
+        DataError: the file is damaged, of another kind, or lacks a tensor or a fact.
+    """
     found, header = unpack(content, *tensors, kind=kind)
     if missing := [name for name in facts if name not in header]:
         raise DataError(
             f"{kind} file",
-            "a header that names " + ", ".join(facts),
+            "a header with " + ", ".join(facts),
             f"no {', '.join(missing)}",
             "fit it again",
         )
@@ -54,7 +58,7 @@ def read_fit(
 
 
 def verified(transform: T, header: dict[str, Any]) -> T:
-    """The transform, if its content has the transform_id of its file's header; else DataError."""
+    """Return the transform if its content matches the transform_id in the header; else raise DataError."""
     if transform.transform_id != (expected := str(header.get("transform_id"))):
         raise DataError(
             f"{transform.kind} file",

@@ -1,4 +1,7 @@
-"""BERT-flow: embeddings as the images of standard normal vectors under an invertible network, fitted by likelihood. Li et al. 2020, section 3."""
+"""BERT-flow: an invertible network maps embeddings to a standard normal distribution.
+
+Source: Li et al. 2020, section 3.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,25 +22,23 @@ if TYPE_CHECKING:
 
     from pipeline.models.glow import Glow
 
-ROWS_PER_DIMENSION = (
-    5  # as for whitening: a flow learns one location and scale for each dimension too, and a network on top
-)
-_BLOCK = 256  # rows of every forward pass, the last one filled up: a vector comes out the same whatever its neighbours
-_FACTS = (
-    "settings",
-    "fitted_rows",
-    "heldout_rows",
-    "unit_length",
-    "curve",
-    "metric",
-    "space_id",
-)  # of the file's header
+# As for whitening: a flow learns a location and a scale per dimension too, and a network in addition.
+ROWS_PER_DIMENSION = 5
+_BLOCK = 256  # rows of every forward pass, padded, so that a vector does not depend on its neighbours
+# Keys of the file's header.
+_FACTS = ("settings", "fitted_rows", "heldout_rows", "unit_length", "curve", "metric", "space_id")
 
 
 @dataclass(frozen=True)
-class Point:
-    """How far a training was after so many steps. train: bits per dimension since the point before, None at the beginning; heldout: those of rows that it does not
-    train on; dev: the figure on the dev task, None without one."""
+class FlowPoint:
+    """Progress of a training after some steps.
+
+    Attributes:
+        step: number of steps.
+        train: bits per dimension since the previous point; None at the start.
+        heldout: bits per dimension of held-out rows.
+        dev: score on the dev task; None without one.
+    """
 
     step: int
     train: float | None
@@ -48,10 +49,17 @@ class Point:
 @TRANSFORMS.register("flow")
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """z = f(x), f invertible: what a trained `models.glow.Glow` computes. Not affine, so no index can hold it.
+    """Invertible map z = f(x) of a trained `models.glow.Glow`; not affine, so that no index can hold it.
 
-    tensors: all weights, and the flags that say which actnorms were initialised. fitted_rows: rows it was trained on, each counted once. unit_length: whether those
-    had length 1. curve: the course of the training; metric: of its figures on the dev task, None without one.
+    Attributes:
+        settings: settings of the network and the training.
+        tensors: all weights, and flags of initialized actnorms.
+        fitted_rows: number of distinct rows of the training.
+        heldout_rows: number of held-out rows.
+        unit_length: the rows had length 1.
+        curve: progress of the training.
+        metric: name of the score on the dev task; None without one.
+        space_id: name of the space of the rows.
     """
 
     kind: ClassVar[str] = "flow"
@@ -60,30 +68,30 @@ class Flow:
     fitted_rows: int
     heldout_rows: int
     unit_length: bool
-    curve: tuple[Point, ...]
+    curve: tuple[FlowPoint, ...]
     metric: str | None
     space_id: str
 
     @property
     def k(self) -> int:
-        """Width, that of the vectors that it was fitted on."""
+        """Dimension of input and output."""
         return len(self.tensors["levels.0.0.actnorm.b"])
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """z (n, d) float32 of x (n, d); DataError on another dimension, or a value that is not finite."""
+        """Map x (n, d) to z (n, d) float32; DataError for another dimension or values that are not finite."""
         return self._mapped(self._glow, x)
 
     def inverse(self, z: np.ndarray) -> np.ndarray:
-        """x (n, d) float32 of z (n, d)."""
+        """Map z (n, d) to x (n, d) float32."""
         return self._mapped(self._glow.inverse, z)
 
     def affine(self) -> Affine | None:
-        """None: it is no affine map."""
+        """Return None: the map is not affine."""
         return None
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of the map and of the space it belongs to."""
+        """sha256 (hex) of the weights and the name of their space."""
         names = sorted(self.tensors)
         return content_id(
             [self.kind, self.space_id, *((name, *self.tensors[name].shape) for name in names)],
@@ -92,14 +100,18 @@ class Flow:
 
     @property
     def shortage(self) -> str | None:
-        """Why this fit must not be used: fewer than five rows per dimension. None if there are enough."""
-        if self.fitted_rows >= ROWS_PER_DIMENSION * self.k:
+        """Reason why this fit must not be used: fewer than five rows per dimension; else None."""
+        needed = ROWS_PER_DIMENSION * self.k
+        if self.fitted_rows >= needed:
             return None
-        return f"{self.fitted_rows:,} rows are too few for a flow on {self.k} dimensions: at least {ROWS_PER_DIMENSION * self.k:,} are needed"
+        return (
+            f"{self.fitted_rows:,} rows are too few for a flow on {self.k} dimensions: "
+            f"at least {needed:,} are needed"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know about the fit, in sentences."""
+        """Sentences about the fit, for reports."""
         return tuple(
             note
             for note in (self._likelihood(), self._dev(), self._constant(), self._input(), self.shortage)
@@ -107,17 +119,19 @@ class Flow:
         )
 
     def to_bytes(self) -> bytes:
-        """A safetensors file; equal fits give equal bytes."""
+        """Write a safetensors file; equal fits give equal bytes."""
         header = {name: getattr(self, name) for name in _FACTS if name not in ("settings", "curve")}
-        settings = self.settings.model_dump(
-            mode="json", exclude={"checkpoint_steps"}
-        )  # of the run, not of the fit
-        told = {"settings": settings, "curve": [asdict(point) for point in self.curve]}
-        return pack(self.tensors, header | told | {"transform_id": self.transform_id, "kind": self.kind})
+        # checkpoint_steps is an option of the run, not of the fit.
+        header["settings"] = self.settings.model_dump(mode="json", exclude={"checkpoint_steps"})
+        header["curve"] = [asdict(point) for point in self.curve]
+        return pack(self.tensors, header | {"transform_id": self.transform_id, "kind": self.kind})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Flow":
-        """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
+        """Read the output of `to_bytes`.
+
+        DataError if the file is damaged or does not match its transform_id.
+        """
         tensors, header = read_fit(content, cls.kind, ("levels.0.0.actnorm.b",), _FACTS)
         return verified(
             cls(tensors=tensors, **{name: header[name] for name in _FACTS} | _read(header)), header
@@ -137,9 +151,9 @@ class Flow:
         except RuntimeError as error:
             raise DataError(
                 "flow file",
-                "the tensors of its settings",
+                "tensors that match its settings",
                 " ".join(str(error).split())[:200],
-                "the file is damaged: fit it again",
+                "the file is damaged; fit it again",
             ) from None
         return glow.eval().requires_grad_(False)
 
@@ -157,40 +171,43 @@ class Flow:
 
     def _likelihood(self) -> str:
         first, last = self.curve[0], self.curve[-1]
-        ended = f"{last.heldout:.4f} on {self.heldout_rows:,} rows held out" + (
-            f", {last.train:.4f} on those it was trained on" if last.train is not None else ""
+        ended = f"{last.heldout:.4f} on {self.heldout_rows:,} held-out rows"
+        if last.train is not None:
+            ended += f", {last.train:.4f} on the training rows"
+        return (
+            f"bits per dimension went from {first.heldout:.4f} to {ended}, "
+            f"in {last.step:,} steps over {self.fitted_rows:,} rows"
         )
-        return f"bits per dimension went from {first.heldout:.4f} to {ended}, in {last.step:,} steps over {self.fitted_rows:,} rows"
 
     def _dev(self) -> str | None:
-        told = [(point.dev, point.step) for point in self.curve if point.dev is not None]
-        if not told:
+        scores = [(point.dev, point.step) for point in self.curve if point.dev is not None]
+        if not scores:
             return None
-        (best, step), (ended, end) = max(told, key=lambda each: (each[0], -each[1])), told[-1]
+        (best, step), (ended, end) = max(scores, key=lambda each: (each[0], -each[1])), scores[-1]
         when = f"after step {step:,}" if step else "before any training"
-        peaked = (
-            f"; it was best {when}, {best:.4f}: likelihood went on improving after that" if step < end else ""
-        )
-        return f"{self.metric} on the dev task went from {told[0][0]:.4f} after initialisation to {ended:.4f}{peaked}"
+        peak = f"; it was best {when}, {best:.4f}, and likelihood kept improving" if step < end else ""
+        start = f"{self.metric} on the dev task went from {scores[0][0]:.4f} after initialization"
+        return f"{start} to {ended:.4f}{peak}"
 
     def _constant(self) -> str | None:
         constant = int((~self.tensors["levels.0.0.actnorm.varies"]).sum())
-        words = "has" if constant == 1 else "have"
-        return (
-            f"{constant} of {self.k} dimensions {words} no variance and kept the scale of the others"
-            if constant
-            else None
-        )
+        if not constant:
+            return None
+        verb = "has" if constant == 1 else "have"
+        return f"{constant} of {self.k} dimensions {verb} no variance and kept the scale of the others"
 
     def _input(self) -> str | None:
         if not self.unit_length:
             return None
-        return "the vectors have length 1, as the encoder's Normalize module makes them; a flow is meant for vectors as pooled (encoder.normalize=false)"
+        return (
+            "the vectors have length 1, from the encoder's Normalize module; a flow is meant for vectors "
+            "before normalization (encoder.normalize=false)"
+        )
 
 
 def _read(header: dict[str, Any]) -> dict[str, Any]:
     try:
-        curve = tuple(Point(**point) for point in header["curve"])
+        curve = tuple(FlowPoint(**point) for point in header["curve"])
         return {"settings": FlowSettings.model_validate(header["settings"]), "curve": curve}
     except (TypeError, ValidationError) as error:
         found = " ".join(str(error).split())[:200]

@@ -1,4 +1,4 @@
-"""Standardisation: every dimension with mean 0 and variance 1, each by itself. Li et al. 2020 (BERT-flow), the baseline SN."""
+"""Standardization: mean 0 and variance 1 per dimension; the baseline SN of BERT-flow (Li et al. 2020)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,20 +13,23 @@ from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import pack
 
-FLOOR = 1e-8  # least standard deviation that is divided by
-ROUNDING = (
-    2.0**-23
-)  # of the mean: a smaller deviation is the rounding of a float32, and a dimension with it says nothing
+FLOOR = 1e-8  # smallest divisor
+# Times the mean; a smaller standard deviation is float32 rounding, so that the dimension counts as constant.
+ROUNDING = 2.0**-23
 FACTS = ("fitted_rows", "space_id")
-NAMED = 12  # constant dimensions that a note lists
+NAMED = 12  # largest number of constant dimensions in a note
 
 
 @TRANSFORMS.register("standardize")
 @dataclass(frozen=True, eq=False)
 class Standardize:
-    """y = (x - mean) / max(std, 1e-8), population std, per dimension; a constant dimension becomes 0. Fitted by `fit_standardize`.
+    """y = (x - mean) / max(std, 1e-8) per dimension, with the population std; a constant dimension becomes 0.
 
-    mean and std (d,) float64.
+    Attributes:
+        mean: (d,) float64.
+        std: (d,) float64.
+        fitted_rows: number of rows of the fit.
+        space_id: name of the space of the fit.
     """
 
     kind: ClassVar[str] = "standardize"
@@ -37,50 +40,55 @@ class Standardize:
 
     @property
     def k(self) -> int:
-        """As many dimensions as went in."""
+        """Dimension, the same as that of the input."""
         return len(self.mean)
 
     @cached_property
     def scale(self) -> np.ndarray:
-        """(d,) what x - mean is multiplied by."""
+        """(d,) factors of x - mean."""
         return np.where(self.constant, 0.0, 1 / np.maximum(self.std, FLOOR))
 
     @property
     def constant(self) -> np.ndarray:
-        """Mask (d,) of dimensions in which the fitted vectors are equal."""
+        """(d,) bool, True for dimensions in which the fitted vectors are equal."""
         return np.asarray(self.std <= ROUNDING * np.abs(self.mean))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n, d) float32; DataError on another dimension, or a value that is not finite. The mean goes first, in float64: nothing cancels."""
+        """Transform x (n, d): (n, d) float32. The mean is subtracted in float64, so that nothing cancels.
+
+        Raises:
+            DataError: another dimension, or values that are not finite.
+        """
         return np.asarray(((checked_vectors(x, self.k) - self.mean) * self.scale).astype(np.float32))
 
     def affine(self) -> Affine:
-        """The map as a diagonal matrix."""
+        """Return the map as a diagonal matrix and a bias."""
         return Affine(np.diag(self.scale).astype(np.float32), (-self.scale * self.mean).astype(np.float32))
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of mean and standard deviation, and of the space they belong to."""
+        """sha256 (hex) of the mean, the standard deviation and the name of their space."""
         return content_id([self.kind, self.space_id, self.k], self.mean, self.std)
 
     @property
     def shortage(self) -> None:
-        """A standard deviation asks for no more than the two rows without which nothing is fitted."""
+        """None: two rows suffice, and without them there is no fit."""
         return
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which dimensions are constant."""
-        places = np.flatnonzero(self.std < FLOOR).tolist()
-        if not places:
+        """Description of the constant dimensions."""
+        constant = np.flatnonzero(self.std < FLOOR).tolist()
+        if not constant:
             return (f"all {self.k} dimensions vary",)
-        listed = ", ".join(map(str, places[:NAMED])) + (" ..." if len(places) > NAMED else "")
+        listed = ", ".join(map(str, constant[:NAMED])) + (" ..." if len(constant) > NAMED else "")
         return (
-            f"{len(places)} of {self.k} dimensions are constant (standard deviation below {FLOOR:g}; counted from 0: {listed})",
+            f"{len(constant)} of {self.k} dimensions are constant "
+            f"(standard deviation below {FLOOR:g}; counted from 0: {listed})",
         )
 
     def to_bytes(self) -> bytes:
-        """A safetensors file; equal fits give equal bytes."""
+        """Write a safetensors file; equal fits give equal bytes."""
         return pack(
             {"mean": self.mean, "std": self.std},
             {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")},
@@ -88,7 +96,10 @@ class Standardize:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Standardize":
-        """What `to_bytes` wrote; DataError if the file is damaged or its content does not match its transform_id."""
+        """Read the output of `to_bytes`.
+
+        DataError if the file is damaged or does not match its transform_id.
+        """
         tensors, header = read_fit(content, cls.kind, ("mean", "std"), FACTS)
         return verified(
             cls(tensors["mean"], tensors["std"], **{name: header[name] for name in FACTS}), header
@@ -96,12 +107,16 @@ class Standardize:
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Standardize":
-        """As `fit_standardize`: it has no settings."""
+        """Fit by `fit_standardize`; there are no options."""
         return fit_standardize(moments, space_id=space_id)
 
 
 def fit_standardize(moments: Moments, *, space_id: str = "") -> Standardize:
-    """The standardisation of the vectors that `moments` describes. DataError with fewer than two rows, or when all rows are equal."""
+    """Fit the standardization of the vectors that `moments` describes.
+
+    Raises:
+        DataError: fewer than two rows, or equal rows only.
+    """
     std = np.sqrt(np.maximum(moments.covariance().diagonal(), 0.0))
     fitted = Standardize(moments.mean, std, moments.count, space_id)
     if moments.count < 2 or fitted.constant.all():
@@ -109,6 +124,6 @@ def fit_standardize(moments: Moments, *, space_id: str = "") -> Standardize:
             "vectors",
             "at least two rows that differ",
             f"{moments.count} rows without variance",
-            "give more text, or another encoder",
+            "use more text, or another encoder",
         )
     return fitted

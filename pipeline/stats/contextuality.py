@@ -72,7 +72,10 @@ def explained_variance(x: np.ndarray, *, centred: bool = True) -> float:
 
 
 def gather_states(batches: Iterable[States], tokens: Tokenized, chosen: Occurrences) -> list[LayerStates]:
-    """Accumulate the states of every layer, 0 to n, from batches; the batch size matters for rounding only."""
+    """Accumulate the states of every layer, 0 to n, from batches.
+
+    The size of the batches matters for rounding only.
+    """
     layers: list[LayerStates] = []
     for batch in batches:
         if not layers:

@@ -105,8 +105,9 @@ class Moments:
         return Moments(rest, part.mean + delta, self.scatter - part.scatter - between)
 
     def mapped(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
-        """Compute the moments of y = x @ matrix.T + bias, for a matrix A (k, d): mean A m + b, scatter A S
-        A^T.
+        """Compute the moments of y = x @ matrix.T + bias with matrix A (k, d).
+
+        The mean becomes A m + b, the scatter A S A^T. No row is read.
         """
         matrix = matrix.astype(np.float64)
         scatter = matrix @ self.scatter @ matrix.T

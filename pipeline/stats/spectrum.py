@@ -36,7 +36,7 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> float:
-        """Participation ratio (sum l)^2 / sum l^2: d if all directions have equal variance, 1 if one has all."""
+        """Participation ratio (sum l)^2 / sum l^2: d for equal variance in all directions, 1 for one."""
         kept = self.eigenvalues[: self.rank]
         return float(kept.sum() ** 2 / (kept**2).sum())
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.errors import DataError
 from pipeline.models.glow import Glow
 from pipeline.post.compare import Dev, Map
-from pipeline.post.flow import Flow, Point
+from pipeline.post.flow import Flow, FlowPoint
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
 
@@ -55,7 +55,7 @@ class FlowFit:
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
         self.step = 0
-        self.curve: list[Point] = []
+        self.curve: list[FlowPoint] = []
         self._losses: list[float] = []
 
     def begin(self, batch: np.ndarray, held: Held) -> None:
@@ -105,7 +105,7 @@ class FlowFit:
             )
         train = float(np.mean(self._losses)) if self._losses else None
         dev = None if held.dev is None else held.dev.score(lambda raw: self._mapped(held.prepare(raw)))
-        self.curve.append(Point(self.step, train, bits, dev))
+        self.curve.append(FlowPoint(self.step, train, bits, dev))
         self._losses = []
 
     def to_bytes(self) -> bytes:
@@ -138,7 +138,7 @@ class FlowFit:
             self._optimizer.state[parameter] = {
                 what: value.to(self._device) for what, value in state.items()
             } | {"step": step.to(self._device)}
-        self.step, self.curve = header["step"], [Point(**point) for point in header["curve"]]
+        self.step, self.curve = header["step"], [FlowPoint(**point) for point in header["curve"]]
         self._losses = tensors["losses"].tolist()
 
     def fitted(self, held: Held, rows: int, space_id: str) -> Flow:

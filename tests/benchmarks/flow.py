@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.post.compare import Pairs
+from pipeline.post.compare import DevPairs
 from pipeline.post.flow import Flow
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings
 from pipeline.store.schema import vector_column, vectors_schema, writer_options
@@ -91,7 +91,7 @@ def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[Placed, ...]]:
     return LiveRows(store, "a space", "id"), (Placed(ordinal=0, unit=record),)
 
 
-def trained(x: np.ndarray, settings: FlowSettings, dev: Pairs) -> tuple[Flow, float]:
+def trained(x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> tuple[Flow, float]:
     """The flow of those rows, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
         source, units = stored(Path(folder), x)
@@ -102,7 +102,7 @@ def trained(x: np.ndarray, settings: FlowSettings, dev: Pairs) -> tuple[Flow, fl
         ), time.perf_counter() - start
 
 
-def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: Pairs) -> list[str]:
+def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> list[str]:
     flow, seconds = trained(x, settings, dev)
     first, last = flow.curve[0], flow.curve[-1]
     best = max(flow.curve, key=lambda point: point.dev or 0)
@@ -154,7 +154,7 @@ def main() -> None:
                     name,
                     x[:, own],
                     settings,
-                    Pairs(left[:, own], right[:, own], dev["score"].to_numpy()),
+                    DevPairs(left[:, own], right[:, own], dev["score"].to_numpy()),
                 )
             )
     print_table(

@@ -1,4 +1,6 @@
-"""A chain fitted from the moments of the raw vectors alone is what fitting step after step on the moved vectors gives. Oracle: every step in memory."""
+"""A chain fitted from the moments of raw vectors equals fitting each step on the transformed vectors in
+memory.
+"""
 
 from typing import Any
 
@@ -42,7 +44,7 @@ def test_one_pass_fits_every_affine_step() -> None:
     np.testing.assert_allclose(unseen @ affine.matrix.T + affine.bias, expected, atol=2e-5)
 
 
-def test_whitening_behind_a_removal_leaves_the_removed_directions_out() -> None:
+def test_whitening_after_a_removal_excludes_the_removed_directions() -> None:
     x = vectors()
     chain = fit_transform(Moments.of(x), WhitenSettings(transform="components+whitening", remove=2), "raw")
     assert chain.k == 14
@@ -57,7 +59,7 @@ def test_whitening_behind_a_removal_leaves_the_removed_directions_out() -> None:
     )
 
 
-def test_a_name_alone_is_the_transform_itself() -> None:
+def test_a_single_name_gives_the_transform_itself() -> None:
     moments = Moments.of(vectors())
     assert (
         fit_transform(moments, WhitenSettings(k=9), "raw").to_bytes()
@@ -65,7 +67,7 @@ def test_a_name_alone_is_the_transform_itself() -> None:
     )
 
 
-def test_a_file_keeps_every_step() -> None:
+def test_a_file_preserves_every_step() -> None:
     chain = fit_transform(
         Moments.of(vectors()), WhitenSettings(transform="standardize+components+whitening"), "raw"
     )
@@ -84,7 +86,7 @@ def test_a_file_keeps_every_step() -> None:
     assert (back(vectors(9)) == chain(vectors(9))).all()
 
 
-def test_damaged_files_say_so() -> None:
+def test_damaged_files_are_refused() -> None:
     chain = fit_transform(Moments.of(vectors()), WhitenSettings(transform="standardize+components"), "raw")
     assert isinstance(chain, Chain)
     files = {str(place): np.frombuffer(step.to_bytes(), np.uint8) for place, step in enumerate(chain.steps)}
@@ -104,7 +106,7 @@ def test_damaged_files_say_so() -> None:
 
 
 class Cube:
-    """y = x^3: a transform that is no affine map, for what a chain does with such a step."""
+    """y = x^3: a transform that is not affine."""
 
     kind = "cube"
     transform_id, k, fitted_rows, shortage, notes = "cubes", 16, 900, None, ("cubed",)
@@ -133,7 +135,7 @@ def cube(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cube")
-def test_a_step_that_is_no_affine_map_is_trained_behind_the_others() -> None:
+def test_a_step_that_is_not_affine_is_trained_last() -> None:
     seen = []
 
     def train(name: str, before: Transform | None, space_id: str) -> Transform:
@@ -147,7 +149,7 @@ def test_a_step_that_is_no_affine_map_is_trained_behind_the_others() -> None:
     assert chain.affine() is None
     assert chain.fitted_rows == 900
     np.testing.assert_array_equal(chain(x), first(x) ** 3)
-    with pytest.raises(ConfigError, match="moments alone"):
+    with pytest.raises(ConfigError, match="fitted from moments"):
         fit_transform(Moments.of(x), WhitenSettings(transform="cube"), "raw")
 
 
@@ -166,13 +168,13 @@ def test_a_step_that_is_no_affine_map_is_trained_behind_the_others() -> None:
         ({"remove": "dev"}, "whiten.remove: expected components among"),
     ],
 )
-def test_what_cannot_stand_in_an_index_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+def test_transforms_that_an_index_cannot_hold_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_transform(WhitenSettings(**settings), indexed=True)
 
 
 @pytest.mark.usefixtures("cube")
-def test_outside_an_index_the_last_step_may_be_any_map() -> None:
+def test_outside_an_index_the_last_step_need_not_be_affine() -> None:
     check_transform(WhitenSettings(transform="standardize+cube"), indexed=False)
     check_transform(WhitenSettings(transform="components+whitening", k="dev", remove="dev"), indexed=True)
     with pytest.raises(ConfigError, match="cube as the last step"):
@@ -182,8 +184,8 @@ def test_outside_an_index_the_last_step_may_be_any_map() -> None:
 @pytest.mark.parametrize(
     "name", ["whitening", "standardize", "components", "standardize+components", "components+whitening"]
 )
-def test_workers_in_any_number_fit_the_same(name: str) -> None:
-    x = vectors().astype(np.float64) * 1e-3 + 10  # far from zero: what cancels would show
+def test_the_fit_does_not_depend_on_the_number_of_workers(name: str) -> None:
+    x = vectors().astype(np.float64) * 1e-3 + 10  # far from zero, so that cancellation would show
     settings = WhitenSettings(transform=name)
     whole = fit_transform(Moments.of(x), settings, "raw")
     for cuts in ([700], [1, 2, 3], list(range(50, 1_500, 50))):
@@ -193,7 +195,7 @@ def test_workers_in_any_number_fit_the_same(name: str) -> None:
         np.testing.assert_allclose(fit_transform(parts, settings, "raw")(x[:40]), whole(x[:40]), atol=2e-3)
 
 
-def test_an_unknown_kind_says_which_version_to_use() -> None:
+def test_a_file_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(DataError, match="use the version of manta"):
         load_transform(pack({}, {"kind": "spell"}))
     assert isinstance(load_transform(fit_whitening(Moments.of(vectors())).to_bytes()), Whitening)

@@ -1,4 +1,4 @@
-"""The likelihood of rows held out is that of the Gaussian itself, from moments alone; a curve finds what the vectors were made of."""
+"""Held-out likelihood from moments equals that of the Gaussian; curves find the constructed dimensions."""
 
 import numpy as np
 import pytest
@@ -7,27 +7,25 @@ from sklearn.decomposition import PCA
 
 from pipeline.errors import DataError
 from pipeline.post.chain import fit_transform
-from pipeline.post.choose import Curve, choose, held_out_likelihood
-from pipeline.post.compare import Halves, Pairs, mean_reciprocal_rank, spearman
+from pipeline.post.choose import Curve, held_out_likelihood, tune_transform
+from pipeline.post.compare import DevPairs, Halves, mean_reciprocal_rank, spearman
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 
 
 def factors(rows: int, signals: int = 5, dim: int = 24, seed: int = 0) -> np.ndarray:
-    """`signals` directions above noise of equal variance in all: what probabilistic PCA takes vectors for."""
+    """Return vectors with `signals` directions above isotropic noise, as probabilistic PCA assumes."""
     rng = np.random.default_rng(seed)
     loadings = np.random.default_rng(42).normal(size=(signals, dim)) * 2
     return np.asarray(rng.normal(size=(rows, signals)) @ loadings + 0.5 * rng.normal(size=(rows, dim)) + 3)
 
 
 @pytest.mark.parametrize("k", [1, 5, 12, 23, 24])
-def test_the_likelihood_from_moments_is_that_of_the_rows(k: int) -> None:
+def test_the_likelihood_from_moments_matches_the_rows(k: int) -> None:
     fit, held = factors(600), factors(200, seed=1) + 0.1
     found = held_out_likelihood(Moments.of(fit), Moments.of(held), [k])[0]
     if k < 24:
-        pca = PCA(k, svd_solver="full").fit(
-            fit
-        )  # its noise is the same mean of eigenvalues, of the sample covariance
+        pca = PCA(k, svd_solver="full").fit(fit)  # with the same noise, of the sample covariance
         covariance = pca.get_covariance() * (len(fit) - 1) / len(fit)
     else:
         covariance = np.cov(fit.T, bias=True)
@@ -36,7 +34,7 @@ def test_the_likelihood_from_moments_is_that_of_the_rows(k: int) -> None:
     )
 
 
-def test_directions_without_variance_are_no_part_of_the_space() -> None:
+def test_directions_without_variance_are_ignored() -> None:
     fit, held = factors(600), factors(200, seed=1)
     wide = [np.hstack([x, np.full((len(x), 3), 0.25)]) for x in (fit, held)]
     plain, padded = (
@@ -45,16 +43,16 @@ def test_directions_without_variance_are_no_part_of_the_space() -> None:
     np.testing.assert_allclose(padded, plain, rtol=1e-9)
 
 
-def test_fewer_rows_than_dimensions_carry_no_full_covariance() -> None:
+def test_the_full_covariance_of_few_rows_is_degenerate() -> None:
     found = held_out_likelihood(Moments.of(factors(12)), Moments.of(factors(40, seed=1)), [3, 11, 24])
     assert np.isfinite(found[0])
     assert found[2] == -np.inf
 
 
 @pytest.mark.parametrize("signals", [2, 5, 10])
-def test_rows_held_out_find_the_directions_above_the_noise(signals: int) -> None:
+def test_likelihood_finds_the_directions_above_the_noise(signals: int) -> None:
     x = factors(4_000, signals)
-    chosen, (curve,) = choose(WhitenSettings(k="likelihood"), Moments.of(x), held=Moments.of(x[:800]))
+    chosen, (curve,) = tune_transform(WhitenSettings(k="likelihood"), Moments.of(x), held=Moments.of(x[:800]))
     values = [value for value, _ in curve.points]
     assert abs(values.index(curve.chosen) - int(np.argmin(np.abs(np.array(values) - signals)))) <= 1
     assert chosen.k == curve.chosen
@@ -66,15 +64,17 @@ def test_rows_held_out_find_the_directions_above_the_noise(signals: int) -> None
     assert dict(curve.points)[curve.chosen] == pytest.approx(fitted, rel=1e-9)
 
 
-def test_behind_another_step_the_likelihood_is_that_of_what_it_gives() -> None:
+def test_after_another_step_the_likelihood_is_that_of_its_output() -> None:
     x = factors(4_000) * np.linspace(1, 30, 24)
-    plain, (curve,) = choose(
+    plain, (curve,) = tune_transform(
         WhitenSettings(transform="standardize+whitening", k="likelihood"),
         Moments.of(x),
         held=Moments.of(x[:800]),
     )
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
-    _, (oracle,) = choose(WhitenSettings(k="likelihood"), Moments.of(scaled), held=Moments.of(scaled[:800]))
+    _, (oracle,) = tune_transform(
+        WhitenSettings(k="likelihood"), Moments.of(scaled), held=Moments.of(scaled[:800])
+    )
     assert plain.k == oracle.chosen
     np.testing.assert_allclose(
         [figure for _, figure in curve.points], [figure for _, figure in oracle.points], atol=1e-4
@@ -82,7 +82,7 @@ def test_behind_another_step_the_likelihood_is_that_of_what_it_gives() -> None:
 
 
 def halves(loud: int) -> Halves:
-    """Two views of 300 texts; `loud` directions that all vectors share drown what tells them apart."""
+    """Return two views of 300 texts that differ less than `loud` directions that all vectors share."""
     rng = np.random.default_rng(0)
     meaning = rng.normal(size=(300, 20))
     views = [
@@ -96,7 +96,7 @@ def halves(loud: int) -> Halves:
 def test_dev_finds_how_many_directions_to_remove(loud: int) -> None:
     dev = halves(loud)
     moments = Moments.of(np.concatenate([dev.first, dev.second]))
-    chosen, (curve,) = choose(WhitenSettings(transform="components", remove="dev"), moments, dev)
+    chosen, (curve,) = tune_transform(WhitenSettings(transform="components", remove="dev"), moments, dev)
     assert chosen.remove == curve.chosen == loud
     assert dict(curve.points)[0] == pytest.approx(
         mean_reciprocal_rank(dev.first - moments.mean, dev.second - moments.mean), abs=1e-4
@@ -104,12 +104,12 @@ def test_dev_finds_how_many_directions_to_remove(loud: int) -> None:
     assert curve.sentence.startswith(f"whiten.remove is {loud}, the best of 10 values by MRR (300 texts): ")
 
 
-def test_dev_chooses_remove_first_then_k_and_each_figure_is_that_of_the_whole_transform() -> None:
+def test_dev_chooses_remove_before_k_by_scores_of_the_whole_transform() -> None:
     dev = halves(3)
     gold = np.r_[np.ones(150), np.zeros(150)]
-    pairs = Pairs(dev.first, np.concatenate([dev.second[:150], dev.second[150:][::-1]]), gold)
+    pairs = DevPairs(dev.first, np.concatenate([dev.second[:150], dev.second[150:][::-1]]), gold)
     moments = Moments.of(np.concatenate([dev.first, dev.second]))
-    chosen, curves = choose(
+    chosen, curves = tune_transform(
         WhitenSettings(transform="components+whitening", k="dev", remove="dev"), moments, pairs
     )
     assert [(curve.setting, curve.metric) for curve in curves] == [("remove", "Spearman"), ("k", "Spearman")]
@@ -121,24 +121,24 @@ def test_dev_chooses_remove_first_then_k_and_each_figure_is_that_of_the_whole_tr
     assert (chosen.remove, chosen.k) == (curves[0].chosen, curves[1].chosen)
 
 
-def test_k_stays_within_a_fifth_of_the_rows() -> None:
+def test_k_is_at_most_a_fifth_of_the_rows() -> None:
     x = factors(60)
-    _, (curve,) = choose(WhitenSettings(k="dev"), Moments.of(x), Halves(x[:30], x[30:]))
+    _, (curve,) = tune_transform(WhitenSettings(k="dev"), Moments.of(x), Halves(x[:30], x[30:]))
     assert curve.points[-1][0] == 12
 
 
-def test_numbers_are_left_as_they_are() -> None:
+def test_given_numbers_are_not_changed() -> None:
     settings = WhitenSettings(k=7, remove=3)
-    assert choose(settings, Moments.of(factors(100))) == (settings, ())
+    assert tune_transform(settings, Moments.of(factors(100))) == (settings, ())
     with pytest.raises(DataError):
-        choose(
+        tune_transform(
             WhitenSettings(k="dev"), Moments.of(np.ones((30, 4))), Halves(np.ones((3, 4)), np.ones((3, 4)))
         )
 
 
-def test_of_equal_figures_the_smallest_value_wins() -> None:
+def test_of_equal_scores_the_smallest_value_wins() -> None:
     x = np.random.default_rng(0).normal(size=(200, 6))
-    _, (curve,) = choose(
+    _, (curve,) = tune_transform(
         WhitenSettings(transform="components", remove="dev"),
         Moments.of(x),
         Halves(np.eye(6)[:2], np.eye(6)[:2]),

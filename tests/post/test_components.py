@@ -1,4 +1,4 @@
-"""The directions that all vectors share are gone, nothing else is. Oracles: worked examples, numpy's and scikit-learn's decompositions in memory."""
+"""Common directions are removed and nothing else; oracles: published examples, numpy, scikit-learn."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from pipeline.stats.moments import Moments, merge_tree
 
 
 def vectors(rows: int = 1_500, dim: int = 24, seed: int = 0) -> np.ndarray:
-    """Rows far from zero with two loud directions."""
+    """Return rows far from zero with two directions of large variance."""
     rng = np.random.default_rng(seed)
     scales = np.r_[9.0, 5.0, np.linspace(1, 0.2, dim - 2)]
     return (
@@ -22,7 +22,7 @@ def vectors(rows: int = 1_500, dim: int = 24, seed: int = 0) -> np.ndarray:
     ).astype(np.float32)
 
 
-def test_golden_of_sif() -> None:
+def test_sif_matches_a_hand_computation() -> None:
     v = np.array([[0.004320, 0.000998], [0.007201, -0.003663], [0.003322, 0.003311]])
     sif = fit_components(Moments.of(v), 1, centred=False)
     np.testing.assert_allclose(
@@ -34,14 +34,14 @@ def test_golden_of_sif() -> None:
     )
 
 
-def test_golden_of_all_but_the_top() -> None:
+def test_all_but_the_top_matches_a_hand_computation() -> None:
     x = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])
     expected = [[0.120372, -1.096559], [-0.011906, 0.108465], [-0.035719, 0.325396], [-0.072746, 0.662698]]
     np.testing.assert_allclose(fit_components(Moments.of(x), 1)(x), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_what_is_left_is_what_scikit_learn_leaves(count: int) -> None:
+def test_the_remainder_matches_scikit_learn(count: int) -> None:
     x, unseen = vectors().astype(np.float64), vectors(40, seed=1).astype(np.float64)
     fitted = fit_components(merge_tree(Moments.of(part) for part in np.split(x, [2, 700])), count)
     pca = PCA(count, svd_solver="full").fit(x) if count else None
@@ -53,7 +53,7 @@ def test_what_is_left_is_what_scikit_learn_leaves(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_without_centring_the_singular_vectors_of_the_rows_go(count: int) -> None:
+def test_without_centring_singular_vectors_are_removed(count: int) -> None:
     x, unseen = vectors().astype(np.float64), vectors(40, seed=1).astype(np.float64)
     fitted = fit_components(
         merge_tree(Moments.of(part) for part in np.split(x, [2, 700])), count, centred=False
@@ -63,13 +63,13 @@ def test_without_centring_the_singular_vectors_of_the_rows_go(count: int) -> Non
     assert not fitted.mean.any()
 
 
-def test_nothing_is_left_along_a_removed_direction() -> None:
+def test_removed_directions_have_no_variance() -> None:
     fitted = fit_components(Moments.of(vectors()), 2)
     assert np.abs(fitted(vectors(100, seed=2)) @ fitted.directions.T).max() < 1e-5
     assert fitted.notes[0].startswith("2 principal directions removed, with 9")
 
 
-def test_notes_tell_one_from_several_and_centred_from_not() -> None:
+def test_notes_describe_the_removal() -> None:
     moments = Moments.of(vectors())
     assert (
         fit_components(moments, 1, centred=False).notes[0].startswith("1 singular direction removed, with ")
@@ -78,14 +78,14 @@ def test_notes_tell_one_from_several_and_centred_from_not() -> None:
 
 
 @pytest.mark.parametrize("centred", [True, False])
-def test_its_affine_map_is_itself(centred: bool) -> None:
+def test_the_affine_map_equals_the_transform(centred: bool) -> None:
     fitted = fit_components(Moments.of(vectors()), 2, centred=centred)
     affine = fitted.affine()
     unseen = vectors(40, seed=1)
     np.testing.assert_allclose(unseen @ affine.matrix.T + affine.bias, fitted(unseen), atol=5e-5)
 
 
-def test_a_file_keeps_every_bit() -> None:
+def test_a_file_preserves_every_bit() -> None:
     fitted = fit_components(Moments.of(vectors()), 3, space_id="a space")
     back = load_transform(fitted.to_bytes())
     assert isinstance(back, Components)
@@ -114,19 +114,19 @@ def test_a_file_keeps_every_bit() -> None:
         (np.eye(4), -1, True),
     ],
 )
-def test_a_space_without_that_many_directions_is_an_error(x: np.ndarray, count: int, centred: bool) -> None:
+def test_removing_too_many_directions_is_refused(x: np.ndarray, count: int, centred: bool) -> None:
     with pytest.raises(DataError):
         fit_components(Moments.of(x), count, centred=centred)
 
 
-def test_too_few_rows_are_a_value_not_an_error() -> None:
+def test_too_few_rows_give_a_shortage() -> None:
     assert fit_components(Moments.of(vectors(15)), 3).shortage is None
     assert "14 rows are too few to find 3 directions: at least 15" in (
         fit_components(Moments.of(vectors(14)), 3).shortage or ""
     )
 
 
-def test_vectors_of_another_space_are_refused() -> None:
+def test_invalid_vectors_are_refused() -> None:
     with pytest.raises(DataError, match=r"shape \(n, 24\)"):
         fit_components(Moments.of(vectors()))(np.ones((2, 23)))
     with pytest.raises(DataError, match="1 rows with NaN"):

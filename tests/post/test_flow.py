@@ -1,4 +1,4 @@
-"""A fitted flow maps and maps back, row by row, is no affine map, and comes back from its file as it was."""
+"""A fitted flow maps vectors and back, row by row, and survives a file."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def fit(steps: int = 10, **settings: Any) -> Flow:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 600])
-def test_rows_come_out_alone_as_among_others(rows: int):
+def test_a_row_does_not_depend_on_its_neighbours(rows: int):
     flow, x = fit(), vectors(600, seed=2)
     z = flow(x[:rows])
     assert (z.shape, z.dtype) == ((rows, DIM), np.float32)
@@ -43,14 +43,14 @@ def test_rows_come_out_alone_as_among_others(rows: int):
     np.testing.assert_allclose(flow.inverse(z), x[:rows], atol=1e-4)
 
 
-def test_it_is_no_affine_map():
+def test_a_flow_is_not_affine():
     flow, (a, b) = fit(50), vectors(2)
     assert flow.affine() is None
     middle = flow(np.stack([a, b, (a + b) / 2]))
     assert np.abs(middle[2] - (middle[0] + middle[1]) / 2).max() > 1e-3
 
 
-def test_a_file_keeps_every_bit_and_is_found_by_its_kind():
+def test_a_file_preserves_every_bit_and_its_kind():
     flow = fit(permutation="random", levels=3, depth=2)
     back = load_transform(flow.to_bytes())
     assert isinstance(back, Flow)
@@ -67,11 +67,11 @@ def test_a_file_keeps_every_bit_and_is_found_by_its_kind():
     np.testing.assert_array_equal(back(vectors(9)), flow(vectors(9)))
 
 
-def test_the_file_holds_that_every_actnorm_was_initialised():
-    """So the first vectors after loading, here of quite another place and scale, set none of them."""
+def test_a_loaded_flow_has_initialized_actnorms():
+    """Expect the first vectors after loading, of another location and scale, to initialize nothing."""
     tensors, _ = unpack(fit(0).to_bytes())
     flags = [bool(tensor.all()) for name, tensor in tensors.items() if name.endswith("initialised")]
-    assert flags == [True] * 18  # two levels of three steps, one in each step and two in its coupling
+    assert flags == [True] * 18  # two levels of three steps with one actnorm each, and two in its coupling
     back, flow = load_transform(fit(0).to_bytes()), fit(0)
     back(1000 * vectors(50) - 3)
     np.testing.assert_array_equal(back(vectors(9)), flow(vectors(9)))
@@ -84,7 +84,7 @@ def test_another_process_writes_the_same_bytes():
         assert told.strip() == fit().transform_id
 
 
-def test_the_notes_tell_how_likelihood_and_dev_task_went():
+def test_notes_describe_likelihood_and_dev_scores():
     flow = fit()
     assert flow.notes[0].startswith(
         f"bits per dimension went from {flow.curve[0].heldout:.4f} to {flow.curve[-1].heldout:.4f} on 200 rows held out"
@@ -92,7 +92,7 @@ def test_the_notes_tell_how_likelihood_and_dev_task_went():
     assert fit(1).shortage == "32 rows are too few for a flow on 24 dimensions: at least 120 are needed"
 
 
-def test_bad_vectors_and_damaged_files_say_so():
+def test_invalid_vectors_and_damaged_files_are_refused():
     flow = fit(1)
     with pytest.raises(DataError, match=r"shape \(n, 24\)"):
         flow(np.ones((2, DIM - 1), np.float32))
@@ -106,5 +106,5 @@ def test_bad_vectors_and_damaged_files_say_so():
         load_transform(pack(tensors, {name: value for name, value in header.items() if name != "curve"}))
     with pytest.raises(DataError, match="settings and the curve"):
         load_transform(pack(tensors, header | {"curve": [{"step": 1}]}))
-    with pytest.raises(DataError, match="tensors of its settings"):
+    with pytest.raises(DataError, match="tensors that match its settings"):
         load_transform(pack(tensors, header | {"settings": header["settings"] | {"depth": 2}}))(vectors(2))

@@ -1,4 +1,4 @@
-"""Each dimension comes out with mean 0 and variance 1, however far from zero it lay. Oracles: a worked example, and scikit-learn in memory."""
+"""Every dimension gets mean 0 and variance 1, also far from zero; the oracles are numpy and scikit-learn."""
 
 import numpy as np
 import pytest
@@ -13,19 +13,19 @@ X = np.array([[2.0, 0], [0, 1], [-2, 1], [4, 2]])
 
 
 def vectors(rows: int = 2_000, dim: int = 24, seed: int = 0) -> np.ndarray:
-    """Rows that lie a thousand times as far from zero as they spread."""
+    """Return rows whose distance from zero is a thousand times their standard deviation."""
     rng = np.random.default_rng(seed)
     return (
         rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)) * 1e-2 + rng.uniform(5, 20, dim)
     ).astype(np.float32)
 
 
-def test_golden_of_four_points() -> None:
+def test_four_points_match_a_hand_computation() -> None:
     expected = [[0.447214, -1.414214], [-0.447214, 0], [-1.341641, 0], [1.341641, 1.414214]]
     np.testing.assert_allclose(fit_standardize(Moments.of(X))(X), expected, atol=1e-6)
 
 
-def test_shards_give_what_scikit_learn_gives_in_memory() -> None:
+def test_merged_shards_match_scikit_learn() -> None:
     x = vectors()
     fitted = fit_standardize(merge_tree(Moments.of(part) for part in np.split(x, [3, 4, 900])))
     oracle = StandardScaler().fit(x.astype(np.float64))
@@ -35,7 +35,7 @@ def test_shards_give_what_scikit_learn_gives_in_memory() -> None:
     np.testing.assert_allclose(fitted(unseen), oracle.transform(unseen.astype(np.float64)), atol=1e-5)
 
 
-def test_constant_dimensions_become_zero_and_are_named() -> None:
+def test_constant_dimensions_become_zero_and_are_listed() -> None:
     x = vectors()
     x[:, 3], x[:, 9], x[:, 20] = 0.1, 0, 1e-4
     fitted = fit_standardize(Moments.of(x))
@@ -51,13 +51,13 @@ def test_constant_dimensions_become_zero_and_are_named() -> None:
     assert fit_standardize(Moments.of(vectors())).notes == ("all 24 dimensions vary",)
 
 
-def test_a_deviation_is_never_taken_for_less_than_its_floor() -> None:
+def test_small_standard_deviations_are_raised_to_the_floor() -> None:
     x = np.random.default_rng(0).normal(size=(100, 2)) * [1, 1e-9]
     fitted = fit_standardize(Moments.of(x))
     np.testing.assert_allclose(fitted(x)[:, 1], (x[:, 1] - x[:, 1].mean()) / 1e-8, atol=1e-6)
 
 
-def test_its_affine_map_is_itself() -> None:
+def test_the_affine_map_equals_the_transform() -> None:
     x = np.random.default_rng(0).normal(size=(400, 24)) * np.arange(1, 25) + 2
     fitted = fit_standardize(Moments.of(x))
     affine = fitted.affine()
@@ -65,7 +65,7 @@ def test_its_affine_map_is_itself() -> None:
     np.testing.assert_allclose(x @ affine.matrix.T + affine.bias, fitted(x), atol=1e-5)
 
 
-def test_a_file_keeps_every_bit_and_another_space_is_another_transform() -> None:
+def test_a_file_preserves_every_bit_and_the_id_includes_the_space() -> None:
     fitted = fit_standardize(Moments.of(vectors()), space_id="a space")
     back = load_transform(fitted.to_bytes())
     assert isinstance(back, Standardize)
@@ -82,12 +82,12 @@ def test_a_file_keeps_every_bit_and_another_space_is_another_transform() -> None
 
 
 @pytest.mark.parametrize("x", [np.ones((0, 4)), np.ones((1, 4)), np.ones((60, 4))])
-def test_nothing_to_fit_is_an_error(x: np.ndarray) -> None:
+def test_equal_rows_are_refused(x: np.ndarray) -> None:
     with pytest.raises(DataError):
         fit_standardize(Moments.of(x))
 
 
 @pytest.mark.parametrize("x", [np.ones((2, 23)), np.full((2, 24), np.nan), np.ones(24)])
-def test_vectors_of_another_space_are_refused(x: np.ndarray) -> None:
+def test_invalid_vectors_are_refused(x: np.ndarray) -> None:
     with pytest.raises(DataError, match="vectors to transform"):
         fit_standardize(Moments.of(vectors()))(x)

@@ -1,4 +1,6 @@
-"""Whitened vectors have mean 0 and covariance I, from any split of the rows; constant directions are left out. Oracles: worked examples, numpy, scikit-learn."""
+"""Whitened vectors have mean 0 and covariance I for any split; oracles: hand computations, numpy,
+scikit-learn.
+"""
 
 import hashlib
 import subprocess
@@ -32,7 +34,7 @@ def vectors(rows: int, dim: int = 32, seed: int = 0) -> np.ndarray:
     return (rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)) + 1).astype(np.float32)
 
 
-def test_golden_of_four_points() -> None:
+def test_four_points_match_a_hand_computation() -> None:
     whiten = fit(X)
     np.testing.assert_allclose(whiten.eigenvalues, [5.054886, 0.445114], atol=1e-6)
     y = whiten(X)
@@ -46,14 +48,14 @@ def test_golden_of_four_points() -> None:
     assert cosines(np.stack([unseen, y[0]]))[0, 1] == pytest.approx(-0.832050, abs=1e-5)
 
 
-def test_golden_of_four_points_with_one_component() -> None:
+def test_one_component_of_four_points_matches_a_hand_computation() -> None:
     y = fit(X, 1)(X)[:, 0]
     np.testing.assert_allclose(
         y * -np.sign(y[0]), [-0.393590, 0.442123, 1.326370, -1.374903], atol=1e-5
-    )  # up to a global flip
+    )  # up to the sign
 
 
-def test_golden_full_rank_on_few_points_says_so() -> None:
+def test_full_rank_on_few_points_gives_a_shortage() -> None:
     whiten = fit(np.array([[1.0, 0, 0, 2], [0, 1, 0, 1], [0, 0, 3, 1]]))
     assert whiten.k == 2
     assert whiten.shortage is not None
@@ -62,7 +64,7 @@ def test_golden_full_rank_on_few_points_says_so() -> None:
 
 
 @pytest.mark.parametrize("k", [None, 1, 7, 32])
-def test_fitted_vectors_come_out_white(k: int | None) -> None:
+def test_fitted_vectors_are_white(k: int | None) -> None:
     x = vectors(2_000)
     y = fit(x, k)(x)
     assert y.dtype == np.float32
@@ -79,7 +81,7 @@ def test_shards_in_any_order_give_the_same_cosines() -> None:
     np.testing.assert_allclose(cosines(sharded(x[:50])), cosines(fit(x)(x[:50])), atol=1e-5)
 
 
-def test_constant_and_dependent_dimensions_are_left_out() -> None:
+def test_constant_and_dependent_dimensions_are_dropped() -> None:
     x = vectors(2_000)
     x[:, 3], x[:, 9], x[:, 20] = 0.25, 0, 1e-8
     x[:, 30] = x[:, 31]
@@ -90,14 +92,14 @@ def test_constant_and_dependent_dimensions_are_left_out() -> None:
     assert fit(x).notes[0].startswith("28 of 32 components are kept")
 
 
-def test_too_few_rows_are_a_value_not_an_error() -> None:
+def test_too_few_rows_give_a_shortage() -> None:
     assert fit(vectors(5 * 32)).shortage is None
     assert "159 rows are too few to whiten 32 components: at least 160" in (fit(vectors(159)).shortage or "")
     assert fit(vectors(159), 16).shortage is None
 
 
 @pytest.mark.parametrize("x", [np.ones((1, 4)), np.ones((0, 4)), np.ones((60, 4))])
-def test_nothing_to_fit_is_an_error(x: np.ndarray) -> None:
+def test_equal_rows_are_refused(x: np.ndarray) -> None:
     with pytest.raises(DataError):
         fit(x)
 
@@ -107,7 +109,7 @@ def test_vectors_of_another_dimension_are_refused() -> None:
         fit(vectors(200))(np.ones((2, 31), np.float32))
 
 
-def test_a_file_keeps_every_bit_and_is_found_by_its_kind() -> None:
+def test_a_file_preserves_every_bit_and_its_kind() -> None:
     whiten = fit(vectors(500), 20)
     back = load_transform(whiten.to_bytes())
     assert isinstance(back, Whitening)
@@ -122,7 +124,10 @@ def test_a_file_keeps_every_bit_and_is_found_by_its_kind() -> None:
 
 
 def test_another_process_writes_the_same_bytes() -> None:
-    program = "from tests.post.test_whitening import *; print(hashlib.sha256(fit(vectors(500)).to_bytes()).hexdigest())"
+    program = (
+        "from tests.post.test_whitening import *; "
+        "print(hashlib.sha256(fit(vectors(500)).to_bytes()).hexdigest())"
+    )
     runs = {
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
@@ -130,7 +135,7 @@ def test_another_process_writes_the_same_bytes() -> None:
     assert len(runs) == 1
 
 
-def test_the_id_tells_spaces_and_fits_apart() -> None:
+def test_the_id_depends_on_the_space_and_the_fit() -> None:
     moments = Moments.of(vectors(500))
     same, other_space, other_k = (
         fit_whitening(moments, k, space_id=space).transform_id
@@ -140,7 +145,7 @@ def test_the_id_tells_spaces_and_fits_apart() -> None:
     assert fit_whitening(moments, space_id="a").transform_id == same
 
 
-def test_damaged_files_say_so() -> None:
+def test_damaged_files_are_refused() -> None:
     content = fit(vectors(500)).to_bytes()
     flipped = content[:-9] + bytes([content[-9] ^ 64]) + content[-8:]
     cases = {b"": "tensor file", content[:200]: "tensor file", pack({"a": X}, {"kind": "spell"}): "spell"}
@@ -156,7 +161,7 @@ def test_damaged_files_say_so() -> None:
 
 
 @pytest.mark.parametrize("k", [None, 20, 5])
-def test_zca_has_the_cosines_of_pca_on_the_old_axes(k: int | None) -> None:
+def test_zca_has_the_cosines_of_pca(k: int | None) -> None:
     moments, x = Moments.of(vectors(2_000)), vectors(60, seed=1)
     pca, zca = fit_whitening(moments, k), fit_whitening(moments, k, rotation="zca")
     assert (zca.k, zca.components, zca.shortage) == (32, k or 32, None)
@@ -174,17 +179,17 @@ def test_zca_has_the_cosines_of_pca_on_the_old_axes(k: int | None) -> None:
 
 
 @pytest.mark.parametrize("rows", [40, 200, 5_000])
-def test_automatic_shrinkage_is_that_of_scikit_learn(rows: int) -> None:
+def test_automatic_shrinkage_matches_scikit_learn(rows: int) -> None:
     x = vectors(rows).astype(np.float64)
     oracle = OAS().fit(x)
     assert oas_shrinkage(Moments.of(x)) == pytest.approx(oracle.shrinkage_, rel=1e-9)
     whiten = fit_whitening(Moments.of(x), shrinkage="auto")
     expected = np.linalg.inv(oracle.covariance_)
     np.testing.assert_allclose(whiten.matrix.T @ whiten.matrix, expected, atol=1e-5 * np.abs(expected).max())
-    assert f"drawn to a multiple of the identity by {oracle.shrinkage_:.4g}" in ". ".join(whiten.notes)
+    assert f"shrunk to a multiple of the identity by {oracle.shrinkage_:.4g}" in ". ".join(whiten.notes)
 
 
-def test_equal_variances_in_all_directions_shrink_wholly() -> None:
+def test_isotropic_vectors_give_full_shrinkage() -> None:
     assert (
         oas_shrinkage(Moments(8, np.zeros(4), 8 * np.eye(4)))
         == OAS().fit(np.r_[np.eye(4), -np.eye(4)] * 2).shrinkage_
@@ -211,7 +216,7 @@ def test_a_ridge_gives_every_direction_a_variance() -> None:
     assert "20 rows are no more than the 32 dimensions" in ". ".join(ridged.notes)
 
 
-def test_a_plain_fit_is_the_file_that_it_was_before_there_were_options() -> None:
+def test_a_fit_without_options_has_a_fixed_file() -> None:
     whiten = fit(vectors(500), 20)
     old = {
         "rank",
@@ -236,7 +241,7 @@ def test_a_plain_fit_is_the_file_that_it_was_before_there_were_options() -> None
     assert (back.kept, back.shrinkage, back.ridge, back.components) == (20, 0.1, 0.2, 20)
 
 
-def test_far_from_zero_the_streamed_fit_is_that_of_the_vectors_in_memory() -> None:
+def test_far_from_zero_the_merged_fit_matches_the_fit_in_memory() -> None:
     x = (
         np.random.default_rng(0).normal(size=(3_000, 24)) @ np.diag(np.linspace(0.01, 0.05, 24)) + 50
     )  # the mean is a thousand times the spread
@@ -247,5 +252,5 @@ def test_far_from_zero_the_streamed_fit_is_that_of_the_vectors_in_memory() -> No
     )
 
 
-def test_the_registry_knows_whitening() -> None:
+def test_the_registry_finds_whitening() -> None:
     assert TRANSFORMS["whitening"] is Whitening

@@ -89,7 +89,7 @@ def test_missing_metrics_have_reasons():
     few = sentence_space(normalised[:5], TEXTS[:5], 5, 0)
     assert few.missing == {
         "hubness": "needs more than 5 sentences, there are 5",
-        "length_norm": "all vectors have the same length",
+        "length_norm": "all vectors have the same norm",
     }
     flat = ScoredPairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 4, 60), "words")
     assert with_pairs(few, X, flat, 0).missing["alignment"] == "no pair has a score above 4"

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import spearmanr
 
 from pipeline.errors import DataError
-from pipeline.post.compare import Pairs
+from pipeline.post.compare import DevPairs
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings
 from pipeline.train.flow import Diverged, FlowFit, Held, one_thread
@@ -52,7 +52,7 @@ def test_held_out_rows_become_likelier():
 def test_figures_of_the_curve_are_those_of_the_flow():
     fit = run(fresh(), bent(640), range(20))
     rng = np.random.default_rng(5)
-    pairs = Pairs(bent(60, seed=3), bent(60, seed=4), rng.normal(size=60))
+    pairs = DevPairs(bent(60, seed=3), bent(60, seed=4), rng.normal(size=60))
     held = Held(HELD.rows, pairs, lambda raw: 2 * raw)
     fit.measure(held)
     flow = fit.fitted(held, 640, "a space")

@@ -20,13 +20,13 @@ from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Running, say
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
-from pipeline.post.choose import Curve, choose
+from pipeline.post.choose import Curve, tune_transform
 from pipeline.post.compare import (
     MIN_WORDS,
     Comparison,
     Dev,
+    DevPairs,
     Halves,
-    Pairs,
     compare,
     noun,
     split_halves,
@@ -300,7 +300,7 @@ class _Fit:
         """The transform, and the curves by which k and remove were chosen."""
         settings = self.job.whiten
         held = self._held() if settings.k == "likelihood" else None
-        chosen, curves = choose(
+        chosen, curves = tune_transform(
             settings, self.moments, self.dev if "dev" in (settings.k, settings.remove) else None, held
         )
         return fit_transform(self.moments, chosen, self.source.space_id, self._trained), curves
@@ -312,7 +312,7 @@ class _Fit:
         if settings.dev:
             left, right, gold = dev_pairs(settings.dev)
             vectors = encode_texts(self.run, (*left, *right))
-            return Pairs(vectors[: len(left)], vectors[len(left) :], gold, settings.dev)
+            return DevPairs(vectors[: len(left)], vectors[len(left) :], gold, settings.dev)
         sample = SampleTexts(self.source.store, settings.dev_texts, _SHORTEST, self.corpus.dead)
         texts = self.run.workers.run(sample, self.corpus.units, Pool(1))
         halves = [pair for pair in map(split_halves, texts) if pair]

@@ -73,7 +73,7 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
                 "train.workers=2",
                 "train.across_ranks=false",
             ),
-            "train.across_ranks: expected true for cert",
+            "train.across_ranks: expected true, because the queue of cert",
         ),
         (
             ("train.workers=8", "train.across_ranks=false"),

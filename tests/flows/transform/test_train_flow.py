@@ -24,7 +24,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.post import load_transform, space_after
 from pipeline.post.chain import steps_of
-from pipeline.post.compare import Pairs
+from pipeline.post.compare import DevPairs
 from pipeline.post.flow import Flow
 from pipeline.post.whitening import fit_whitening
 from pipeline.settings import FlowSettings, Job
@@ -171,7 +171,7 @@ def test_behind_another_transform_it_works_in_the_space_that_one_makes(tmp_path:
 def test_the_dev_task_is_measured_on_the_way(tmp_path: Path):
     given, rng = training(tmp_path), np.random.default_rng(0)
     x = np.concatenate([vectors for _, vectors in given.source.batches(given.units)])
-    dev = Pairs(x[:50], x[50:100], rng.normal(size=50))
+    dev = DevPairs(x[:50], x[50:100], rng.normal(size=50))
     flow = trained(FlowTraining(given.source, given.units, given.settings, dev=dev))
     assert flow.metric == "Spearman"
     assert flow.curve[-1].dev == pytest.approx(dev.score(flow), abs=1e-3)
