@@ -93,7 +93,7 @@ def test_damaged_files_are_refused() -> None:
     header = {"kind": "chain", "steps": ["standardize", "components"], "transform_id": chain.transform_id}
     load_transform(pack(files, header))
     cases = {
-        pack({"0": files["0"]}, header): "one file for each",
+        pack({"0": files["0"]}, header): "one tensor per step",
         pack({"0": files["1"], "1": files["0"]}, header): "damaged",
     }
     cases |= {

@@ -121,7 +121,7 @@ def test_removing_too_many_directions_is_refused(x: np.ndarray, count: int, cent
 
 def test_too_few_rows_give_a_shortage() -> None:
     assert fit_components(Moments.of(vectors(15)), 3).shortage is None
-    assert "14 rows are too few to find 3 directions: at least 15" in (
+    assert "14 rows are too few for 3 directions: at least 15" in (
         fit_components(Moments.of(vectors(14)), 3).shortage or ""
     )
 

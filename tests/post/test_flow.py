@@ -86,9 +86,8 @@ def test_another_process_writes_the_same_bytes():
 
 def test_notes_describe_likelihood_and_dev_scores():
     flow = fit()
-    assert flow.notes[0].startswith(
-        f"bits per dimension went from {flow.curve[0].heldout:.4f} to {flow.curve[-1].heldout:.4f} on 200 rows held out"
-    )
+    ends = f"{flow.curve[0].heldout:.4f} to {flow.curve[-1].heldout:.4f} on 200 held-out rows"
+    assert flow.notes[0].startswith(f"bits per dimension went from {ends}")
     assert fit(1).shortage == "32 rows are too few for a flow on 24 dimensions: at least 120 are needed"
 
 
