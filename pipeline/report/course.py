@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.train.figures import Figures
+from pipeline.train.metrics_line import MetricsLine
 
 _PART = 0.1  # of the records at each end: their mean, since single steps vary
 _LEAST = 6  # records, to say that a loss rises
@@ -47,7 +47,7 @@ class Ends:
         return self.end < self.start if self.good == "lower" else self.end > self.start
 
 
-def ends(lines: Sequence[Figures]) -> list[Ends]:
+def ends(lines: Sequence[MetricsLine]) -> list[Ends]:
     """Means over the first and the last tenth of the records, for each measure that at least two records have."""
     found = []
     for name, (words, good) in _MEASURES.items():
@@ -58,7 +58,7 @@ def ends(lines: Sequence[Figures]) -> list[Ends]:
     return found
 
 
-def on_same_rows(lines: Sequence[Figures]) -> list[Ends]:
+def on_same_rows(lines: Sequence[MetricsLine]) -> list[Ends]:
     """Measures of the same rows before the first step and after the last; [] unless both were measured.
 
     Without dropout both views of one text are one vector; how close they are is left out then.
@@ -75,7 +75,7 @@ def on_same_rows(lines: Sequence[Figures]) -> list[Ends]:
     ]
 
 
-def risen(lines: Sequence[Figures]) -> tuple[float, float] | None:
+def risen(lines: Sequence[MetricsLine]) -> tuple[float, float] | None:
     """(start, end) of a loss that rises by more than its records vary, as means over the first and last third of them; None for any other."""
     values = _values(lines, "loss")
     if len(values) < _LEAST:
@@ -91,5 +91,5 @@ def _both(values: Sequence[float], part: float) -> tuple[Sequence[float], Sequen
     return values[:size], values[-size:]
 
 
-def _values(lines: Sequence[Figures], name: str) -> list[float]:
+def _values(lines: Sequence[MetricsLine], name: str) -> list[float]:
     return [value for line in lines if (value := getattr(line, name)) is not None]

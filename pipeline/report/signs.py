@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.charts.frame import percent
 from pipeline.report.course import on_same_rows, risen
 from pipeline.settings.training import TrainSettings
-from pipeline.train.figures import Figures, totals
+from pipeline.train.metrics_line import MetricsLine, totals
 
 if TYPE_CHECKING:
     from pipeline.report.training import Report
@@ -119,5 +119,5 @@ def _of_speed(report: "Report") -> Iterator[str]:
         yield f"{percent(waited / report.seconds)} of the time went by waiting for batches: rows are read or tokenized too slowly for this device."
 
 
-def _tail(lines: Sequence[Figures]) -> Sequence[Figures]:
+def _tail(lines: Sequence[MetricsLine]) -> Sequence[MetricsLine]:
     return lines[-max(1, round(_TAIL * len(lines))) :]

@@ -20,7 +20,7 @@ from pipeline.report.evaluation import Chart
 from pipeline.report.page import fill
 from pipeline.report.signs import warnings
 from pipeline.settings.training import ObjectiveSettings, TrainSettings
-from pipeline.train.figures import Figures
+from pipeline.train.metrics_line import MetricsLine
 
 _ANY = 1_000_000_000  # scores of any scale: ranks alone count
 
@@ -106,7 +106,7 @@ class Report:
     """that were made"""
     planned: int
     steps_per_epoch: int
-    lines: tuple[Figures, ...]
+    lines: tuple[MetricsLine, ...]
     """of metrics.jsonl"""
     product: Product
     best_step: int | None = None
@@ -158,7 +158,7 @@ class Report:
         return {"spearman": "Spearman x100", "accuracy": "accuracy, %"}[self.settings.dev.measure]
 
     @property
-    def dev(self) -> dict[str, Figures]:
+    def dev(self) -> dict[str, MetricsLine]:
         """The line before the first step, the best one and the last one, of those with a figure on dev."""
         measured = [line for line in self.lines if line.dev is not None]
         if not measured:
@@ -374,7 +374,7 @@ def _behind(points: Points) -> str:
     )
 
 
-def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
+def _points(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:
     return [(float(line.step), float(value)) for line in lines if (value := getattr(line, name)) is not None]
 
 

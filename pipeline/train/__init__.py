@@ -1,1 +1,5 @@
-"""Training: what a step does, and what a checkpoint holds. Nothing here knows where rows come from or where it runs."""
+"""Training of encoders: batches, gradients, optimizer and schedule, checkpoints, metrics.
+
+Independent of where rows come from and of the cluster. Import from the modules; `loop.fit` is the training
+loop, `flow` trains the transform of BERT-flow.
+"""

@@ -1,4 +1,4 @@
-"""Batches for the steps of a training, read and tokenized ahead of them."""
+"""Batches for the steps of a training, read and tokenized ahead of time."""
 
 from collections.abc import Callable, Generator, Sequence
 
@@ -22,9 +22,13 @@ def batches(
     peers: Peers = NO_PEERS,
     roles: Sequence[str] = TEXTS,
 ) -> Generator[Batch, None, None]:
-    """This rank's batch of step `start` and all later ones, without end: read, and the texts of `roles` tokenized, by a thread that is a few batches ahead.
+    """Yield this rank's batches from step `start` on, without end.
 
-    What goes wrong there is raised where its batch is due; closing the generator ends the thread. ConfigError where the batch cannot be shared equally.
+    A thread reads the batches and tokenizes the texts of `roles` a few batches ahead. Its errors are raised
+    when their batch is due; closing the generator ends the thread.
+
+    Raises:
+        ConfigError: the ranks cannot get equal parts of a batch.
     """
     return ahead(
         _batch(rows, tokenize, peers, roles)
@@ -46,17 +50,15 @@ def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers, roles: Sequence[str
 
 
 class _Tokenized:
-    """A tokenizer that knows some texts already, whoever asks for them and in whatever order; all others it tokenizes when they are asked for."""
+    """Tokenizer with a cache of known texts; other texts are tokenized when requested."""
 
     def __init__(self, tokenize: Tokenize, texts: Sequence[str]) -> None:
-        self._tokenize, self._places = (
-            tokenize,
-            {text: place for place, text in enumerate(dict.fromkeys(texts))},
-        )
-        self._tokens = tokenize(list(self._places)) if texts else None
+        self._tokenize = tokenize
+        self._rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        self._tokens = tokenize(list(self._rows)) if texts else None
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        places = [self._places.get(text, -1) for text in texts]
-        if self._tokens is None or -1 in places:
+        rows = [self._rows.get(text, -1) for text in texts]
+        if self._tokens is None or -1 in rows:
             return self._tokenize(texts)
-        return self._tokens.of_rows(np.array(places, np.int64))
+        return self._tokens.of_rows(np.array(rows, np.int64))

@@ -1,4 +1,4 @@
-"""Whether an encoder gets better while it is trained: the figure of `manta evaluate` on a development set, and what follows from it."""
+"""Evaluation on a development set during training, with early stopping."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -29,29 +29,41 @@ from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
-_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # per forward pass, as in encoding
 
 
 @dataclass(frozen=True, eq=False)
 class Dev:
-    """Sentence pairs with people's scores or labels, read once. Pickles."""
+    """Sentence pairs with scores or labels by people, read once; can be pickled.
+
+    Attributes:
+        where: name of the file, for error messages.
+        left: n sentences.
+        right: n sentences.
+        gold: (n,) scores on any scale, because only ranks count; or class numbers.
+        measure: metric of `score`.
+    """
 
     where: str
     left: tuple[str, ...]
     right: tuple[str, ...]
     gold: np.ndarray
-    """(n,) scores on any scale, since ranks alone count; or places of labels"""
     measure: Literal["spearman", "accuracy"] = "spearman"
 
     @classmethod
     def open(cls, settings: DevSettings, values: Values | None = None) -> "Dev":
-        """The pairs of a file that have a score, or a label of `values` (the usual ones); a missing text is one blank.
+        """Read the pairs of a file that have a score, or a label of `values` (default: the usual labels).
 
-        ConfigError where none is named, or a role is unknown; DataError for a file that is missing or no Parquet, a missing column, texts, scores or labels of another
-        type, a label that is none of the set, and scores of which there are fewer than two, or that are all alike.
+        A missing text is read as a blank.
+
+        Raises:
+            ConfigError: no file is set, or a role is unknown.
+            DataError: the file is missing or not Parquet, a column is missing or of another type, a label is
+                unknown, or there
+                are fewer than two different scores.
         """
         if settings.uri is None:
-            raise ConfigError("train.dev.uri", "a file to measure on", "none", "name one")
+            raise ConfigError("train.dev.uri", "a file to measure on", "none", "set train.dev.uri")
         if settings.measure == "accuracy":
             return cls._labelled(settings, values or Values())
         store, path = store_of(settings.uri)
@@ -78,24 +90,40 @@ class Dev:
         )
 
     def score(self, product: Product, objective: Objective | None = None) -> float:
-        """Spearman x100 of the pairs' cosines with their scores, over all pairs, and 0 where all cosines are alike; or the percentage of pairs that the objective's
-        classifier puts where people do: accuracy needs one that has it. The same on every rank; each has to call it.
+        """Score the product's vectors on all pairs.
 
-        The modules are in eval() meanwhile, and draw no random numbers. DataError, on every rank, for vectors that are not finite.
+        Every rank has to call it, and gets the same value. The modules are in eval mode and draw no random
+        numbers.
+
+        Args:
+            product: modules to evaluate.
+            objective: classifier for accuracy.
+
+        Returns:
+            Spearman correlation of cosines and scores times 100, 0 if all cosines are equal; or the
+                percentage of pairs that
+            the objective's classifier predicts correctly.
+
+        Raises:
+            DataError: on every rank, for vectors that are not finite.
         """
         with evaluating(*_modules(product)):
             vectors = self._vectors(product)
         if not (finite := np.isfinite(vectors).all(axis=1)).all():
-            found = f"values that are none in {np.count_nonzero(~finite):,} of {len(finite):,}, first for {self._sentences[0][int(np.argmin(finite))][:80]!r}"
+            first = self._sentences[0][int(np.argmin(finite))][:80]
+            found = (
+                f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(finite):,} vectors, "
+                f"first for {first!r}"
+            )
             raise DataError(
                 self.where,
                 "finite vectors",
                 found,
-                "the weights have diverged: lower the learning rate, or take another precision",
+                "the weights have diverged; lower the learning rate, or use another precision",
             )
         left, right = np.split(vectors[self._sentences[1]], 2)
         if self.measure == "accuracy":
-            assert objective is not None, "the classifier is the objective's"
+            assert objective is not None, "accuracy needs the objective's classifier"
             return self._accuracy(left, right, objective)
         return 100 * correlation(spearman, paired("cosine", left, right), self.gold)
 
@@ -107,13 +135,14 @@ class Dev:
 
     @cached_property
     def _sentences(self) -> tuple[list[str], np.ndarray]:
-        """Distinct ones, and each side's place among them."""
+        """Distinct sentences, and the index of each side's sentences among them."""
         return distinct([*self.left, *self.right])
 
     def _vectors(self, product: Product) -> np.ndarray:
-        """(distinct sentences, dim) float32: ranks take turns at buffers that do not depend on how many ranks there are.
+        """Encode the distinct sentences: (distinct sentences, dim) float32.
 
-        All run as many passes, the last one over again where they do not come out even: weights that are sharded are gathered for each.
+        Ranks take turns at buffers that do not depend on the number of ranks. All ranks run equally many
+        passes, repeating the last buffer if necessary, because sharded weights are gathered for each pass.
         """
         tokens, device = _tokenized(product, self._sentences[0]), next(product.encoder.parameters()).device
         buffers = plan_buffers(
@@ -121,10 +150,10 @@ class Dev:
         )
         vectors = torch.zeros(len(tokens), product.dim, device=device)
         for turn in range(0, len(buffers), world_size()):
-            place = turn + Ranks().rank
-            made = product(tokens.of_rows(buffers[min(place, len(buffers) - 1)])).float()
-            if place < len(buffers):
-                vectors[torch.from_numpy(buffers[place]).to(device)] = made
+            number = turn + Ranks().rank
+            made = product(tokens.of_rows(buffers[min(number, len(buffers) - 1)])).float()
+            if number < len(buffers):
+                vectors[torch.from_numpy(buffers[number]).to(device)] = made
         if world_size() > 1:
             dist.all_reduce(vectors)  # each row is zero on all ranks but one
         return vectors.cpu().numpy()
@@ -132,7 +161,7 @@ class Dev:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Put the modules into eval() without gradients, then each part back into its own mode."""
+    """Put the modules into eval mode without gradients; restore the mode of each part afterwards."""
     modes = [(module, module.training) for whole in modules for module in whole.modules()]
     try:
         for module, _ in modes:
@@ -146,19 +175,24 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Best:
-    """The best figure so far. A value: `told` gives the next one.
+    """Best score on dev so far; `observe` returns the next value.
 
-    patience: measurements in a row that may be no better before `ended` says so; None: any number. An equal figure is no better.
+    Attributes:
+        patience: number of consecutive measurements without improvement that end the training; None for no
+            limit. An equal
+            score is no improvement.
+        figure: best score; None before the first measurement.
+        step: step of the best score.
+        since: number of measurements after it.
     """
 
     patience: int | None = None
     figure: float | None = None
     step: int | None = None
     since: int = 0
-    """measurements after it"""
 
-    def told(self, step: int, figure: float) -> "Best":
-        """With the figure after that step."""
+    def observe(self, step: int, figure: float) -> "Best":
+        """Add the score after a step."""
         if self.figure is None or figure > self.figure:
             return replace(self, figure=figure, step=step, since=0)
         return replace(self, since=self.since + 1)
@@ -168,12 +202,12 @@ class Best:
         return self.patience is not None and self.since >= self.patience
 
     def state(self) -> dict[str, Any]:
-        """Plain values, of which `Best(**state)` is equal."""
+        """Return plain values; `Best(**state)` restores the object."""
         return asdict(self)
 
 
 def _tokenized(product: Product, sentences: list[str]) -> Tokens:
-    """As `manta encode` does it."""
+    """Tokenize as `manta encode` does."""
     folder = product.encoder.folder
     tokenizer = folder.tokenizer()
     tokens, kept = tokenizer(sentences), load_filter(folder, tokenizer)

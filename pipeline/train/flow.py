@@ -1,4 +1,4 @@
-"""A flow in training: one step after the other, its course, and checkpoints from which it goes on to the same bits."""
+"""Training of a BERT-flow, step by step, with checkpoints that resume bit for bit."""
 
 import math
 from collections.abc import Iterator
@@ -18,18 +18,23 @@ from pipeline.stats.tensors import pack, unpack
 
 _KIND = "flow checkpoint"
 _ROWS = 1_024  # held-out rows of one forward pass
-_UNIT_LENGTH = 1e-3  # how far a norm may be from 1; half precision is off by 5e-4
-_REMEDY = "lower whiten.flow.learning_rate, or look at what whiten.transform does before the flow"
+_UNIT_LENGTH = 1e-3  # tolerance of a norm of 1; half precision has an error of 5e-4
+_REMEDY = "lower whiten.flow.learning_rate, or check the steps of whiten.transform before the flow"
 
 
 class Diverged(DataError):
-    """The likelihood or its gradient is not finite any more: the training cannot go on, and would come to the same end again."""
+    """The likelihood or its gradient is not finite; a repeated training would end in the same way."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What a training is measured on. rows (n, d): vectors that it does not train on, as the flow gets them; dev: raw vectors of a task, which go through `prepare`
-    to become so, or None."""
+class HeldOut:
+    """Data to evaluate a training on.
+
+    Attributes:
+        rows: (n, d) vectors that are not trained on, as the flow gets them.
+        dev: raw vectors of a task, or None.
+        prepare: transforms raw vectors into the input of the flow.
+    """
 
     rows: np.ndarray
     dev: Dev | None = None
@@ -37,10 +42,11 @@ class Held:
 
 
 class FlowFit:
-    """AdamW on the bits per dimension; weight decay on the couplings' matrices alone, since that of a scale or a location pulls away from what the data say.
+    """AdamW on the bits per dimension, with weight decay on the matrices of the couplings only.
 
-    No random number is drawn after the initial weights, which follow from the seed: `step`, of which the order of the rows is a function, stands for the state of
-    any generator and for the place in the data.
+    Weight decay of a scale or a location would bias it. The initial weights follow from the seed and no
+    random number is drawn later: the order of the rows is a function of `step`, so that `step` replaces the
+    state of a random generator and the position in the data.
     """
 
     def __init__(self, dim: int, settings: FlowSettings, device: torch.device) -> None:
@@ -58,21 +64,28 @@ class FlowFit:
         self.curve: list[FlowPoint] = []
         self._losses: list[float] = []
 
-    def begin(self, batch: np.ndarray, held: Held) -> None:
-        """Initialise the actnorms on the first batch (n, d), and measure. DataError where its rows are all equal."""
+    def begin(self, batch: np.ndarray, held: HeldOut) -> None:
+        """Initialize the actnorms on the first batch (n, d), and evaluate.
+
+        DataError if all its rows are equal.
+        """
         with torch.no_grad():
             self.glow(self._tensor(batch))
         if not self.glow.varies.any():
             raise DataError(
                 "flow",
-                "rows that differ",
-                f"{len(batch)} equal ones in the first batch",
-                "look at the vectors, or give more of them",
+                "different rows",
+                f"{len(batch)} equal rows in the first batch",
+                "check the vectors, or use more of them",
             )
         self.measure(held)
 
     def take(self, batch: np.ndarray) -> None:
-        """One step on (n, d) rows. Diverged where the loss or its gradient is not finite; the weights are then those of before."""
+        """Make one step on rows (n, d).
+
+        Raises:
+            Diverged: the loss or its gradient is not finite; the weights have not changed.
+        """
         self._optimizer.zero_grad()
         loss = self.glow.bits_per_dimension(self._tensor(batch))
         loss.backward()
@@ -88,8 +101,12 @@ class FlowFit:
         self.step += 1
         self._losses.append(found)
 
-    def measure(self, held: Held) -> None:
-        """Add a point to the curve. Diverged where held-out rows have no finite likelihood."""
+    def measure(self, held: HeldOut) -> None:
+        """Add a point to the curve.
+
+        Raises:
+            Diverged: the likelihood of held-out rows is not finite.
+        """
         with torch.no_grad():
             parts = [
                 self.glow.log_density(self._tensor(part)).double().sum()
@@ -99,7 +116,7 @@ class FlowFit:
         if not math.isfinite(bits):
             raise Diverged(
                 "flow training",
-                "a finite likelihood of the rows held out",
+                "a finite likelihood of the held-out rows",
                 f"{bits} bits at step {self.step:,}",
                 _REMEDY,
             )
@@ -109,40 +126,34 @@ class FlowFit:
         self._losses = []
 
     def to_bytes(self) -> bytes:
-        """A checkpoint: weights, the optimizer's moments, the step, the curve, and the losses since its last point."""
+        """Write a checkpoint: weights, optimizer state, step, curve, and the losses since the last point."""
         tensors = {f"model.{name}": tensor.cpu().numpy() for name, tensor in self.glow.state_dict().items()}
         for name, parameter in self._named.items():
             tensors |= {
-                f"optimizer.{name}.{what}": value.cpu().numpy()
-                for what, value in self._optimizer.state[parameter].items()
+                f"optimizer.{name}.{key}": value.cpu().numpy()
+                for key, value in self._optimizer.state[parameter].items()
             }
         tensors["losses"] = np.asarray(self._losses, np.float64)
         return pack(
             tensors, {"kind": _KIND, "step": self.step, "curve": [asdict(point) for point in self.curve]}
         )
 
-    def go_on_from(self, checkpoint: bytes) -> None:
-        """Everything as it was when `to_bytes` was called. DataError for a file that is damaged."""
+    def restore(self, checkpoint: bytes) -> None:
+        """Restore the state written by `to_bytes`; DataError if the file is damaged."""
         tensors, header = unpack(checkpoint, "losses", kind=_KIND)
         values = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
-        self.glow.load_state_dict(
-            {
-                name.removeprefix("model."): value
-                for name, value in values.items()
-                if name.startswith("model.")
-            }
-        )
+        prefix = "model."
+        weights = {name: value for name, value in values.items() if name.startswith(prefix)}
+        self.glow.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
         for name, parameter in self._named.items():
-            state = {what: values[f"optimizer.{name}.{what}"] for what in ("exp_avg", "exp_avg_sq")}
-            step = values[f"optimizer.{name}.step"].reshape(())
-            self._optimizer.state[parameter] = {
-                what: value.to(self._device) for what, value in state.items()
-            } | {"step": step.to(self._device)}
+            state = {key: values[f"optimizer.{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
+            state["step"] = values[f"optimizer.{name}.step"].reshape(())
+            self._optimizer.state[parameter] = {key: value.to(self._device) for key, value in state.items()}
         self.step, self.curve = header["step"], [FlowPoint(**point) for point in header["curve"]]
         self._losses = tensors["losses"].tolist()
 
-    def fitted(self, held: Held, rows: int, space_id: str) -> Flow:
-        """The flow as it stands, fitted on so many rows of that space."""
+    def fitted(self, held: HeldOut, rows: int, space_id: str) -> Flow:
+        """Return the trained flow, fitted on this many rows of the space."""
         tensors = {name: tensor.cpu().numpy().copy() for name, tensor in self.glow.state_dict().items()}
         unit_length = bool((np.abs(np.linalg.norm(held.rows, axis=1) - 1) < _UNIT_LENGTH).all())
         metric = None if held.dev is None else held.dev.metric
@@ -160,7 +171,11 @@ class FlowFit:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch with one thread inside: matrices as narrow as a flow's gain nothing from more, and sums are then made in one order on any machine of a kind."""
+    """Limit torch to one thread.
+
+    Matrices as small as those of a flow gain nothing from more threads, and sums then have one order on all
+    machines of a kind.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,10 @@
-"""Ranks that train together: each sees the others' vectors as candidates, and all move by one gradient.
+"""Data-parallel training with candidates from all ranks.
 
-A mean over this rank's rows, with candidates gathered from all of them, averaged over ranks, is the mean over all rows, and so is its gradient, if what a vector costs
-on another rank comes back to the rank that made it: `Ranks.gather` sums the gradients of all ranks. Encoders and heads stay plain modules, without a wrapper around them:
-`average_gradients` runs once, when all chunks of a step have been through, so no gradient is sent twice and parameters keep their names.
+Each rank takes the mean loss over its own rows, with candidates gathered from all ranks. Averaged over ranks,
+this is the mean over all rows, and so is its gradient, if gradients flow back to the rank that owns a vector:
+`Ranks.gather` sums the gradients of all ranks. Encoders and heads stay plain modules without a wrapper:
+`average_gradients` runs once, after all chunks of a step, so that no gradient is sent twice and parameters
+keep their names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,28 +18,30 @@ from torch.nn import Parameter
 
 from pipeline.errors import DataError
 
-_BUCKET_BYTES = (
-    25 << 20
-)  # of one message: large enough that a network is busy with bytes and not with calls, small beside the gradients
+_BUCKET_BYTES = 25 << 20  # per message: large enough to hide latency, small compared with the gradients
 
 
 def world_size() -> int:
-    """Ranks of the process group; 1 without one."""
+    """Return the number of ranks of the process group; 1 without one."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 class Ranks:
-    """All ranks of the default process group; this process alone without one."""
+    """All ranks of the default process group, or this process alone without one."""
 
     @property
     def rank(self) -> int:
         return dist.get_rank() if dist.is_initialized() else 0
 
     def gather(self, z: Tensor) -> Tensor:
-        """(n, ...) of this rank -> (W n, ...) of all, in the order of ranks.
+        """Concatenate z (n, ...) of all W ranks in rank order: (W n, ...).
 
-        Every rank must call it the same number of times in the same order. DataError on every rank where shapes differ: they are compared first, since a collective
-        over unequal ones hangs or mixes rows. Forward and backward each send W n rows.
+        Every rank must call it equally often and in the same order. Forward and backward each send W n rows.
+
+        Raises:
+            DataError: on every rank, if shapes differ. They are compared first, because a collective over
+                unequal shapes hangs
+                or mixes rows.
         """
         if world_size() == 1:
             return z
@@ -47,7 +51,10 @@ class Ranks:
 
 
 class _Gather(torch.autograd.Function):
-    """Concatenates; backward, a rank's rows get the sum of what they cost on every rank."""
+    """Concatenate rows of all ranks.
+
+    In the backward pass, a rank's rows get the sum of their gradients on all ranks.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, z: Tensor) -> Tensor:
@@ -83,9 +90,11 @@ def _same_shape(z: Tensor) -> None:
 
 
 def average_gradients(parameters: Iterable[Parameter]) -> None:
-    """Give every rank the mean over ranks of each gradient. A gradient that is None everywhere stays so; where it is None on some ranks, it counts as zero there.
+    """Average each gradient over all ranks.
 
-    What was averaged before stays as it is, so batches may be accumulated: the mean of equal gradients is one of them. Shards' gradients are means already.
+    A gradient that is None on every rank stays None; if it is None on some ranks, it counts as zero there. An
+    average of equal gradients does not change them, so batches may be accumulated. Gradients of shards are
+    averages already.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad and not is_sharded(parameter)]
     if world_size() == 1 or not trained:
@@ -95,7 +104,7 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
     )
     dist.all_reduce(used, dist.ReduceOp.MAX)
     gradients = [
-        _gradient(parameter) for parameter, anywhere in zip(trained, used.tolist(), strict=True) if anywhere
+        _gradient(parameter) for parameter, exists in zip(trained, used.tolist(), strict=True) if exists
     ]
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
@@ -107,30 +116,35 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
-    """The mean over ranks of each number, without a graph."""
+    """Return the mean over ranks of each value, without a graph."""
     total = values.detach().clone()
     if world_size() > 1:
         dist.all_reduce(total)
     return total / world_size()
 
 
-def sharded_average(module: nn.Module, wanted: bool) -> None:
-    """Whether the next backward passes average the gradients of shards, together with what passes before them left to add up. Nothing where nothing is sharded."""
+def sharded_average(module: nn.Module, enabled: bool) -> None:
+    """Set whether the next backward passes average the gradients of shards accumulated so far.
+
+    Has no effect on modules that are not sharded.
+    """
     for each in module.modules():
         set_sync: Any = getattr(each, "set_requires_gradient_sync", None)
         if set_sync is not None:
-            set_sync(wanted, recurse=False)
+            set_sync(enabled, recurse=False)
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank holds a part of it."""
-    return hasattr(
-        tensor, "device_mesh"
-    )  # of a DTensor: importing its class takes a second, which most trainings need not wait
+    """Return True if each rank holds a part of the tensor."""
+    # An attribute of DTensor, whose import would take a second in every training.
+    return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, which shares its memory; a whole one is its own."""
+    """Return this rank's part of a tensor, sharing its memory.
+
+    A tensor that is not sharded is returned unchanged.
+    """
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
@@ -142,7 +156,7 @@ def _gradient(parameter: Parameter) -> Tensor:
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of gradients of one kind, each up to a message's size."""
+    """Group consecutive gradients of one dtype and device, each group up to the size of a message."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         if bucket and (

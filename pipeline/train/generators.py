@@ -1,4 +1,4 @@
-"""Random numbers of a training: torch's generators, taken back and set again."""
+"""State of torch's random generators."""
 
 import numpy as np
 import torch
@@ -6,31 +6,31 @@ from torch import Tensor, nn
 
 
 class Generators:
-    """torch's generators on the CPU and on the devices that a module stands on."""
+    """torch's generators on the CPU and on the devices of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
         self._devices = sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str)
 
     def state(self) -> list[Tensor]:
-        """Theirs, the CPU's first."""
+        """Return the states of all generators, the CPU's first."""
         return [
             torch.get_rng_state(),
             *(torch.get_device_module(device).get_rng_state(device) for device in self._devices),
         ]
 
     def restore(self, state: list[Tensor]) -> None:
-        """Set them to what `state` gave."""
+        """Restore the states returned by `state`."""
         torch.set_rng_state(state[0])
         for device, own in zip(self._devices, state[1:], strict=True):
             torch.get_device_module(device).set_rng_state(own, device)
 
     def fits(self, state: list[Tensor]) -> bool:
-        """Whether the state is of as many devices."""
+        """Return True if the state is of the same number of devices."""
         return len(state) == 1 + len(self._devices)
 
 
 def seed_all(seed: int, step: int, rank: int) -> None:
-    """Set torch's generators, on every device, to what follows from the three."""
+    """Seed torch's generators, on every device, from seed, step and rank."""
     drawn = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(drawn) >> 1)  # a signed number there
+    torch.manual_seed(int(drawn) >> 1)  # torch expects a signed number

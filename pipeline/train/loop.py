@@ -3,7 +3,8 @@
 training = Training(objective, settings, steps=1000, steps_per_epoch=500)
 if checkpoint is not None:
     training.restore(checkpoint.load())
-for step in fit(training, batches(order, tokenize, start=training.number, share=share, peers=peers), until=1000):
+rows = batches(order, tokenize, start=training.number, share=share, peers=peers)
+for step in fit(training, rows, until=1000):
     ...
 """
 
@@ -23,42 +24,57 @@ from pipeline.settings.training import TrainSettings
 from pipeline.train.finite import non_finite
 from pipeline.train.gather import Ranks, world_size
 from pipeline.train.generators import Generators, seed_all
-from pipeline.train.gradcache import Outcome, loss_and_backward
-from pipeline.train.optim import gradients, norm_of, optimizer_of, restore_state, scale, state_of, trained
+from pipeline.train.gradcache import StepResult, loss_and_backward
+from pipeline.train.optim import (
+    build_optimizer,
+    gradients,
+    optimizer_state,
+    restore_optimizer,
+    scale,
+    total_norm,
+    trainable_parameters,
+)
 from pipeline.train.precision import LossScale, prepare
 from pipeline.train.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step did. Nothing here has a graph."""
+    """Result of one step, without a graph.
+
+    Attributes:
+        number: 1, 2, ...
+        loss: mean over ranks.
+        gradient_norm: before clipping.
+        learning_rate: of this step.
+        rows: number of rows on all ranks.
+        tokens: number of tokens of all views on all ranks.
+        seconds: wall time on this rank, including waiting.
+        waited_s: time spent waiting for the batch.
+        counts: counts of the batch; in float16 also overflows: the number of times that the loss scale was
+            halved.
+        reps: (n, dim) vectors of each view, of this rank's rows, before the step.
+        batch: this rank's rows.
+    """
 
     number: int
-    """1, 2, ..."""
     loss: Loss
-    """the mean over ranks"""
     gradient_norm: float
-    """before it was clipped"""
     learning_rate: float
     rows: int
-    """of all ranks"""
     tokens: int
-    """that all views of all ranks hold"""
     seconds: float
-    """wall time on this rank, waiting included"""
     waited_s: float
-    """of it for the batch"""
     counts: Mapping[str, int]
-    """the batch's; in float16 also overflows: how often the loss scale had to be halved for this step"""
     reps: tuple[Tensor, ...]
-    """(n, dim) of each view: this rank's rows, before the step"""
     batch: Batch
 
 
 class Training:
-    """An objective with all that moves it: optimizer, schedule, loss scale, random numbers, and the number of the last step.
+    """Objective with its optimizer, schedule, loss scale, random generators and number of the last step.
 
-    The objective has to be the same on every rank. Its random numbers are not: each rank's generators are seeded here, by the seed and the rank.
+    The objective has to be equal on every rank. Each rank's generators are seeded here, by the seed and the
+    rank.
     """
 
     def __init__(
@@ -70,16 +86,27 @@ class Training:
         steps_per_epoch: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """steps: of the whole training, for the schedule. ConfigError for settings that cannot be."""
+        """Prepare a training.
+
+        Args:
+            objective: the objective to train.
+            settings: settings of the training.
+            steps: number of steps of the whole training, for the schedule.
+            steps_per_epoch: number of steps of one pass over the rows.
+            device: device of the objective.
+
+        Raises:
+            ConfigError: settings that are not possible.
+        """
         self.objective, self.settings, self.number = objective.to(device), settings, 0
         prepare(objective, settings)
         self._sharded = settings.strategy == "fsdp" and world_size() > 1
         if self._sharded:
-            from pipeline.train.sharded import shard  # torch's part of it takes a second to import
+            from pipeline.train.sharded import shard  # takes a second to import
 
             shard(objective)
-        self.parameters = trained(objective)
-        self.optimizer = optimizer_of(self.parameters.values(), settings.optimizer)
+        self.parameters = trainable_parameters(objective)
+        self.optimizer = build_optimizer(self.parameters.values(), settings.optimizer)
         self.schedule = Schedule(
             settings.schedule, settings.optimizer.learning_rate, steps=steps, steps_per_epoch=steps_per_epoch
         )
@@ -88,18 +115,22 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether the schedule has brought the training to its end before its last step."""
+        """True if the schedule ends the training before its last step."""
         return self.schedule.ended(self.number + 1)
 
-    def told(self, figure: float) -> None:
-        """The figure on dev after the last step, for a schedule that goes by it; the same on every rank."""
-        self.schedule.told(figure)
+    def observe(self, figure: float) -> None:
+        """Pass the score on dev after the last step, equal on every rank, to the schedule."""
+        self.schedule.observe(figure)
 
     def step(self, batch: Batch, waited_s: float = 0.0) -> Step:
-        """Move the weights by one batch, of equal size on every rank. NonFinite, on every rank, before anything has moved."""
+        """Update the weights by one batch, of equal size on every rank.
+
+        Raises:
+            NonFinite: on every rank, before anything has changed.
+        """
         started = time.perf_counter()
         outcome, norm, overflows = self._gradient(batch)
-        rate = self._move(norm)
+        rate = self._update(norm)
         self.number += 1
         self.objective.after_step(outcome.reps, batch)
         counts = {**batch.counts, "overflows": overflows} if self.loss_scale.adapts else batch.counts
@@ -118,8 +149,12 @@ class Training:
             batch,
         )
 
-    def _gradient(self, batch: Batch) -> tuple[Outcome, float, int]:
-        """The step's outcome, the gradient's norm, and how often it took a smaller scale: then all is computed anew with the same random numbers."""
+    def _gradient(self, batch: Batch) -> tuple[StepResult, float, int]:
+        """Compute the gradient; after an overflow, repeat with the same random numbers at a lower scale.
+
+        Returns:
+            The step's result, the norm of the gradient, and the number of overflows.
+        """
         before, overflows = self._generators.state(), 0
         while True:
             outcome = loss_and_backward(
@@ -127,19 +162,19 @@ class Training:
             )
             scale(found := gradients(self.parameters.values()), 1 / self.loss_scale.value)
             value, norm = torch.stack(
-                [outcome.loss.total.float(), norm_of(found).float().to(outcome.loss.total.device)]
+                [outcome.loss.total.float(), total_norm(found).float().to(outcome.loss.total.device)]
             ).tolist()
             if math.isfinite(value) and math.isfinite(norm):
-                self.loss_scale.passed()
+                self.loss_scale.count_success()
                 return outcome, norm, overflows
-            if not math.isfinite(value) or not self.loss_scale.lowered():
+            if not math.isfinite(value) or not self.loss_scale.lower():
                 raise non_finite(self.number + 1, batch, outcome.loss, self.parameters)
             self.optimizer.zero_grad(set_to_none=True)
             self._generators.restore(before)
             overflows += 1
 
-    def _move(self, norm: float) -> float:
-        """Clip, and take the step; the learning rate that it was taken with."""
+    def _update(self, norm: float) -> float:
+        """Clip the gradient and update the weights; return the learning rate."""
         rate, clip = self.schedule.rate(self.number + 1), self.settings.optimizer.clip
         if clip is not None and norm > clip:
             scale(gradients(self.parameters.values()), clip / norm)
@@ -150,7 +185,10 @@ class Training:
         return rate
 
     def state(self) -> dict[str, Any]:
-        """All that a training goes on from, copied to the CPU, as `torch.save` keeps it. Every rank has to call it; on others than the first it is empty."""
+        """Return the state to resume from, copied to the CPU, for `torch.save`.
+
+        Every rank has to call it; it is empty on all ranks but the first.
+        """
         own: list[Any] = [self._generators.state()]
         random = own * world_size()
         if world_size() > 1:
@@ -168,28 +206,29 @@ class Training:
         }
 
     def _parts(self) -> dict[str, Any]:
-        """What objective and optimizer hold, as one rank alone would hold it."""
+        """Return the states of objective and optimizer, gathered from all shards."""
         if not self._sharded:
             return {
                 "objective": self.objective.state_dict(),
-                "optimizer": state_of(self.optimizer, self.parameters),
+                "optimizer": optimizer_state(self.optimizer, self.parameters),
             }
-        from pipeline.train.sharded import settle, whole
+        from pipeline.train.sharded import gather_full, reshard
 
-        settle(self.objective)
+        reshard(self.objective)
         return {
-            "objective": whole(self.objective.state_dict()),
-            "optimizer": whole(state_of(self.optimizer, self.parameters)),
+            "objective": gather_full(self.objective.state_dict()),
+            "optimizer": gather_full(optimizer_state(self.optimizer, self.parameters)),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, the same on every rank.
+        """Resume from a state, equal on every rank.
 
-        With as many ranks as it was taken with, each draws the random numbers that it would have drawn; else, or on other devices, new ones, by seed, step and rank.
+        With the same number of ranks, each rank continues its random numbers; otherwise, or on other devices,
+        generators are seeded anew from seed, step and rank.
         """
-        objective, optimizer = self._as_held(state["objective"], state["optimizer"])
+        objective, optimizer = self._sharded_as_held(state["objective"], state["optimizer"])
         self.objective.load_state_dict(objective)
-        restore_state(self.optimizer, self.parameters, optimizer)
+        restore_optimizer(self.optimizer, self.parameters, optimizer)
         self.schedule.restore(state["schedule"])
         self.loss_scale.restore(state["loss_scale"])
         self.number, rank = state["step"], Ranks().rank
@@ -198,42 +237,46 @@ class Training:
         else:
             seed_all(self.settings.seed, self.number, rank)
 
-    def _as_held(
+    def _sharded_as_held(
         self, objective: Mapping[str, Any], optimizer: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """What `_parts` told, as this rank holds it."""
+        """Shard the states returned by `_parts` as this rank holds them."""
         if not self._sharded:
             return objective, optimizer
-        from pipeline.train.sharded import placed_as, settle
+        from pipeline.train.sharded import reshard, shard_like
 
-        settle(self.objective)
+        reshard(self.objective)
         own = self.objective.state_dict()
         weights = {
-            name: placed_as(value, own[name]) if name in own else value for name, value in objective.items()
+            name: shard_like(value, own[name]) if name in own else value for name, value in objective.items()
         }
         return weights, {
-            name: {key: placed_as(value, self.parameters[name]) for key, value in each.items()}
+            name: {key: shard_like(value, self.parameters[name]) for key, value in each.items()}
             for name, each in optimizer.items()
         }
 
 
 def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator[Step]:
-    """Steps to number `until`, or to where the schedule ends them; `batches` begin with that of the next step. DataError where they come to an end.
+    """Yield the steps up to number `until`, or to the end of the schedule.
 
-    NonFinite is raised before its step.
+    `batches` start with the batch of the next step.
+
+    Raises:
+        DataError: `batches` ended.
+        NonFinite: before the step in question.
     """
     while training.number < until and not training.ended:
         asked = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             raise DataError(
-                "training rows", f"a batch for step {training.number + 1}", "none", "give batches without end"
+                "training rows", f"a batch for step {training.number + 1}", "none", "use batches without end"
             )
         yield training.step(batch, time.perf_counter() - asked)
 
 
 def _copied(value: Any) -> Any:
-    """The same nest of dicts and lists with tensors of its own, on the CPU."""
+    """Copy nested dicts and lists with their tensors to the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

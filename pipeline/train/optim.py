@@ -1,4 +1,4 @@
-"""What moves the weights."""
+"""Optimizers, their state by parameter name, and gradient norms."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +14,27 @@ from pipeline.settings.training import OptimizerSettings
 from pipeline.train.gather import is_sharded, local, mean_over_ranks, world_size
 
 
-def trained(module: nn.Module) -> dict[str, Parameter]:
-    """Parameters that move, by name: momentum encoders and teachers are without a gradient. Defect where there is none."""
+def trainable_parameters(module: nn.Module) -> dict[str, Parameter]:
+    """Return the parameters that require a gradient, by name; Defect if there are none."""
     found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not found:
-        raise Defect("objective", "parameters to train", "none with a gradient", "look at what it freezes")
+        raise Defect(
+            "objective", "parameters to train", "none with a gradient", "check which parameters it freezes"
+        )
     return found
 
 
-def optimizer_of(parameters: Iterable[Parameter], settings: OptimizerSettings) -> Optimizer:
-    """Weight decay on matrices and embedding tables; on biases and normalisations none, as BERT was trained (Devlin et al. 2019). Shards have groups of their own."""
+def build_optimizer(parameters: Iterable[Parameter], settings: OptimizerSettings) -> Optimizer:
+    """Create the optimizer, with weight decay on matrices and embedding tables only, as in BERT.
+
+    Source: Devlin et al. 2019.
+
+    Biases and normalizations have none. Shards have their own groups.
+    """
     groups: dict[tuple[bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         groups.setdefault((parameter.ndim >= 2, is_sharded(parameter)), []).append(parameter)
-    return _made(
+    return _create(
         [
             {"params": group, "weight_decay": settings.weight_decay if matrices else 0.0}
             for (matrices, _), group in groups.items()
@@ -36,22 +43,22 @@ def optimizer_of(parameters: Iterable[Parameter], settings: OptimizerSettings) -
     )
 
 
-def state_of(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Any]]:
-    """What the optimizer knows of each parameter, by its name."""
+def optimizer_state(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Any]]:
+    """Return the optimizer's state of each parameter, by name."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     return {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()}
 
 
-def restore_state(
+def restore_optimizer(
     optimizer: Optimizer, parameters: Mapping[str, Parameter], state: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Go on from what `state_of` told, in tensors of its own."""
+    """Restore the state returned by `optimizer_state`, in copies of its tensors."""
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     numbered = {order.index(id(parameters[name])): copy.deepcopy(dict(one)) for name, one in state.items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _made(groups: list[dict[str, object]], settings: OptimizerSettings) -> Optimizer:
+def _create(groups: list[dict[str, object]], settings: OptimizerSettings) -> Optimizer:
     rate, betas, epsilon = settings.learning_rate, settings.betas, settings.epsilon
     if settings.name == "adamw":
         return AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
@@ -63,12 +70,12 @@ def _made(groups: list[dict[str, object]], settings: OptimizerSettings) -> Optim
 
 
 def gradients(parameters: Iterable[Parameter]) -> list[Tensor]:
-    """Those that there are."""
+    """Return all gradients that exist."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The length of all of them as one vector, shards on all ranks included; 0 of none."""
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all tensors as one vector, including the shards on all ranks; 0 for no tensors."""
     total = torch.nn.utils.get_total_norm([tensor for tensor in tensors if not is_sharded(tensor)])
     shards = [local(tensor) for tensor in tensors if is_sharded(tensor)]
     if not shards:
@@ -78,6 +85,6 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def scale(tensors: Sequence[Tensor], factor: float) -> None:
-    """Multiply them in place."""
+    """Multiply tensors in place."""
     if factor != 1.0 and tensors:
         torch._foreach_mul_([local(tensor) for tensor in tensors], factor)

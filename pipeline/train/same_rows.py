@@ -1,4 +1,4 @@
-"""Start against end of a training without a dev set: the same batches before the first step and after the last."""
+"""Evaluation of a training without a dev set: the same batches before the first step and after the last."""
 
 import math
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from pipeline.train.gather import Ranks, world_size
 from pipeline.train.generators import Generators, seed_all
 from pipeline.train.gradcache import loss_without_gradient
 from pipeline.train.loop import Training
-from pipeline.train.measures import MOST_ROWS, measured
+from pipeline.train.measures import MOST_ROWS, vector_metrics
 
-_ROWS = 256  # enough for a mean loss that moves by training and not by the choice of rows; seconds on a CPU
+_ROWS = 256  # enough for a mean loss that depends on the training more than on the rows; seconds on a CPU
 
 
 def batches_needed(order: Order, steps: int) -> int:
@@ -26,15 +26,16 @@ def batches_needed(order: Order, steps: int) -> int:
 
 
 def measure_same_rows(training: Training, batches: Sequence[Batch]) -> dict[str, float]:
-    """Means over the batches of the loss and of the vectors' geometry, by name, with all modules in eval().
+    """Mean of the loss and of the vectors' geometry over the batches, by name, in eval mode.
 
     Every rank has to call it with its part of each batch. Random numbers of views and masks follow from the
-    seed, so that two calls differ by the weights alone; the training's own are left as they were.
+    seed, so that two calls differ by the weights only; the training's own generators are restored.
 
     Returns:
-        rows: how many were measured. loss: unless it depends on earlier steps. uniformity. Where rows have
-        positives, also retrieval (percent of rows whose positive is the nearest of the batch), alignment,
-        positive_cosine and negative_cosine.
+        rows: number of rows; loss, unless it depends on earlier steps; uniformity. For rows with positives
+            also retrieval
+        (percent of rows whose positive is the nearest of the batch), alignment, positive_cosine and
+            negative_cosine.
     """
     generators = Generators(training.objective)
     before = generators.state()
@@ -56,7 +57,7 @@ def _measure(training: Training, batch: Batch) -> dict[str, float]:
     return (
         values
         | _retrieved(reps, objective.has_positive_pairs)
-        | measured(reps, positives=objective.has_positive_pairs)
+        | vector_metrics(reps, positives=objective.has_positive_pairs)
     )
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of every step."""
+"""Learning rate schedules."""
 
 import math
 from typing import Any
@@ -8,50 +8,58 @@ from pipeline.settings.training import ScheduleSettings
 
 
 class Schedule:
-    """Rates of steps 1, 2, ... `steps`. Only plateau has a state: what it was told of dev."""
+    """Learning rates of the steps 1, 2, ... `steps`; only plateau has a state, the scores on dev."""
 
     def __init__(
         self, settings: ScheduleSettings, highest: float, *, steps: int, steps_per_epoch: int
     ) -> None:
-        """highest: the optimizer's learning rate. ConfigError for stairs without a step."""
+        """Create a schedule.
+
+        Args:
+            settings: kind and options.
+            highest: learning rate of the optimizer.
+            steps: number of steps of the training.
+            steps_per_epoch: number of steps of one pass over the rows.
+
+        Raises:
+            ConfigError: stairs without a step.
+        """
         if settings.name == "stairs" and not settings.stairs:
             raise ConfigError(
                 "train.schedule.stairs",
-                "steps and the rates from there on",
+                "steps, with the learning rate from each of them on",
                 "none",
-                "give them, or use schedule.name=constant",
+                "set them, or use train.schedule.name=constant",
             )
-        self._settings, self._highest, self._steps, self._steps_per_epoch = (
-            settings,
-            highest,
-            steps,
-            steps_per_epoch,
-        )
-        self._rise = math.ceil(settings.warmup if settings.warmup >= 1 else settings.warmup * steps)
-        self._falls = 0
-        self._figure: float | None = None
+        self._settings, self._highest = settings, highest
+        self._steps, self._steps_per_epoch = steps, steps_per_epoch
+        self._warmup = math.ceil(settings.warmup if settings.warmup >= 1 else settings.warmup * steps)
+        self._drops = 0
+        self._last_score: float | None = None
 
     def rate(self, step: int) -> float:
-        """It rises by equal parts and reaches its height at the last step of the warm-up."""
-        return self._unrisen(step) * (min(1.0, step / self._rise) if self._rise else 1.0)
+        """Return the learning rate of a step.
 
-    def told(self, figure: float) -> None:
-        """The figure on dev after the last step. All ranks have to be told the same."""
-        self._falls += int(
-            self._settings.name == "plateau" and self._figure is not None and figure < self._figure
-        )
-        self._figure = figure
+        In the warm-up it rises linearly, up to the last step of the warm-up.
+        """
+        return self._without_warmup(step) * (min(1.0, step / self._warmup) if self._warmup else 1.0)
+
+    def observe(self, score: float) -> None:
+        """Add the score on dev after the last step, equal on all ranks."""
+        if self._settings.name == "plateau" and self._last_score is not None:
+            self._drops += int(score < self._last_score)
+        self._last_score = score
 
     def ended(self, step: int) -> bool:
-        """Whether the training ends before that step, since its rate would be too low."""
-        return self._settings.name == "plateau" and self._unrisen(step) < self._settings.least
+        """Return True if the training ends before this step, because its rate would be too low."""
+        return self._settings.name == "plateau" and self._without_warmup(step) < self._settings.least
 
-    def _unrisen(self, step: int) -> float:
+    def _without_warmup(self, step: int) -> float:
         settings = self._settings
         if settings.name == "linear":
-            return self._highest * (1 - self._fallen(step))
+            return self._highest * (1 - self._decayed(step))
         if settings.name == "cosine":
-            return self._highest * (1 + math.cos(math.pi * self._fallen(step))) / 2
+            return self._highest * (1 + math.cos(math.pi * self._decayed(step))) / 2
         if settings.name == "stairs":
             return next(
                 (settings.stairs[first] for first in sorted(settings.stairs, reverse=True) if first <= step),
@@ -61,19 +69,23 @@ class Schedule:
             return (
                 self._highest
                 * settings.decay ** ((step - 1) // self._steps_per_epoch)
-                * settings.drop**self._falls
+                * settings.drop**self._drops
             )
         return self._highest
 
-    def _fallen(self, step: int) -> float:
-        """Share of the way from the last step of the warm-up, or the first step, to the one behind the last, where nothing is left."""
-        first = max(1, self._rise)
+    def _decayed(self, step: int) -> float:
+        """Proportion of the decay at a step.
+
+        The decay starts at the last step of the warm-up, or at the first step, and is complete one step after
+        the last.
+        """
+        first = max(1, self._warmup)
         return min(1.0, max(0.0, (step - first) / (self._steps + 1 - first))) if step > first else 0.0
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes."""
-        return {"falls": self._falls, "figure": self._figure}
+        """Return the state for `restore`."""
+        return {"falls": self._drops, "figure": self._last_score}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self._falls, self._figure = state["falls"], state["figure"]
+        """Restore a state."""
+        self._drops, self._last_score = state["falls"], state["figure"]

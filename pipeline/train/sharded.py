@@ -1,7 +1,8 @@
-"""Weights, gradients and the optimizer's state in shards over the ranks (FSDP2: Zhao et al. 2023, per parameter), beside what is small and whole on every rank.
+"""Sharded weights, gradients and optimizer state (FSDP2: Zhao et al. 2023).
 
-Backbones are sharded: a layer's weights are gathered for its pass and let go after it, and their gradients are averaged over the ranks by torch on the way back into
-shards. Heads, and what else an objective owns, stay whole; `average_gradients` sees to them, and passes shards over.
+Backbones are sharded per parameter: a layer's weights are gathered for its pass and released after it, and
+torch averages their gradients over the ranks. Heads and other small modules stay on every rank;
+`average_gradients` averages those and skips shards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,9 +18,11 @@ from pipeline.train.gather import world_size
 
 
 def shard(objective: nn.Module) -> None:
-    """Shard every Transformer of the objective over all ranks, in place, on the device where it stands; equal on all ranks before, and nothing for one rank alone.
+    """Shard every Transformer of the objective over all ranks, in place, on its device.
 
-    Copies that follow a trained encoder are sharded as it is, so they can be averaged in place. A recurrent encoder is small and stays whole.
+    The objective must be equal on all ranks. Momentum copies are sharded like the trained encoder, so that
+    they can be averaged in place. A recurrent encoder is small and is not sharded. Has no effect with a
+    single rank.
     """
     backbones = [
         module for module in objective.modules() if isinstance(module, PackedBackbone | PaddedBackbone)
@@ -31,36 +34,38 @@ def shard(objective: nn.Module) -> None:
         for layer in list(_layers(backbone)):
             fully_shard(layer, mesh=mesh)
         trained = any(parameter.requires_grad for parameter in backbone.parameters())
-        fully_shard(
-            backbone, mesh=mesh, reshard_after_forward=not trained
-        )  # the word table of a trained one may be asked for before its backward pass
+        # The word embeddings of a trained backbone may be needed before its backward pass.
+        fully_shard(backbone, mesh=mesh, reshard_after_forward=not trained)
 
 
-def whole(value: Any) -> Any:
-    """The same nest of dicts with whole tensors in place of shards. Every rank has to call it with a nest of the same shape."""
+def gather_full(value: Any) -> Any:
+    """Replace shards in nested dicts by full tensors; all ranks have to call it with equal dicts."""
     if isinstance(value, DTensor):
         return value.full_tensor()
     if isinstance(value, Mapping):
-        return {key: whole(each) for key, each in value.items()}
+        return {key: gather_full(each) for key, each in value.items()}
     return value
 
 
-def placed_as(value: Any, like: Any) -> Any:
-    """A whole tensor, equal on all ranks, as `like` is kept: sharded, or whole. Sends nothing. What has another shape, as a counter, stays as it is."""
+def shard_like(value: Any, like: Any) -> Any:
+    """Shard a full tensor, equal on all ranks, as `like` is sharded, without communication.
+
+    A value of another shape, such as a counter, is returned unchanged.
+    """
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def settle(objective: nn.Module) -> None:
-    """Let go of weights that are gathered at the moment: parameters are shards afterwards."""
+def reshard(objective: nn.Module) -> None:
+    """Release weights that are currently gathered."""
     for module in objective.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def _layers(backbone: Backbone) -> Iterator[nn.Module]:
-    """What is gathered at once: one layer each."""
+    """Yield the modules that are gathered at once: one layer each."""
     if isinstance(backbone, PackedBackbone):
         yield from (module for module in backbone.modules() if isinstance(module, Layer))
         return

@@ -1,4 +1,4 @@
-"""What a training starts from: the encoder that the settings name, or a new recurrent one whose words are those of the training rows."""
+"""Encoder that a training starts from: the configured one, or a new recurrent one."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +17,14 @@ from pipeline.store.cache import digest_of_file
 from pipeline.text.rows.pairs import open_training_rows, training_files
 
 
-def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
-    """`encoder`, or the new encoder of `train.recurrent` in a folder of this machine's cache, made once for equal settings and files: one pass over the texts of the
-    training rows, no more than a piece of them in memory.
+def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
+    """Return `encoder`, or the new encoder of `train.recurrent`.
 
-    Errors as of `open_training_rows` and `write_scratch`.
+    The new encoder is built in this machine's cache, once per settings and files, with one pass over the
+    texts of the training rows, which are not all in memory.
+
+    Raises:
+        ConfigError, DataError: as in `open_training_rows` and `write_scratch`.
     """
     if train.recurrent.cell is None:
         return encoder
@@ -29,7 +32,7 @@ def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
 
     def build(folder: Path) -> None:
         if counted:
-            say("the words of the training rows are counted, once on this machine")
+            say("counting the words of the training rows; this is done once per machine")
         write_scratch(settings, count_words(_texts(train)) if counted else Counter(), folder, seed=train.seed)
 
     origin = _files(train) if counted else _vectors(folder_of_words(str(settings.words)))
@@ -46,7 +49,7 @@ def start_of(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
 
 
 def _texts(train: TrainSettings) -> Iterator[str]:
-    """Every text that the objectives read."""
+    """Yield every text that the objectives read."""
     columns, optional, _ = roles_of(train)
     for source in train.data:
         pairs = open_training_rows(source, columns, optional)

@@ -1,4 +1,7 @@
-"""Programs that people watch trainings with: TensorBoard, MLflow, Weights & Biases. None of them is needed, and each is loaded only where the settings want it."""
+"""Trackers of trainings: TensorBoard, MLflow, Weights & Biases.
+
+Each is optional and imported only if configured.
+"""
 
 import hashlib
 import importlib.util
@@ -16,36 +19,36 @@ from pipeline.log import say
 from pipeline.settings.training import WatchSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.local import LocalStore
-from pipeline.train.figures import Figures
+from pipeline.train.metrics_line import MetricsLine
 
-FOLDER = "tensorboard"  # below that of the training
+FOLDER = "tensorboard"  # in the training's folder
 _INSTALL = {"tensorboard": '"manta-embeddings[watch]"', "mlflow": "mlflow", "wandb": "wandb"}
-_NO_FIGURES = {
-    "step",
-    "parts",
-    "counts",
-    "same_rows",
-    "resumed",
-    "rows",
-    "seconds",
-}  # of a line: what is told apart, or stands in other figures
+# Fields of a line that are logged under other names, or not at all.
+_NOT_LOGGED = {"step", "parts", "counts", "same_rows", "resumed", "rows", "seconds"}
 
 
 class Tracker(Protocol):
-    """Gets each line as it is ended."""
+    """Destination of metrics."""
 
-    def tell(self, line: Figures) -> None: ...
+    def log(self, line: MetricsLine) -> None: ...
 
-    def keep(self) -> None:
-        """There is a checkpoint of all steps so far."""
+    def flush(self) -> None:
+        """Make all steps so far durable; called after a checkpoint."""
         ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A training as trackers are to know it. step: the last one that is done; settings: what it is defined by, to be looked at."""
+class TrackedRun:
+    """Training as trackers identify it.
+
+    Attributes:
+        name: displayed name.
+        store: store of the training.
+        settings: definition of the training, for display.
+        step: last completed step.
+    """
 
     name: str
     store: Store
@@ -54,45 +57,56 @@ class Watched:
 
     @property
     def key(self) -> str:
-        """The same whenever this training is gone on with, another for a training in another folder."""
+        """Identifier of the training's folder; it does not change when the training is resumed."""
         return hashlib.sha256(self.store.uri.encode()).hexdigest()[:16]
 
 
-def chosen(settings: WatchSettings) -> tuple[str, ...]:
-    """Names of the trackers that the settings want: TensorBoard where it is installed, if they name none. ConfigError, with what to install, for one that is not."""
+def tracker_names(settings: WatchSettings) -> tuple[str, ...]:
+    """Return the configured trackers; by default TensorBoard if it is installed.
+
+    Raises:
+        ConfigError: a package is not installed; the message says how to install it.
+    """
     if settings.trackers is None:
         return ("tensorboard",) if importlib.util.find_spec("tensorboard") else ()
     for name in settings.trackers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 "train.watch.trackers",
-                f"the package {name} for the tracker of that name",
+                f"the package {name} for the tracker {name}",
                 "none",
                 f"pip install {_INSTALL[name]}, or leave {name} out",
             )
     return settings.trackers
 
 
-def open_trackers(settings: WatchSettings, watched: Watched) -> list[Tracker]:
-    """Those that the settings want, which have to be closed. ConfigError as `chosen`, and for a server that cannot be reached."""
-    kinds: Mapping[str, Callable[[Watched], Tracker]] = {
+def open_trackers(settings: WatchSettings, tracked: TrackedRun) -> list[Tracker]:
+    """Open the configured trackers; the caller has to close them.
+
+    Raises:
+        ConfigError: as in `tracker_names`, or for a server that does not answer.
+    """
+    kinds: Mapping[str, Callable[[TrackedRun], Tracker]] = {
         "tensorboard": TensorBoard,
         "mlflow": MLflow,
         "wandb": Wandb,
     }
     opened: list[Tracker] = []
     with ExitStack() as stack:
-        for name in chosen(settings):
-            opened.append(kinds[name](watched))
+        for name in tracker_names(settings):
+            opened.append(kinds[name](tracked))
             stack.callback(opened[-1].close)
         stack.pop_all()
     return opened
 
 
-def flat(line: Figures) -> dict[str, float]:
-    """Every figure of a line that has a value, by name; parts of the loss and counts with a slash in it."""
+def flat(line: MetricsLine) -> dict[str, float]:
+    """Return all metrics of a line that have a value, by name.
+
+    Parts, counts and same_rows are prefixed with a slash.
+    """
     values: dict[str, float] = {
-        name: value for name, value in line.model_dump(exclude=_NO_FIGURES).items() if value is not None
+        name: value for name, value in line.model_dump(exclude=_NOT_LOGGED).items() if value is not None
     }
     return (
         values
@@ -103,30 +117,29 @@ def flat(line: Figures) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files in the folder `tensorboard` of the training: written there, or, where the store is no folder of this machine, beside and stored at each checkpoint.
+    """Event files in the folder `tensorboard` of the training.
 
-    A training that is gone on with begins another file, which tells TensorBoard to forget what the earlier ones say of later steps.
+    If the store is not a local folder, files are written to a temporary folder and stored at each checkpoint.
+    A resumed training starts another file, which makes TensorBoard ignore later steps of the earlier ones.
     """
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, tracked: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        local = isinstance(watched.store, LocalStore)
-        self._store, self._copied = (
-            watched.store,
-            "" if local else tempfile.mkdtemp(prefix="manta-tensorboard-"),
-        )
+        local = isinstance(tracked.store, LocalStore)
+        self._store = tracked.store
+        self._copied = "" if local else tempfile.mkdtemp(prefix="manta-tensorboard-")
         self._stored: dict[str, str] = {}
         self._writer = SummaryWriter(
-            self._copied or f"{watched.store.uri}/{FOLDER}",
-            purge_step=watched.step + 1 if watched.step else None,
+            self._copied or f"{tracked.store.uri}/{FOLDER}",
+            purge_step=tracked.step + 1 if tracked.step else None,
         )
 
-    def tell(self, line: Figures) -> None:
+    def log(self, line: MetricsLine) -> None:
         for name, value in flat(line).items():
             self._writer.add_scalar(name, value, line.step)
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         self._writer.flush()
         for file in Path(self._copied).iterdir() if self._copied else ():
             if self._stored.get(file.name) != (digest := sha256_of(file)):
@@ -135,26 +148,31 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
-        self.keep()
+        self.flush()
         if self._copied:
             shutil.rmtree(self._copied)
 
 
 class MLflow:
-    """A run of the experiment and the server that MLFLOW_EXPERIMENT_NAME and MLFLOW_TRACKING_URI name; one for a training, however often it is gone on with.
+    """Run in the experiment MLFLOW_EXPERIMENT_NAME of the server MLFLOW_TRACKING_URI.
 
-    A server that fails later on is left alone, which is said once: a training does not end for it.
+    One run per training, also if resumed.
+
+    If the server fails later, this is logged once and the training continues.
     """
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, tracked: TrackedRun) -> None:
         import mlflow
 
         self._mlflow = mlflow
         try:
             self._client = mlflow.MlflowClient()
-            self._run: str | None = self._found(watched.key) or self._begun(watched)
+            self._run: str | None = self._find_run(tracked.key) or self._create_run(tracked)
         except mlflow.exceptions.MlflowException as error:
-            remedy = "check MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, or leave mlflow out of train.watch.trackers"
+            remedy = (
+                "check MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, "
+                "or leave mlflow out of train.watch.trackers"
+            )
             raise ConfigError(
                 "train.watch.trackers",
                 "an MLflow server or folder that answers",
@@ -162,7 +180,7 @@ class MLflow:
                 remedy,
             ) from None
 
-    def tell(self, line: Figures) -> None:
+    def log(self, line: MetricsLine) -> None:
         if self._run is None:
             return
         from mlflow.entities import Metric
@@ -173,11 +191,11 @@ class MLflow:
                 self._run, [Metric(name, value, now, line.step) for name, value in flat(line).items()]
             )
         except self._mlflow.exceptions.MlflowException as error:
-            say(f"MLflow gets no more figures of this training: {str(error).splitlines()[0][:200]}")
+            say(f"MLflow gets no more metrics of this training: {str(error).splitlines()[0][:200]}")
             self._run = None
 
-    def keep(self) -> None:
-        """Nothing: all is there."""
+    def flush(self) -> None:
+        """Do nothing, because metrics are sent immediately."""
 
     def close(self) -> None:
         if self._run is not None:
@@ -189,36 +207,39 @@ class MLflow:
         known = self._client.get_experiment_by_name(name)
         return str(known.experiment_id if known else self._client.create_experiment(name))
 
-    def _found(self, key: str) -> str | None:
+    def _find_run(self, key: str) -> str | None:
         runs = self._client.search_runs([self._experiment()], f"tags.`manta.training` = '{key}'")
         if not runs:
             return None
         self._client.update_run(runs[0].info.run_id, status="RUNNING")
         return str(runs[0].info.run_id)
 
-    def _begun(self, watched: Watched) -> str:
+    def _create_run(self, tracked: TrackedRun) -> str:
         run = self._client.create_run(
-            self._experiment(), tags={"manta.training": watched.key}, run_name=watched.name
+            self._experiment(), tags={"manta.training": tracked.key}, run_name=tracked.name
         )
-        for name, value in _parameters(watched.settings):
+        for name, value in _parameters(tracked.settings):
             self._client.log_param(run.info.run_id, name, value)
         return str(run.info.run_id)
 
 
 class Wandb:
-    """A run of the project that WANDB_PROJECT names; one for a training, however often it is gone on with. WANDB_MODE=offline writes below WANDB_DIR alone."""
+    """Run in the project WANDB_PROJECT.
 
-    def __init__(self, watched: Watched) -> None:
+    One run per training, also if resumed. WANDB_MODE=offline writes to WANDB_DIR only.
+    """
+
+    def __init__(self, tracked: TrackedRun) -> None:
         import wandb
 
         project = os.environ.get("WANDB_PROJECT", "manta")
         try:
             self._run = wandb.init(
                 project=project,
-                id=watched.key,
-                name=watched.name,
+                id=tracked.key,
+                name=tracked.name,
                 resume="allow",
-                config=dict(watched.settings),
+                config=dict(tracked.settings),
             )
         except wandb.errors.Error as error:
             remedy = "check WANDB_API_KEY, set WANDB_MODE=offline, or leave wandb out of train.watch.trackers"
@@ -229,18 +250,18 @@ class Wandb:
                 remedy,
             ) from None
 
-    def tell(self, line: Figures) -> None:
+    def log(self, line: MetricsLine) -> None:
         self._run.log(flat(line), step=line.step)
 
-    def keep(self) -> None:
-        """Nothing: it sends by itself."""
+    def flush(self) -> None:
+        """Do nothing, because metrics are sent in the background."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 def _parameters(settings: Mapping[str, Any], key: str = "") -> list[tuple[str, str]]:
-    """Each setting by its dotted name, as text."""
+    """Return each setting by its dotted name, as text."""
     found: list[tuple[str, str]] = []
     for name, value in settings.items():
         dotted = f"{key}.{name}" if key else name

@@ -31,7 +31,7 @@ from pipeline.post.chain import fit_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings, WhitenSettings
 from pipeline.stats.correlation import spearman
 from pipeline.stats.moments import Moments
-from pipeline.train.flow import FlowFit, Held, one_thread
+from pipeline.train.flow import FlowFit, HeldOut, one_thread
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")
@@ -143,7 +143,7 @@ class Table:
 def fit_flow(x: np.ndarray, settings: FlowSettings) -> Transform:
     """One epoch over the rows of x (n, d) in a random order by the seed, some of them held out."""
     rows = np.random.default_rng(settings.seed).permutation(len(x))
-    held, fit = Held(x[rows[:_HELD]]), FlowFit(x.shape[1], settings, torch.device("cpu"))
+    held, fit = HeldOut(x[rows[:_HELD]]), FlowFit(x.shape[1], settings, torch.device("cpu"))
     batches = [x[part] for part in np.array_split(rows[_HELD:], (len(x) - _HELD) // settings.batch_rows)]
     with one_thread():
         fit.begin(batches[0], held)

@@ -13,7 +13,7 @@ from pipeline.post import TRANSFORMS, load_transform
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
-from pipeline.train.flow import FlowFit, Held, one_thread
+from pipeline.train.flow import FlowFit, HeldOut, one_thread
 
 DIM = 24
 
@@ -25,7 +25,7 @@ def vectors(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def fit(steps: int = 10, **settings: Any) -> Flow:
-    fitting, held = FlowFit(DIM, FlowSettings(**settings), torch.device("cpu")), Held(vectors(200, seed=1))
+    fitting, held = FlowFit(DIM, FlowSettings(**settings), torch.device("cpu")), HeldOut(vectors(200, seed=1))
     rows = vectors(32 * max(1, steps))
     fitting.begin(rows[:32], held)
     for step in range(steps):

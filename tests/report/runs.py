@@ -6,14 +6,14 @@ from typing import Any
 
 from pipeline.report.training import Product, Report, Source
 from pipeline.settings.training import TrainSettings
-from pipeline.train.figures import Figures
+from pipeline.train.metrics_line import MetricsLine
 
 SETTINGS = TrainSettings.model_validate({
     "objective": {"name": "simcse", "options": {"temperature": 0.05}}, "order": {"batch_rows": 64, "seed": 3}, "seed": 11, "dev": {"uri": "/srv/sts/STSB-dev.parquet"},
 })  # fmt: skip
 
 
-def line(step: int, **values: Any) -> Figures:
+def line(step: int, **values: Any) -> MetricsLine:
     usual: dict[str, Any] = {
         "loss": 1.0 / step,
         "parts": {"info_nce": 1.0 / step},
@@ -29,11 +29,11 @@ def line(step: int, **values: Any) -> Figures:
         "rows": 640,
         "seconds": 7.0,
     }
-    return Figures(step=step, epoch=step / 100, **usual | values)
+    return MetricsLine(step=step, epoch=step / 100, **usual | values)
 
 
 LINES = (
-    Figures(step=0, epoch=0.0, dev=81.24),
+    MetricsLine(step=0, epoch=0.0, dev=81.24),
     *(line(step, dev={250: 84.5, 500: 83.1}.get(step)) for step in range(10, 501, 10)),
 )
 PRODUCT = Product("a1" * 32, 384, 256, ("mean",), True)
@@ -53,7 +53,7 @@ def with_settings(**values: Any) -> Report:
     return replace(FULL, settings=TrainSettings.model_validate(SETTINGS.model_dump() | values))
 
 
-def at_chance(candidates: int, **values: Any) -> tuple[Figures, ...]:
+def at_chance(candidates: int, **values: Any) -> tuple[MetricsLine, ...]:
     """Lines of a loss that never leaves the logarithm of the candidates."""
     return tuple(
         line(step, loss=math.log(candidates), parts={"info_nce": math.log(candidates)}, dev=80.0, **values)

@@ -9,7 +9,7 @@ from pipeline.report.card import card
 from pipeline.report.course import ends, on_same_rows, risen
 from pipeline.report.signs import warnings
 from pipeline.report.training import Report, Source, render, sections, verdict
-from pipeline.train.figures import Figures
+from pipeline.train.metrics_line import MetricsLine
 from tests.report.runs import FULL, LINES, SMALLEST, at_chance, line, with_settings
 from tests.report.test_night import Page
 
@@ -86,7 +86,9 @@ def test_accuracy_is_called_so():
 
 
 def test_figures_that_nobody_has_are_left_out():
-    bare = tuple(Figures(step=step, epoch=0.0, loss=1.0, uniformity=-1.0 - step / 10) for step in (1, 2, 3))
+    bare = tuple(
+        MetricsLine(step=step, epoch=0.0, loss=1.0, uniformity=-1.0 - step / 10) for step in (1, 2, 3)
+    )
     headings = [chart.heading for _, charts in sections(replace(FULL, lines=bare)) for chart in charts]
     assert headings == ["Loss", "Uniformity"]
 
@@ -155,7 +157,7 @@ def test_start_and_end_are_compared_without_any_file_of_pairs():
 
 
 def without_dev(start: dict[str, float], end: dict[str, float]) -> Report:
-    first = Figures(step=0, epoch=0.0, same_rows={"rows": 96, **start})
+    first = MetricsLine(step=0, epoch=0.0, same_rows={"rows": 96, **start})
     lines = (first, *(line(step) for step in range(10, 500, 10)), line(500, same_rows={"rows": 96, **end}))
     return replace(with_settings(dev={}), lines=lines, best_step=None)
 

@@ -1,4 +1,4 @@
-"""What each of several processes does in the test of the figure on dev; it saves what it found."""
+"""The work of each process in the test of the score on dev."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Four pairs of points, one matrix, unit vectors, temperature 0.5: loss and gradients computed by hand in float64."""
+"""Four pairs of points, one matrix, unit vectors, temperature 0.5: loss and gradients by hand in float64."""
 
 from pipeline.objectives import NO_PEERS, Batch, Peers
 from pipeline.objectives.supervised import Supervised
@@ -11,9 +11,9 @@ WEIGHT = [[1, 0.2], [-0.3, 0.8]]
 LOSS = 0.325431
 GRADIENT = [[0.028625, -0.055471], [-0.059860, -0.044361]]
 HALVES = [[0.053182, 0.201146], [0.247166, -0.024077]]
-"""where each half sees its own negatives alone; the mean of their losses is 0.146462"""
+"""gradient if each half has its own negatives only; the mean of their losses is 0.146462"""
 DETACHED = [[0.043093, 0.071606], [0.078338, -0.042391]]
-"""where candidates of the other half carry no gradient; the losses of the halves are 0.401016 and 0.249846"""
+"""gradient if candidates of the other half have none; the losses of the halves are 0.401016 and 0.249846"""
 
 
 def objective_of_four() -> Supervised:
@@ -21,7 +21,7 @@ def objective_of_four() -> Supervised:
 
 
 def four_pairs(start: int = 0, end: int = 4, peers: Peers = NO_PEERS) -> Batch:
-    """Pairs start to end - 1; the table's row of a text is its only character's number."""
+    """Return pairs start to end - 1; the table's row of a text is the number of its only character."""
     return batch_of(
         {
             "anchor": [chr(row) for row in range(start, end)],

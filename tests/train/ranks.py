@@ -1,4 +1,4 @@
-"""What each of several processes does in the tests of gathering; it saves what it found."""
+"""The work of each process in the tests of gathering."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ ALIKE = (
 
 
 class Detached(Ranks):
-    """Wrong: candidates of other ranks come without a graph, this rank's own with it."""
+    """Wrong gathering: candidates of other ranks have no graph."""
 
     def gather(self, z: Tensor) -> Tensor:
         parts = list(super().gather(z.detach()).chunk(dist.get_world_size()))
@@ -40,7 +40,7 @@ class Detached(Ranks):
 
 
 class Full(Supervised):
-    """Another way, off by a factor: every rank computes the loss of all rows, with a graph through its own rows alone."""
+    """Wrong by a factor: every rank computes the loss of all rows, with a graph through its own rows only."""
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         peers = Detached()
@@ -49,7 +49,7 @@ class Full(Supervised):
 
 
 def objectives() -> dict[str, Objective]:
-    """The same on every rank and in the parent."""
+    """Return objectives, equal on every rank and in the parent."""
     torch.manual_seed(5)
     with_negatives = Supervised(
         Tiny(seed=1), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0
@@ -58,7 +58,7 @@ def objectives() -> dict[str, Objective]:
 
 
 def part(rank: int, world: int, peers: Peers = NO_PEERS, alike: np.ndarray | None = None) -> Batch:
-    """Its slice of the whole batch."""
+    """Return the rank's slice of the whole batch."""
     rows = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     return replace(
         batch_of(COLUMNS, peers).of_rows(rows),
@@ -67,7 +67,7 @@ def part(rank: int, world: int, peers: Peers = NO_PEERS, alike: np.ndarray | Non
 
 
 def candidates(name: str) -> np.ndarray:
-    """What is alike among those of an objective."""
+    """Return the false negatives among the candidates of an objective."""
     return ALIKE[:, : ROWS if name == "simcse" else None]
 
 
@@ -94,7 +94,7 @@ def work(rank: int, world: int, folder: Path) -> None:
 
 
 def message(rank: int, world: int, chunk_rows: int | None) -> str:
-    """Of the error that a rank meets when rank 0 has a row more."""
+    """Return the error that a rank gets if rank 0 has an additional row."""
     objective = objectives()["simcse"]
     batch = part(0, 1, Ranks()).of_rows(np.arange(2 + (rank == 0)))
     try:
@@ -105,7 +105,7 @@ def message(rank: int, world: int, chunk_rows: int | None) -> str:
 
 
 def unused(rank: int) -> list[Tensor | None]:
-    """Means of gradients: one that rank 0 alone has, one that no rank has, one of half precision."""
+    """Average gradients: one that only rank 0 has, one that no rank has, one in half precision."""
     parameters = [
         torch.nn.Parameter(torch.zeros(2)),
         torch.nn.Parameter(torch.zeros(2)),
@@ -119,7 +119,7 @@ def unused(rank: int) -> list[Tensor | None]:
 
 
 def variants(rank: int) -> dict[str, Any]:
-    """The gradients of the known example, each as its way of gathering gives it."""
+    """Return the gradients of the four pairs by each way of gathering."""
     found = {}
     full = Full(objective_of_four().encoder, temperature=0.5, head="none")
     ways = {

@@ -1,4 +1,4 @@
-"""What each of two processes does in the tests of training together; it saves what it found."""
+"""The work of each of two processes in the tests of joint training."""
 
 import math
 from itertools import islice
@@ -18,14 +18,14 @@ from pipeline.train.finite import NonFinite
 from pipeline.train.gather import Ranks
 from pipeline.train.loop import Training, fit
 from tests.objectives.tiny import Tiny
-from tests.train.small import STEPS, figures, rows_of, training
+from tests.train.small import STEPS, numbers, rows_of, training
 
 CASES = {"supervised": None, "queue": 2}  # objective -> chunk_rows
-KILLED = 4  # steps that were made; the last checkpoint is one before
+KILLED = 4  # completed steps; the last checkpoint is one step earlier
 
 
 class Broken(Supervised):
-    """Infinite on the second rank."""
+    """Objective with an infinite loss on the second rank."""
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         return super().loss(reps, batch) + Loss.of(bad=reps[0].sum() * (math.inf if Ranks().rank else 0))
@@ -41,7 +41,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     found: dict[str, Any] = {}
     for name, chunk_rows in CASES.items():
         found[name] = trainings(name, settings_of(chunk_rows), rank, world, folder / name)
-        found[f"{name} without dropout"] = figures(
+        found[f"{name} without dropout"] = numbers(
             list(
                 fit(
                     training(settings_of(chunk_rows), name, dropout=0.0),
@@ -58,12 +58,12 @@ def work(rank: int, world: int, folder: Path) -> None:
 
 
 def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """Steps of an undisturbed training, of one that was killed, and of one that goes on from its checkpoint; and its weights."""
+    """Run an undisturbed training, one that is killed, and one resumed from its checkpoint."""
 
     def rows(start: int) -> Any:
         return rows_of(start, rank, world, Ranks())
 
-    undisturbed = figures(list(fit(training(settings, name), rows(0), until=STEPS)))
+    undisturbed = numbers(list(fit(training(settings, name), rows(0), until=STEPS)))
     killed, checkpoints = (
         training(settings, name),
         Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()),
@@ -78,7 +78,7 @@ def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder:
     resumed = training(settings, name, seed=7)
     last = Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()).last()
     resumed.restore(last.load())
-    again = figures(list(fit(resumed, rows(KILLED - 1), until=STEPS)))
+    again = numbers(list(fit(resumed, rows(KILLED - 1), until=STEPS)))
     return {
         "undisturbed": undisturbed,
         "again": again,
@@ -89,7 +89,7 @@ def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder:
 
 
 def error(rank: int, world: int) -> dict[str, Any]:
-    """What each rank is told where one rank's loss is infinite."""
+    """Return the error on each rank if one rank's loss is infinite."""
     made = Training(Broken(Tiny(seed=1), head="none"), settings_of(None), steps=STEPS, steps_per_epoch=3)
     try:
         list(fit(made, rows_of(0, rank, world, Ranks()), until=1))
@@ -105,7 +105,7 @@ def error(rank: int, world: int) -> dict[str, Any]:
 
 
 def due(rank: int, folder: Path) -> list[bool]:
-    """Whether checkpoints are due by a clock that only the first rank has."""
+    """Return when checkpoints are due by the first rank's clock."""
     minutes = 1e-9 if rank == 0 else 1e9
     checkpoints = Checkpoints(open_store(folder), "none", CheckpointSettings(steps=None, minutes=minutes))
     return [checkpoints.due(step) for step in (1, 2)]

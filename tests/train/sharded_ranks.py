@@ -1,4 +1,4 @@
-"""What each of two processes does in the tests of sharded training; the first saves what it found."""
+"""The work of each of two processes in the tests of sharded training; the first saves the results."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,7 +43,7 @@ DEV = Dev("dev", tuple(LONG.split()[:9]), tuple(LONG.split()[9:18]), np.arange(9
 
 
 def training(name: str, folders: dict[str, Path], strategy: str) -> Training:
-    """Equal on all ranks."""
+    """Create a training that is equal on all ranks."""
     settings = SETTINGS[name].model_copy(update={"strategy": strategy})
     torch.manual_seed(3)
     encoder = load_trainable(
@@ -57,7 +57,7 @@ def training(name: str, folders: dict[str, Path], strategy: str) -> Training:
 
 
 def batch_of(made: Training, step: int, rank: int, world: int) -> Batch:
-    """This rank's part."""
+    """Return this rank's part of a batch."""
     words, random = LONG.split(), np.random.default_rng(step)
     columns = {
         role: [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(ROWS)]
@@ -68,7 +68,7 @@ def batch_of(made: Training, step: int, rank: int, world: int) -> Batch:
 
 
 def steps(made: Training, rank: int, world: int) -> Iterator[tuple[float, float]]:
-    """Loss and gradient's norm of each step that is left."""
+    """Yield the loss and the gradient norm of the remaining steps."""
     while made.number < STEPS:
         step = made.step(batch_of(made, made.number, rank, world))
         yield float(step.loss.total), step.gradient_norm
@@ -105,7 +105,7 @@ def work(rank: int, world: int, folder: Path, folders: dict[str, Path]) -> None:
 
 
 def held(made: Training) -> int:
-    """Numbers of trained weights on this rank."""
+    """Return the number of trained weights on this rank."""
     return sum(
         getattr(parameter, "to_local", lambda own=parameter: own)().numel()
         for parameter in made.parameters.values()

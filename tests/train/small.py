@@ -1,4 +1,4 @@
-"""Trainings small enough to run many of them."""
+"""Small trainings for tests."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ ROWS, STEPS = 6, 6  # of every batch of all ranks; of a training
 
 
 class Queue(Objective):
-    """Earlier keys, made by a slowly following copy of the encoder, are candidates too."""
+    """Objective with a queue of earlier keys of a momentum encoder as candidates."""
 
     columns = ("anchor", "positive")
 
@@ -72,7 +72,7 @@ def training(settings: TrainSettings, name: str = "supervised", **changes: float
 
 
 def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = NO_PEERS) -> Iterator[Batch]:
-    """This rank's part of the batch of step `start` and of all later ones."""
+    """Yield this rank's part of the batches from step `start` on."""
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     for step in count(start):
         columns = {
@@ -82,8 +82,8 @@ def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = NO_PEE
         yield batch_of(columns, peers).of_rows(own)
 
 
-def figures(steps: Sequence[Step]) -> list[tuple[float, ...]]:
-    """All that a step tells in numbers, but for the time."""
+def numbers(steps: Sequence[Step]) -> list[tuple[float, ...]]:
+    """Return all numbers of the steps except times."""
     return [
         (step.number, float(step.loss.total), step.gradient_norm, step.learning_rate, step.rows, step.tokens)
         for step in steps

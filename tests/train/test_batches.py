@@ -1,4 +1,4 @@
-"""Batches that are made ahead are those that would be made when they are due."""
+"""Batches prepared ahead of time equal those prepared on demand."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from tests.objectives.tiny import texts, tokenize
 
 @dataclass
 class Counting:
-    """An order of six rows a batch, without end; a bad one at step `bad`."""
+    """Order with six rows per batch, without end; step `bad` fails."""
 
     bad: int = -1
     batch_rows: int = 6
@@ -45,7 +45,7 @@ class Counting:
 
 
 class Counted:
-    """A tokenizer that tells which texts it was given."""
+    """Tokenizer that records its texts."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -61,7 +61,7 @@ def assert_equal(found: Tokens, expected: Tokens) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
+def test_a_rank_gets_its_part_of_columns_rows_and_tokens(rank: int):
     made, rows = (
         batches(Counting(), tokenize, start=3, share=RankSlice(rank, 2), peers=Ranks()),
         rank_rows(Counting(), 3, RankSlice(rank, 2)),
@@ -78,14 +78,14 @@ def test_columns_rows_and_tokens_are_those_of_the_rank_s_share(rank: int):
     made.close()
 
 
-def test_candidates_are_those_that_the_peers_gather():
+def test_false_negatives_cover_the_gathered_candidates():
     for peers, seen in ((Ranks(), 6), (NO_PEERS, 3)):
         made = batches(Counting(), tokenize, share=RankSlice(1, 2), peers=peers)
         assert next(made).false_negatives["anchor"].shape == (3, seen)
         made.close()
 
 
-def test_texts_are_tokenized_once_whatever_an_objective_asks_for():
+def test_texts_are_tokenized_once():
     tokenizer = Counted()
     made = batches(Counting(), tokenizer)
     batch = next(made)
@@ -104,14 +104,14 @@ def test_texts_are_tokenized_once_whatever_an_objective_asks_for():
     assert tokenizer.seen[before:] == [f"about {text}" for text in own]
 
 
-def test_an_error_is_raised_where_its_batch_is_due():
+def test_an_error_is_raised_when_its_batch_is_due():
     made = batches(Counting(bad=2), tokenize)
     assert [next(made).rows[0], next(made).rows[0]] == [0, 6]
     with pytest.raises(DataError, match="mend them"):
         next(made)
 
 
-def test_few_batches_wait_and_closing_ends_the_thread():
+def test_few_batches_are_prepared_and_closing_ends_the_thread():
     order, before = Counting(), threading.active_count()
     made = batches(order, tokenize)
     next(made)
@@ -119,11 +119,11 @@ def test_few_batches_wait_and_closing_ends_the_thread():
     while order.opened < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert order.opened <= 4  # the one that was taken, two that wait, one in hand
+    assert order.opened <= 4  # one taken, two waiting, one in preparation
     made.close()
     assert threading.active_count() == before
 
 
-def test_a_batch_that_cannot_be_shared_is_refused_at_once():
+def test_batches_that_cannot_be_split_equally_are_refused():
     with pytest.raises(ConfigError, match="share equally"):
         batches(Counting(), tokenize, share=RankSlice(0, 4))

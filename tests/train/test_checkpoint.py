@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there; the last ones and the best ones stay."""
+"""Checkpoints are complete or do not count; the last and the best ones are kept."""
 
 import multiprocessing
 import os
@@ -36,7 +36,7 @@ def steps_in(store: Store) -> list[tuple[int, str]]:
     return [(int(Path(entry.path).name.split("-")[1]), Path(entry.path).suffix) for entry in store.list(TOP)]
 
 
-def test_what_is_loaded_is_what_was_saved(tmp_path: Path):
+def test_a_loaded_state_equals_the_saved_one(tmp_path: Path):
     last = saved(open_store(tmp_path), {7: 81.5}).last()
     assert (last.step, last.figure) == (7, 81.5)
     found = last.load()
@@ -46,22 +46,22 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path):
     assert (found["lr"], found["none"]) == (0.1, None)
 
 
-def test_there_is_none_before_the_first(tmp_path: Path):
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path):
     checkpoints = Checkpoints(open_store(tmp_path), TOP, CheckpointSettings())
     assert checkpoints.last() is None
     assert checkpoints.best() is None
 
 
-def test_the_last_ones_and_the_best_ones_stay(tmp_path: Path):
+def test_the_last_and_the_best_checkpoints_are_kept(tmp_path: Path):
     store = open_store(tmp_path)
     checkpoints = saved(store, {1: 80.0, 2: 90.0, 3: 85.0, 4: 90.0, 5: None, 6: 70.0}, keep=2, keep_best=1)
     assert steps_in(store) == [(2, ".json"), (2, ".pt"), (5, ".json"), (5, ".pt"), (6, ".json"), (6, ".pt")]
     assert checkpoints.last().step == 6
-    assert checkpoints.best().step == 2  # the first of equal ones
+    assert checkpoints.best().step == 2  # the earliest of equals
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])
-def test_a_damaged_one_is_passed_over_and_that_is_said(
+def test_a_damaged_checkpoint_is_skipped_and_logged(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     store = open_store(tmp_path)
@@ -78,12 +78,12 @@ def test_a_damaged_one_is_passed_over_and_that_is_said(
         )
     assert checkpoints.last().step == checkpoints.best().step == 1
     assert "passed over" in capsys.readouterr().err
-    again = saved(store, {2: 2.0}, keep=1)  # the training has come there again
+    again = saved(store, {2: 2.0}, keep=1)  # the training has reached the step again
     assert again.last().step == 2
     assert again.last().load()["step"] == 2
 
 
-def test_a_file_without_a_record_does_not_exist_and_is_deleted_when_nobody_can_be_writing_it(tmp_path: Path):
+def test_an_old_file_without_a_record_is_deleted(tmp_path: Path):
     store = open_store(tmp_path)
     for step, age_s in ((9, 0), (8, 7_200)):
         store.write(f"{TOP}/step-0000000{step}-0123456789ab.pt", b"the beginning of a checkpoint")
@@ -93,7 +93,7 @@ def test_a_file_without_a_record_does_not_exist_and_is_deleted_when_nobody_can_b
     assert [step for step, _ in steps_in(store)] == [1, 1, 9]
 
 
-def test_another_way_to_a_step_takes_the_place_of_the_first(tmp_path: Path):
+def test_a_repeated_step_replaces_its_checkpoint(tmp_path: Path):
     store = open_store(tmp_path)
     saved(store, {4: None})
     checkpoints = Checkpoints(store, TOP, CheckpointSettings())
@@ -103,7 +103,7 @@ def test_another_way_to_a_step_takes_the_place_of_the_first(tmp_path: Path):
     checkpoints.close()
 
 
-def test_what_the_writer_meets_is_raised_by_the_next_save_or_at_the_end(tmp_path: Path):
+def test_errors_of_the_writer_are_raised_later(tmp_path: Path):
     for then in ("save", "close"):
         checkpoints = Checkpoints(open_store(tmp_path / then), TOP, CheckpointSettings())
         (tmp_path / then).write_text("no folder")
@@ -113,7 +113,7 @@ def test_what_the_writer_meets_is_raised_by_the_next_save_or_at_the_end(tmp_path
 
 
 class Clock:
-    """Stands in for the module `time`; `monotonic` says what the test sets."""
+    """Replacement of the module `time` with a settable monotonic clock."""
 
     now = 0.0
     time = staticmethod(time.time)
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_due_by_steps_and_by_minutes(tmp_path: Path, monkeypatch
     by_time.close()
 
 
-def test_it_is_written_while_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoints_are_written_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     go, whole = threading.Event(), torch.save
 
     def held(*given: Any) -> None:
@@ -161,8 +161,10 @@ def save_without_end(folder: Path, first: int) -> None:
         checkpoints.save(step, {"step": step, "weights": torch.full((500_000,), float(step))})
 
 
-def test_killed_at_any_moment_a_whole_one_is_left(tmp_path: Path):
-    """Writers come from a fork server that has imported everything and computed nothing: they save at once, and no thread of this process is copied into them."""
+def test_after_a_kill_at_any_moment_a_complete_checkpoint_exists(tmp_path: Path):
+    """Start writers from a fork server that has imported everything, so that they save at once and have no
+    threads.
+    """
     context, last = multiprocessing.get_context("forkserver"), 0
     context.set_forkserver_preload([__name__])
     for turn in range(8):

@@ -1,4 +1,4 @@
-"""The figure on dev is that of an evaluation, whoever computes it, and leaves the training as it was."""
+"""The score on dev equals that of an evaluation on any number of ranks, and does not disturb the training."""
 
 import os
 import pickle
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some sentences stand in several pairs, one is missing, and one pair has no score."""
+    """Write pairs with repeated sentences, a missing one, and a pair without a score."""
     random, known = np.random.default_rng(0), [" ".join(texts(8, seed)) for seed in range(300)]
     left, right = ([known[place] for place in random.integers(0, 300, PAIRS)] for _ in range(2))
     scores = [None, *random.uniform(0, 80, PAIRS - 1)]
@@ -55,7 +55,7 @@ def write(path: Path, columns: Mapping[str, object]) -> Path:
 
 
 def expected(folder: Path, pairs: Path) -> float:
-    """By the encoder of `manta encode` and SciPy."""
+    """Compute the score with the encoder of `manta encode` and SciPy."""
     table = pq.read_table(pairs).slice(1)
     encoder = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings())
     left, right = (
@@ -66,7 +66,7 @@ def expected(folder: Path, pairs: Path) -> float:
     return float(100 * spearmanr(cosines, table["score"].to_numpy()).statistic)
 
 
-def test_the_figure_is_that_of_an_evaluation_of_the_folder(folder: Path, pairs: Path):
+def test_the_score_equals_an_evaluation_of_the_folder(folder: Path, pairs: Path):
     dev = Dev.open(DevSettings(uri=str(pairs)))
     assert dev.score(Product(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
     assert pickle.loads(pickle.dumps(dev)).score(Product(encoder_of(folder))) == dev.score(
@@ -74,7 +74,7 @@ def test_the_figure_is_that_of_an_evaluation_of_the_folder(folder: Path, pairs: 
     )
 
 
-def test_it_is_of_what_inference_uses(folder: Path, pairs: Path):
+def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
     dev, encoder = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder)
     torch.manual_seed(0)
     head = TanhHead(encoder.dim)
@@ -87,14 +87,14 @@ def test_it_is_of_what_inference_uses(folder: Path, pairs: Path):
     assert len(set(figures)) == 4
 
 
-def test_a_measurement_leaves_modes_gradients_and_random_numbers_alone(folder: Path, pairs: Path):
+def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path, pairs: Path):
     dev, encoder = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder)
     encoder.backbone.encoder.layer.get_submodule("1").eval()
     modes, state = [module.training for module in encoder.modules()], torch.get_rng_state()
     assert True in modes
     assert False in modes
     first = dev.score(Product(encoder))
-    assert dev.score(Product(encoder)) == first  # with dropout it would be another
+    assert dev.score(Product(encoder)) == first  # with dropout the scores would differ
     assert [module.training for module in encoder.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in encoder.parameters())
@@ -113,7 +113,7 @@ def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path)
 
 
 @pytest.mark.slow
-def test_ranks_share_the_sentences_and_have_one_figure(folder: Path, pairs: Path, tmp_path: Path):
+def test_ranks_split_the_sentences_and_agree_on_the_score(folder: Path, pairs: Path, tmp_path: Path):
     dev, encoder, alone = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
     figure = dev.score(Product(encoder))
@@ -121,17 +121,17 @@ def test_ranks_share_the_sentences_and_have_one_figure(folder: Path, pairs: Path
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert [each["figure"] for each in found] == [figure] * 2
     passes = [each["passes"] for each in found]
-    assert len(alone) % 2  # so that the last turn is not everybody's
+    assert len(alone) % 2  # so that the last turn is incomplete
     assert {len(each) for each in passes} == {-(-len(alone) // 2)}
     assert [each[turn] for turn in range(len(passes[0])) for each in passes][: len(alone)] == alone
 
 
-def test_vectors_that_are_not_finite_are_an_error(folder: Path, pairs: Path):
+def test_vectors_with_nan_are_refused(folder: Path, pairs: Path):
     encoder = encoder_of(folder)
     with torch.no_grad():
         next(encoder.parameters()).fill_(float("nan"))
     with pytest.raises(
-        DataError, match=r"finite vectors, found values that are none in .* the weights have diverged"
+        DataError, match=r"finite vectors, found NaN or infinity in .* the weights have diverged"
     ):
         Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder))
     assert encoder.training
@@ -141,7 +141,8 @@ GOOD = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "score": [1.
 
 
 @pytest.mark.parametrize(("columns", "named", "kind", "message"), [
-    ({name: GOOD[name] for name in ("sentence1", "score")}, {}, DataError, "the columns sentence1, sentence2, score, found sentence1, score"),
+    ({name: GOOD[name] for name in ("sentence1", "score")}, {}, DataError,
+     "the columns sentence1, sentence2, score, found sentence1, score"),
     (GOOD, {"score": "gold"}, DataError, "the columns gold, found"),
     (GOOD, {"scores": "score"}, ConfigError, "did you mean 'score'"),
     (GOOD | {"score": ["1", "2", "3"]}, {}, DataError, "a column of numbers for 'score'"),
@@ -149,7 +150,7 @@ GOOD = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "score": [1.
     (GOOD | {"score": [2.5, 2.5, 2.5]}, {}, DataError, "scores that differ, found 3 pairs, all with 2.5"),
     (GOOD | {"score": [None, None, 1.0]}, {}, DataError, "at least two pairs with a score"),
 ])  # fmt: skip
-def test_what_cannot_be_measured_is_told_when_it_is_opened(
+def test_invalid_dev_files_are_refused_when_opened(
     tmp_path: Path,
     columns: Mapping[str, object],
     named: dict[str, str],
@@ -161,14 +162,14 @@ def test_what_cannot_be_measured_is_told_when_it_is_opened(
         Dev.open(DevSettings(uri=str(place), columns=named))
 
 
-def test_a_file_that_is_not_there_is_told_too(tmp_path: Path):
+def test_a_missing_dev_file_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="no such file"):
         Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet")))
     with pytest.raises(ConfigError, match="a file to measure on, found none"):
         Dev.open(DevSettings())
 
 
-def test_columns_have_other_names_and_scores_any_scale(tmp_path: Path, folder: Path, pairs: Path):
+def test_columns_can_be_renamed_and_scores_have_any_scale(tmp_path: Path, folder: Path, pairs: Path):
     table = pq.read_table(pairs).rename_columns(["a", "b", "gold"])
     table = table.set_column(
         2,
@@ -193,14 +194,14 @@ NLI = {
 }
 
 
-def test_accuracy_is_that_of_the_classifier_over_what_inference_uses(folder: Path, tmp_path: Path):
+def test_accuracy_is_that_of_the_classifier_on_product_vectors(folder: Path, tmp_path: Path):
     dev = Dev.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
     encoder = encoder_of(folder)
     objective, figures = Classification(encoder), []
     vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(
         ["a", " ", "d", "a", "d", "f", "g", "h"]
     )
-    left, right, gold = vectors[:4], vectors[4:], [1, 0, 2, 1]  # without the row that has no label
+    left, right, gold = vectors[:4], vectors[4:], [1, 0, 2, 1]  # without the unlabelled row
     for seed in range(12):
         torch.manual_seed(seed)
         torch.nn.init.normal_(linear := objective.classifier.get_parameter("weight"))
@@ -218,11 +219,12 @@ def test_accuracy_is_that_of_the_classifier_over_what_inference_uses(folder: Pat
 
 @pytest.mark.parametrize(("columns", "named", "kind", "message"), [
     ({name: NLI[name] for name in ("premise", "label")}, {}, DataError, "hypothesis"),
-    (NLI | {"label": ["neutral"] * 4 + ["maybe"]}, {}, DataError, r"row 4.*one of entailment \(0\), neutral \(1\), contradiction \(2\), found 'maybe'"),
+    (NLI | {"label": ["neutral"] * 4 + ["maybe"]}, {}, DataError,
+     r"row 4.*one of entailment \(0\), neutral \(1\), contradiction \(2\), found 'maybe'"),
     (NLI | {"label": ["-"] * 5}, {}, DataError, "rows to train on, found"),
     (NLI, {"labels": "label"}, ConfigError, "did you mean 'label'"),
 ])  # fmt: skip
-def test_labels_that_cannot_be_measured_are_told(
+def test_invalid_labels_are_refused(
     tmp_path: Path,
     columns: Mapping[str, object],
     named: dict[str, str],
@@ -235,7 +237,7 @@ def test_labels_that_cannot_be_measured_are_told(
         )
 
 
-def test_labels_mean_what_they_do_in_the_training_rows(tmp_path: Path):
+def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
     place = write(
         tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]}
     )
@@ -248,19 +250,19 @@ def test_labels_mean_what_they_do_in_the_training_rows(tmp_path: Path):
 @pytest.mark.skipif(
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
-def test_minilm_has_the_figure_that_it_is_known_for():
+def test_minilm_has_its_published_score():
     dev = Dev.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
     assert round(dev.score(Product(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72
 
 
-def test_the_best_figure_is_the_first_of_equal_ones_and_patience_counts_measurements():
+def test_the_best_score_is_the_earliest_of_equals_and_patience_counts():
     best = Best(patience=2)
     told = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
     seen = []
     for step, figure in told:
-        best = best.told(step, figure)
+        best = best.observe(step, figure)
         seen.append((best.step, best.figure, best.since, best.ended))
     assert seen == [(0, 50.0, 0, False), (250, 60.0, 0, False), (250, 60.0, 1, False), (250, 60.0, 2, True)]
     assert Best(**best.state()) == best
-    assert not best.told(1000, 61.0).ended
+    assert not best.observe(1000, 61.0).ended
     assert not replace(best, patience=None).ended

@@ -1,4 +1,4 @@
-"""A flow in training gains likelihood, goes on from a checkpoint to the same bits, and stops where the likelihood is none."""
+"""Training a flow raises the likelihood, resumes bit for bit, and stops if the likelihood is not finite."""
 
 import numpy as np
 import pytest
@@ -9,21 +9,23 @@ from pipeline.errors import DataError
 from pipeline.post.compare import DevPairs
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings
-from pipeline.train.flow import Diverged, FlowFit, Held, one_thread
+from pipeline.train.flow import Diverged, FlowFit, HeldOut, one_thread
 
 DIM = 32
 SETTINGS = FlowSettings(learning_rate=3e-3)
 
 
 def bent(rows: int, seed: int = 0) -> np.ndarray:
-    """Vectors whose second half bends with the first: what a coupling can straighten and a scale cannot."""
+    """Return vectors whose second half is a nonlinear function of the first, so that scaling does not
+    suffice.
+    """
     rng = np.random.default_rng(seed)
     first, noise = rng.normal(size=(2, rows, DIM // 2))
     mix = np.random.default_rng(9).normal(size=(DIM // 2, DIM // 2)) / 4
     return np.concatenate([first, np.abs(first @ mix) + 0.2 * noise], axis=1).astype(np.float32)
 
 
-HELD = Held(bent(500, seed=1))
+HELD = HeldOut(bent(500, seed=1))
 
 
 def run(fit: FlowFit, rows: np.ndarray, steps: range) -> FlowFit:
@@ -39,7 +41,7 @@ def fresh(settings: FlowSettings = SETTINGS) -> FlowFit:
     return FlowFit(DIM, settings, torch.device("cpu"))
 
 
-def test_held_out_rows_become_likelier():
+def test_training_raises_the_likelihood_of_held_out_rows():
     fit = run(fresh(), bent(9600), range(300))
     fit.measure(HELD)
     start, end = fit.curve
@@ -49,11 +51,11 @@ def test_held_out_rows_become_likelier():
     assert abs(end.train - end.heldout) < 0.3
 
 
-def test_figures_of_the_curve_are_those_of_the_flow():
+def test_the_curve_matches_the_flow():
     fit = run(fresh(), bent(640), range(20))
     rng = np.random.default_rng(5)
     pairs = DevPairs(bent(60, seed=3), bent(60, seed=4), rng.normal(size=60))
-    held = Held(HELD.rows, pairs, lambda raw: 2 * raw)
+    held = HeldOut(HELD.rows, pairs, lambda raw: 2 * raw)
     fit.measure(held)
     flow = fit.fitted(held, 640, "a space")
     z, left, right = flow(HELD.rows).astype(np.float64), flow(2 * pairs.left), flow(2 * pairs.right)
@@ -66,12 +68,12 @@ def test_figures_of_the_curve_are_those_of_the_flow():
 
 
 @pytest.mark.parametrize("stop", [1, 7])
-def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(stop: int):
+def test_a_resumed_training_has_the_same_bits(stop: int):
     rows = bent(640)
     whole = run(fresh(), rows, range(20))
     first = run(fresh(), rows, range(stop))
-    second = fresh(SETTINGS.model_copy(update={"seed": 5}))  # initial weights that must not matter any more
-    second.go_on_from(first.to_bytes())
+    second = fresh(SETTINGS.model_copy(update={"seed": 5}))  # with other initial weights
+    second.restore(first.to_bytes())
     assert second.to_bytes() == first.to_bytes()
     run(second, rows, range(stop, 20))
     assert second.to_bytes() == whole.to_bytes()
@@ -80,8 +82,8 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(stop: int):
     assert whole.curve == second.curve
 
 
-def test_decay_leaves_locations_and_scales_alone():
-    """With a gradient of zero, AdamW moves a parameter by its decay alone."""
+def test_weight_decay_applies_to_matrices_only():
+    """Use a gradient of zero, with which AdamW changes a parameter by its decay only."""
     settings = FlowSettings(learning_rate=0.1, weight_decay=0.5)
     fit = fresh(settings)
     fit.begin(bent(32), HELD)
@@ -93,32 +95,32 @@ def test_decay_leaves_locations_and_scales_alone():
         torch.testing.assert_close(value.detach(), expected, rtol=1e-6, atol=0)
 
 
-def test_a_likelihood_that_is_not_finite_ends_the_training():
+def test_an_infinite_likelihood_ends_the_training():
     fit = run(fresh(), bent(640), range(2))
     weights = fit.glow.state_dict()["levels.0.0.actnorm.b"].clone()
     with pytest.raises(
         Diverged,
-        match=r"flow training: expected a finite likelihood and gradient, found inf bits.*at step 3; lower whiten\.flow\.learning_rate",
+        match=r"found inf bits.*at step 3; lower whiten\.flow\.learning_rate",
     ):
         fit.take(np.full((32, DIM), 1e30, np.float32))
     assert torch.equal(fit.glow.state_dict()["levels.0.0.actnorm.b"], weights)
-    with pytest.raises(Diverged, match="rows held out, found inf bits"):
-        fit.measure(Held(np.full((32, DIM), 1e30, np.float32)))
+    with pytest.raises(Diverged, match="held-out rows, found inf bits"):
+        fit.measure(HeldOut(np.full((32, DIM), 1e30, np.float32)))
 
 
 def test_equal_rows_are_refused():
-    with pytest.raises(DataError, match="rows that differ, found 32 equal ones"):
+    with pytest.raises(DataError, match="different rows, found 32 equal rows"):
         fresh().begin(np.ones((32, DIM), np.float32), HELD)
 
 
-def test_constant_dimensions_stay_harmless_through_a_training():
+def test_constant_dimensions_do_not_disturb_a_training():
     rows, held = bent(6400), bent(500, seed=1)
     for x in (rows, held):
         x[:, [3, 20]] = 0.125, -7
     fit = run(fresh(), rows, range(200))
-    fit.measure(Held(held))
+    fit.measure(HeldOut(held))
     assert fit.curve[-1].heldout < fit.curve[0].heldout
-    flow = fit.fitted(Held(held), 6400, "a space")
+    flow = fit.fitted(HeldOut(held), 6400, "a space")
     assert "2 of 32 dimensions have no variance and kept the scale of the others" in flow.notes
     nearly = held.copy()
     nearly[:, 20] = np.nextafter(np.float32(-7), np.float32(0))
@@ -126,10 +128,10 @@ def test_constant_dimensions_stay_harmless_through_a_training():
     np.testing.assert_allclose(flow.inverse(flow(held)), held, atol=1e-4)
 
 
-def test_vectors_of_length_one_are_told():
+def test_unit_vectors_are_noted():
     unit = HELD.rows / np.linalg.norm(HELD.rows, axis=1, keepdims=True)
     fit = fresh()
-    fit.begin(unit[:32], Held(unit))
-    flow = fit.fitted(Held(unit), 500, "a space")
+    fit.begin(unit[:32], HeldOut(unit))
+    flow = fit.fitted(HeldOut(unit), 500, "a space")
     assert any("length 1" in note for note in flow.notes)
     assert isinstance(Flow.from_bytes(flow.to_bytes()), Flow)

@@ -1,4 +1,4 @@
-"""Several ranks give the gradient of one."""
+"""Several ranks give the gradient of one process."""
 
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from tests.train.ranks import candidates, objectives, part, work
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of each rank."""
+    """Run the ranks; return the results of each."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(work, (request.param, folder), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 
-def test_vectors_come_in_the_order_of_ranks(found: list[dict[str, Any]]):
+def test_vectors_are_gathered_in_rank_order(found: list[dict[str, Any]]):
     expected = torch.cat([torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(len(found))])
     for each in found:
         assert torch.equal(each["gathered"], expected)
@@ -31,9 +31,7 @@ def test_vectors_come_in_the_order_of_ranks(found: list[dict[str, Any]]):
 
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("name", ["supervised", "simcse"])
-def test_ranks_with_gathered_candidates_are_one_process_with_the_whole_batch(
-    found: list[dict[str, Any]], name: str, alike: bool
-):
+def test_ranks_match_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str, alike: bool):
     objective = objectives()[name]
     whole = loss_and_backward(objective, part(0, 1, alike=candidates(name) if alike else None))
     expected = gradients(objective)
@@ -56,14 +54,14 @@ def test_gradients_of_two_batches_add_up(found: list[dict[str, Any]]):
         )
 
 
-def test_unequal_ranks_are_an_error_on_every_one(found: list[dict[str, Any]]):
+def test_unequal_ranks_fail_on_every_rank(found: list[dict[str, Any]]):
     for each in found:
         for message in each["errors"]:
             assert "as many rows on every rank" in message
             assert "3 of 6 values on rank 0, 2 of 6 values on rank 1" in message
 
 
-def test_a_gradient_that_some_ranks_lack_is_zero_there_and_one_that_all_lack_stays_none(
+def test_missing_gradients_count_as_zero_unless_all_are_missing(
     found: list[dict[str, Any]],
 ):
     for each in found:
@@ -74,9 +72,9 @@ def test_a_gradient_that_some_ranks_lack_is_zero_there_and_one_that_all_lack_sta
         assert half.tolist() == [(len(found) - 1) / 2] * 3
 
 
-def test_known_values_of_the_right_way_and_of_the_wrong_ones(found: list[dict[str, Any]]):
+def test_gradients_of_four_pairs_match_a_hand_computation(found: list[dict[str, Any]]):
     if len(found) != 2:
-        pytest.skip("the example is one of two ranks")
+        pytest.skip("the example needs two ranks")
     for each in found:
         for name, loss, gradient in [
             ("right", LOSS, np.array(GRADIENT)),
@@ -88,11 +86,11 @@ def test_known_values_of_the_right_way_and_of_the_wrong_ones(found: list[dict[st
             np.testing.assert_allclose(each[name][2], gradient, atol=NEAR)
     assert [each["detached"][1] for each in found] == pytest.approx(
         [0.401016, 0.249846], abs=NEAR
-    )  # equal losses, another gradient
+    )  # equal losses, different gradients
     assert [each["right"][1] for each in found] == pytest.approx([0.401016, 0.249846], abs=NEAR)
 
 
-def test_without_a_process_group_nothing_is_gathered_and_nothing_averaged():
+def test_without_a_process_group_gathering_does_nothing():
     z, parameter = torch.randn(3, 2, requires_grad=True), torch.nn.Parameter(torch.zeros(2))
     assert Ranks().gather(z) is z
     assert Ranks().rank == 0

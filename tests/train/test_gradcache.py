@@ -1,4 +1,4 @@
-"""The gradient of a large batch in the memory of a small one."""
+"""GradCache: the gradient of a large batch in the memory of a small one."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,7 +35,7 @@ def step(objective: Objective, batch: Batch, **options: object) -> tuple[Loss, d
 
 
 def by_autograd(objective: Objective, batch: Batch) -> dict[str, Tensor]:
-    """The gradient of one graph from weights to loss."""
+    """Compute the gradient through one graph."""
     torch.manual_seed(11)
     loss = objective.loss(tuple(view.encode() for view in objective.views(batch)), batch)
     loss.total.backward()
@@ -43,7 +43,7 @@ def by_autograd(objective: Objective, batch: Batch) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 1, 2, 3, 4])
-def test_loss_and_gradient_of_four_pairs_are_known(chunk_rows: int | None):
+def test_loss_and_gradient_of_four_pairs_match_a_hand_computation(chunk_rows: int | None):
     objective = objective_of_four()
     loss, found = step(objective, four_pairs(), chunk_rows=chunk_rows)
     assert float(loss.total) == pytest.approx(LOSS, abs=NEAR)
@@ -51,14 +51,14 @@ def test_loss_and_gradient_of_four_pairs_are_known(chunk_rows: int | None):
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 1, 3])
-def test_the_loss_without_a_gradient_is_known_too(chunk_rows: int | None):
+def test_the_loss_without_a_gradient_is_the_same(chunk_rows: int | None):
     objective = objective_of_four()
     outcome = loss_without_gradient(objective, four_pairs(), chunk_rows=chunk_rows)
     assert float(outcome.loss.total) == pytest.approx(LOSS, abs=NEAR)
     assert all(parameter.grad is None for parameter in objective.parameters())
 
 
-def test_each_vector_s_own_gradient_is_known():
+def test_the_gradient_of_each_vector_matches_a_hand_computation():
     objective, batch = objective_of_four(), four_pairs()
     leaves = tuple(view.encode().detach().requires_grad_() for view in objective.views(batch))
     objective.loss(leaves, batch).total.backward()
@@ -66,11 +66,11 @@ def test_each_vector_s_own_gradient_is_known():
         [[-0.126205, -0.024595], [0.056579, -0.137998], [0.114661, 0.024307], [0.041574, 0.153396]]
     ).double()
     z = leaves[0].detach()
-    across = known - (known * z).sum(dim=1, keepdim=True) * z  # cosines do not change along a vector
+    across = known - (known * z).sum(dim=1, keepdim=True) * z  # cosines do not depend on the norm
     np.testing.assert_allclose(leaves[0].grad, across, atol=NEAR)
 
 
-def test_accumulating_the_gradients_of_half_batches_is_another_and_known_one():
+def test_accumulating_half_batches_gives_another_gradient():
     objective, batch = objective_of_four(), four_pairs()
     for half in (np.arange(2), np.arange(2, 4)):
         loss_and_backward(objective, batch.of_rows(half), scale=0.5)
@@ -79,7 +79,7 @@ def test_accumulating_the_gradients_of_half_batches_is_another_and_known_one():
 
 
 @pytest.mark.parametrize("make", [supervised, lambda: SimCSE(Tiny(), temperature=0.3).double()])
-def test_without_dropout_the_gradient_does_not_know_the_chunks(make):
+def test_without_dropout_the_gradient_does_not_depend_on_chunks(make):
     objective = make()
     batch = batch_of({**TRIPLES, "text": texts(ROWS)})
     expected = by_autograd(objective, batch)
@@ -89,7 +89,7 @@ def test_without_dropout_the_gradient_does_not_know_the_chunks(make):
 
 
 def chunked_graph(objective: Objective, batch: Batch, cuts: Sequence[int]) -> dict[str, Tensor]:
-    """The gradient through one graph that holds the forward passes of all chunks, each of all views of its rows."""
+    """Compute the gradient through one graph over the forward passes of all chunks."""
     torch.manual_seed(11)
     parts = []
     for start, end in pairwise(cuts):
@@ -105,7 +105,7 @@ def chunked_graph(objective: Objective, batch: Batch, cuts: Sequence[int]) -> di
 @pytest.mark.parametrize(
     ("chunk_rows", "cuts"), [(None, [0, 7]), (7, [0, 7]), (3, [0, 3, 6, 7]), (1, range(8))]
 )
-def test_with_dropout_it_is_that_of_one_graph_over_the_same_chunks(
+def test_with_dropout_the_gradient_matches_one_graph_over_the_chunks(
     chunk_rows: int | None, cuts: Sequence[int]
 ):
     objective, batch = supervised(dropout=0.3), batch_of(TRIPLES)
@@ -117,7 +117,7 @@ def test_with_dropout_it_is_that_of_one_graph_over_the_same_chunks(
 
 
 class Careless(SimCSE):
-    """Its noise comes from elsewhere, and is another the second time."""
+    """Objective whose noise does not come from torch's generators, so that it differs in the second pass."""
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens, random = batch.tokens("text"), np.random.default_rng(0)
@@ -130,15 +130,15 @@ class Careless(SimCSE):
         )
 
 
-def test_other_masks_in_the_second_pass_are_an_error():
+def test_different_masks_in_the_second_pass_are_detected():
     objective, batch = Careless(Tiny()).double(), batch_of({"text": texts(ROWS)})
     loss_and_backward(objective, batch)
-    with pytest.raises(Defect, match=r"second pass over a chunk.*differ by [0-9.]+%.*torch's generators"):
+    with pytest.raises(Defect, match=r"second pass over a chunk.*difference of [0-9.]+%.*torch's generators"):
         loss_and_backward(objective, batch, chunk_rows=3)
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 7, 3, 1])
-def test_random_numbers_go_on_as_if_each_chunk_had_been_encoded_once(chunk_rows: int | None):
+def test_random_numbers_advance_as_if_each_chunk_were_encoded_once(chunk_rows: int | None):
     objective, batch = supervised(dropout=0.3), batch_of(TRIPLES)
     step(objective, batch, chunk_rows=chunk_rows)
     after = torch.rand(3)
@@ -150,7 +150,7 @@ def test_random_numbers_go_on_as_if_each_chunk_had_been_encoded_once(chunk_rows:
 
 
 class Momentum(Objective):
-    """A twin that no gradient reaches gives the keys; both draw dropout masks, the twin first. What each row costs by itself is drawn at random too."""
+    """Objective with a twin without gradient, dropout in both encoders, and random row terms."""
 
     columns = ("text",)
 
@@ -183,7 +183,7 @@ class Momentum(Objective):
         return Loss.of(distance=self.noise((outputs[1] - outputs[0]).square()).sum(dim=1).mean())
 
 
-def test_views_without_gradient_are_encoded_once_and_row_terms_weigh_as_their_rows():
+def test_views_without_gradient_are_encoded_once():
     objective = Momentum(Tiny(seed=1), Tiny(seed=2))
     batch = batch_of({"text": texts(ROWS)})
     reps = tuple(view.encode() for view in objective.views(batch))
@@ -207,7 +207,7 @@ def test_views_without_gradient_are_encoded_once_and_row_terms_weigh_as_their_ro
     assert not any(graph for graph, _ in objective.encoded)
 
 
-def test_masks_are_the_same_again_where_another_encoder_drew_in_between_and_row_terms_draw_new_ones():
+def test_masks_are_repeated_although_other_encoders_draw_in_between():
     objective, batch = (
         Momentum(Tiny(seed=1, dropout=0.4), Tiny(seed=2, dropout=0.4), rate=0.4),
         batch_of({"text": texts(ROWS)}),
@@ -229,7 +229,7 @@ def test_masks_are_the_same_again_where_another_encoder_drew_in_between_and_row_
     assert_same(found, expected)
 
 
-def test_a_scale_is_in_the_gradient_and_not_in_the_loss():
+def test_scale_applies_to_the_gradient_but_not_to_the_returned_loss():
     objective, batch = Momentum(Tiny(seed=1), Tiny(seed=2)), batch_of({"text": texts(ROWS)})
     for chunk_rows in (None, 3):
         loss, plain = step(objective, batch, chunk_rows=chunk_rows)
@@ -238,7 +238,7 @@ def test_a_scale_is_in_the_gradient_and_not_in_the_loss():
         assert_same(scaled, {name: 1024 * gradient for name, gradient in plain.items()}, tolerance=1e-9)
 
 
-def test_what_comes_back_has_no_graph_and_is_in_the_order_of_the_views():
+def test_the_result_has_no_graph_and_keeps_the_order_of_views():
     objective, batch = Momentum(Tiny(seed=1), Tiny(seed=2)), batch_of({"text": texts(ROWS)})
     expected = [view.encode().detach() for view in objective.views(batch)]
     outcome = loss_and_backward(objective, batch, chunk_rows=2)
@@ -250,7 +250,7 @@ def test_what_comes_back_has_no_graph_and_is_in_the_order_of_the_views():
 
 
 class Whole(SimCSE):
-    """Its second view cannot be divided."""
+    """Objective with a view that cannot be divided."""
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
@@ -261,7 +261,7 @@ class Whole(SimCSE):
         )
 
 
-def test_a_view_that_cannot_be_divided_refuses_chunks_and_goes_through_whole():
+def test_a_view_that_cannot_be_divided_refuses_chunks():
     objective, batch = Whole(Tiny()).double(), batch_of({"text": texts(4)})
     with pytest.raises(ConfigError, match=r"chunk_rows.*the perturbation follows.*chunks of 3 of 4 rows"):
         loss_and_backward(objective, batch, chunk_rows=3)
@@ -275,7 +275,7 @@ class Short(SimCSE):
         return 2 * (View(self.encoder, batch.of_rows(np.arange(2)).tokens("text")),)
 
 
-def test_wrong_sizes_are_errors():
+def test_wrong_sizes_are_refused():
     objective, batch = SimCSE(Tiny()).double(), batch_of({"text": texts(4)})
     with pytest.raises(ConfigError, match="at least one row"):
         loss_and_backward(objective, batch, chunk_rows=0)

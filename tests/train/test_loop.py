@@ -1,4 +1,4 @@
-"""A training's steps: what each does, that it stops before a wrong one, and that it goes on as if it had never stopped."""
+"""Steps of a training: their updates, errors before an invalid update, and resuming."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from pipeline.train.finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
 from tests.objectives.tiny import Tiny, batch_of, texts
-from tests.train.small import ROWS, STEPS, figures, objective, rows_of, training
+from tests.train.small import ROWS, STEPS, numbers, objective, rows_of, training
 
 SGD = OptimizerSettings(name="sgd", learning_rate=0.1, clip=None)
 
@@ -32,7 +32,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def test_a_step_moves_the_weights_by_the_rate_times_the_gradient_and_tells_of_it():
+def test_a_step_updates_the_weights_by_rate_times_gradient():
     made = training(TrainSettings(optimizer=SGD), dropout=0.0)
     before, batch = {name: value.clone() for name, value in made.parameters.items()}, next(rows_of())
     twin = objective("supervised", dropout=0.0)
@@ -53,7 +53,7 @@ def test_a_step_moves_the_weights_by_the_rate_times_the_gradient_and_tells_of_it
         torch.testing.assert_close(rep, expected)
 
 
-def test_a_long_gradient_is_clipped_and_told_as_it_was():
+def test_a_large_gradient_is_clipped_and_reported_unclipped():
     settings = TrainSettings(
         optimizer=OptimizerSettings(name="sgd", learning_rate=1.0, clip=1e-3),
         schedule=ScheduleSettings(name="constant"),
@@ -77,9 +77,9 @@ def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
     )
     made, batches = training(settings), rows_of()
     steps = list(fit(made, batches, until=2))
-    made.told(60.0)
-    steps += fit(made, batches, until=4)  # an epoch is 3 steps
-    made.told(59.0)
+    made.observe(60.0)
+    steps += fit(made, batches, until=4)  # an epoch has 3 steps
+    made.observe(59.0)
     assert [step.learning_rate for step in steps] == pytest.approx([0.1, 0.1, 0.1, 0.01])
     assert made.ended
     assert list(fit(made, batches, until=STEPS)) == []
@@ -95,41 +95,41 @@ CASES = {
 @pytest.mark.parametrize("name", ["supervised", "simcse", "queue"])
 @pytest.mark.parametrize("chunk_rows", [None, 4])
 @pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
-def test_a_training_goes_on_from_a_checkpoint_to_the_last_digit(
+def test_a_resumed_training_is_identical(
     name: str, chunk_rows: int | None, optimizer: OptimizerSettings, tmp_path: Path
 ):
     settings = TrainSettings(
         optimizer=optimizer, chunk_rows=chunk_rows, schedule=ScheduleSettings(name="cosine", warmup=2)
     )
     undisturbed = training(settings, name)
-    expected = figures(list(fit(undisturbed, rows_of(), until=STEPS)))
+    expected = numbers(list(fit(undisturbed, rows_of(), until=STEPS)))
     drawn = torch.rand(3)
     killed = training(settings, name)
     with Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()) as checkpoints:
         for step in islice(fit(killed, rows_of(), until=STEPS), 4):
             if step.number == 3:
                 checkpoints.save(3, killed.state())  # step 4 is lost
-    resumed = training(settings, name, seed=6)  # of other weights
+    resumed = training(settings, name, seed=6)  # with other weights
     last = Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()).last()
     resumed.restore(last.load())
-    assert figures(list(fit(resumed, rows_of(3), until=STEPS))) == expected[3:]
+    assert numbers(list(fit(resumed, rows_of(3), until=STEPS))) == expected[3:]
     for key, value in undisturbed.objective.state_dict().items():
         assert torch.equal(resumed.objective.state_dict()[key], value), key
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_a_state_does_not_change_with_the_training_nor_the_training_with_it():
+def test_a_state_is_independent_of_the_training():
     made = training(TrainSettings(optimizer=CASES["adamw"]))
     list(fit(made, rows_of(), until=2))
     state = made.state()
-    first = figures(list(fit(made, rows_of(2), until=4)))
+    first = numbers(list(fit(made, rows_of(2), until=4)))
     for _ in range(2):
         again = training(TrainSettings(optimizer=CASES["adamw"]))
         again.restore(state)
-        assert figures(list(fit(again, rows_of(2), until=4))) == first
+        assert numbers(list(fit(again, rows_of(2), until=4))) == first
 
 
-def test_another_number_of_ranks_draws_new_numbers_known_by_seed_and_step():
+def test_another_number_of_ranks_reseeds_from_seed_and_step():
     made = training(TrainSettings())
     list(fit(made, rows_of(), until=2))
     state = made.state()
@@ -146,7 +146,7 @@ def test_another_number_of_ranks_draws_new_numbers_known_by_seed_and_step():
 
 
 class Broken(Supervised):
-    """Its loss, or the gradient of one layer, is no number in every third batch."""
+    """Objective whose loss, or the gradient of one layer, is not finite in every third batch."""
 
     def __init__(self, where: str) -> None:
         torch.manual_seed(0)
@@ -170,7 +170,9 @@ class Broken(Supervised):
     [("loss", r"loss (-?inf|nan) \(broken (-?inf|nan)\)"), ("gradient", "a gradient of encoder.layer")],
 )
 @pytest.mark.parametrize("chunk_rows", [None, 2])
-def test_what_is_not_finite_stops_before_the_weights_move(where: str, culprit: str, chunk_rows: int | None):
+def test_nan_and_infinity_stop_the_training_before_an_update(
+    where: str, culprit: str, chunk_rows: int | None
+):
     made = Training(
         Broken(where), TrainSettings(optimizer=SGD, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3
     )
@@ -188,13 +190,13 @@ def test_what_is_not_finite_stops_before_the_weights_move(where: str, culprit: s
     assert all(torch.equal(before[name], value) for name, value in made.objective.state_dict().items())
 
 
-def test_batches_that_end_are_an_error():
+def test_batches_that_end_are_refused():
     made = training(TrainSettings())
     with pytest.raises(DataError, match="batch for step 3"):
         list(fit(made, islice(rows_of(), 2), until=STEPS))
 
 
-def test_waiting_is_told():
+def test_waiting_time_is_reported():
     made = training(TrainSettings())
 
     def slow() -> Iterator[Batch]:
@@ -206,6 +208,6 @@ def test_waiting_is_told():
         assert 0.05 <= step.waited_s < step.seconds
 
 
-def test_what_a_source_counts_is_told():
+def test_counts_of_a_batch_are_reported():
     batch = replace(batch_of({"anchor": texts(4, 1), "positive": texts(4, 2)}), counts={"repeated": 3})
     assert training(TrainSettings()).step(batch).counts == {"repeated": 3}

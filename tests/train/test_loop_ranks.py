@@ -1,4 +1,4 @@
-"""Two processes train as one: they move alike, stop alike, and go on from a checkpoint to the last digit."""
+"""Two processes train as one: equal updates, joint errors, and identical resuming."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pipeline.store.store import open_store
 from pipeline.train.checkpoint import Checkpoints
 from pipeline.train.loop import fit
 from tests.train.ranks_of_loop import CASES, KILLED, settings_of, work
-from tests.train.small import STEPS, figures, rows_of, training
+from tests.train.small import STEPS, numbers, rows_of, training
 
 
 @pytest.fixture(scope="module")
@@ -25,46 +25,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
-    """Of each rank."""
+    """Run two ranks; return the results of each."""
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_go_on_from_a_checkpoint_to_the_last_digit(found: list[dict[str, Any]], name: str):
+def test_two_resumed_ranks_are_identical(found: list[dict[str, Any]], name: str):
     for each in found:
         assert each[name]["again"] == each[name]["undisturbed"][KILLED - 1 :]
         assert each[name]["undisturbed"] == found[0][name]["undisturbed"]
     assert [each[name]["empty"] for each in found] == [False, True]
-    assert not torch.equal(*(each[name]["draw"] for each in found))  # each rank its own masks
+    assert not torch.equal(*(each[name]["draw"] for each in found))  # each rank has its own masks
     for key, value in found[0][name]["weights"].items():
         assert torch.equal(found[1][name]["weights"][key], value), key
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_process_goes_on_where_two_were_with_their_data(
-    folder: Path, found: list[dict[str, Any]], name: str
-):
-    """Its masks are others, so its losses are near and not equal; its weights, optimizer and rows are the same."""
+def test_one_process_can_resume_a_training_of_two(folder: Path, found: list[dict[str, Any]], name: str):
+    """Expect close losses, because dropout masks differ; weights, optimizer and rows are the same."""
     checkpoint = Checkpoints(open_store(folder / name), "checkpoints", CheckpointSettings()).last()
     made = training(settings_of(CASES[name]), name)
     made.restore(checkpoint.load())
     assert made.number == KILLED - 1
-    steps = figures(list(fit(made, rows_of(KILLED - 1), until=STEPS)))
+    steps = numbers(list(fit(made, rows_of(KILLED - 1), until=STEPS)))
     for own, theirs in zip(steps, found[0][name]["undisturbed"][KILLED - 1 :], strict=True):
         assert (own[0], *own[3:]) == (theirs[0], *theirs[3:])
         assert own[1] == pytest.approx(theirs[1], rel=0.8)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_dropout_two_ranks_are_one_process(found: list[dict[str, Any]], name: str):
-    expected = figures(
+def test_without_dropout_two_ranks_equal_one_process(found: list[dict[str, Any]], name: str):
+    expected = numbers(
         list(fit(training(settings_of(CASES[name]), name, dropout=0.0), rows_of(), until=STEPS))
     )
     for each in found:
         np.testing.assert_allclose(each[f"{name} without dropout"], expected, rtol=1e-6)
 
 
-def test_all_ranks_stop_where_one_rank_s_loss_is_infinite_and_have_the_whole_batch(
+def test_an_infinite_loss_on_one_rank_stops_all_ranks(
     found: list[dict[str, Any]],
 ):
     batch = next(rows_of())
@@ -77,5 +75,5 @@ def test_all_ranks_stop_where_one_rank_s_loss_is_infinite_and_have_the_whole_bat
         np.testing.assert_array_equal(error["rows"], batch.rows)
 
 
-def test_the_first_rank_s_clock_counts(found: list[dict[str, Any]]):
+def test_checkpoints_follow_the_first_ranks_clock(found: list[dict[str, Any]]):
     assert [each["due"] for each in found] == 2 * [[True, True]]

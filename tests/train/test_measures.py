@@ -1,4 +1,4 @@
-"""What is told of a step's vectors is what the definitions say, and is told only where it means something."""
+"""Metrics of a step's vectors match their definitions, and are omitted if undefined."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from pipeline.objectives import OBJECTIVES
 from pipeline.stats.geometry import alignment, cosines, uniformity
-from pipeline.train.measures import MOST_ROWS, measured
+from pipeline.train.measures import MOST_ROWS, vector_metrics
 from tests.objectives.tiny import Tiny
 
 PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "pser", "triplet"}
@@ -19,7 +19,7 @@ def views(count: int, dim: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch
     return left, left + 0.7 * torch.randn(count, dim, generator=generator)
 
 
-def test_they_are_those_of_numpy_in_float64():
+def test_metrics_match_numpy_in_float64():
     left, right = views(40)
     x, y = left.double().numpy(), right.double().numpy()
     every = cosines(np.repeat(x, 40, 0), np.tile(y, (40, 1))).reshape(40, 40)
@@ -30,39 +30,41 @@ def test_they_are_those_of_numpy_in_float64():
         "positive_cosine": cosines(x, y).mean(),
         "negative_cosine": negative,
     }
-    assert measured((left, right), positives=True) == pytest.approx(expected, abs=2e-6)
+    assert vector_metrics((left, right), positives=True) == pytest.approx(expected, abs=2e-6)
 
 
-def test_more_views_change_nothing_and_many_rows_cost_no_more():
+def test_further_views_and_rows_are_ignored():
     left, right = views(2 * MOST_ROWS)
-    first = measured((left[:MOST_ROWS], right[:MOST_ROWS]), positives=True)
-    assert measured((left, right, left), positives=True) == first
+    first = vector_metrics((left[:MOST_ROWS], right[:MOST_ROWS]), positives=True)
+    assert vector_metrics((left, right, left), positives=True) == first
 
 
-def test_ends_of_the_scales():
+def test_extreme_vectors_give_the_bounds():
     same = torch.ones(8, 3)
-    assert measured((same, same), positives=True) == pytest.approx(
+    assert vector_metrics((same, same), positives=True) == pytest.approx(
         {"alignment": 0, "uniformity": 0, "positive_cosine": 1, "negative_cosine": 1}, abs=1e-6
     )
-    apart = torch.eye(2) - torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # two opposite vectors
-    assert measured((apart, -apart), positives=True) == pytest.approx(
+    opposite = torch.eye(2) - torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # two opposite vectors
+    assert vector_metrics((opposite, -opposite), positives=True) == pytest.approx(
         {"alignment": 4, "uniformity": -8, "positive_cosine": -1, "negative_cosine": 1}, abs=1e-5
     )
 
 
-def test_without_pairs_there_is_uniformity_alone_and_of_one_row_nothing():
+def test_without_pairs_only_uniformity_is_measured():
     left, right = views(5)
-    assert measured((left, right), positives=False).keys() == {"uniformity"}
-    assert measured((left,), positives=True).keys() == {"uniformity"}
-    assert measured((left[:1], right[:1]), positives=True) == {}
-    assert measured((), positives=True) == {}
+    assert vector_metrics((left, right), positives=False).keys() == {"uniformity"}
+    assert vector_metrics((left,), positives=True).keys() == {"uniformity"}
+    assert vector_metrics((left[:1], right[:1]), positives=True) == {}
+    assert vector_metrics((), positives=True) == {}
 
 
-def test_a_vector_of_zeros_is_no_accident():
+def test_zero_vectors_give_finite_metrics():
     left, right = views(4)
-    assert all(np.isfinite(value) for value in measured((left * 0, right.half()), positives=True).values())
+    assert all(
+        np.isfinite(value) for value in vector_metrics((left * 0, right.half()), positives=True).values()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(PAIRED | OTHERS))
-def test_objectives_say_whether_their_views_are_pairs(name: str):
+def test_objectives_declare_positive_pairs(name: str):
     assert OBJECTIVES[name](Tiny()).has_positive_pairs == (name in PAIRED)

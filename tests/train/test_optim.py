@@ -1,4 +1,4 @@
-"""Steps of the optimizers against their papers' equations."""
+"""Optimizer steps match the equations of their papers."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from torch import nn
 
 from pipeline.errors import Defect
 from pipeline.settings.training import OptimizerSettings
-from pipeline.train.optim import gradients, norm_of, optimizer_of, scale, trained
+from pipeline.train.optim import build_optimizer, gradients, scale, total_norm, trainable_parameters
 
 RATE, DECAY, STEPS = 0.1, 0.01, 4
 GRADIENTS = np.random.default_rng(0).normal(size=(STEPS, 6))
 
 
 def after_steps(parameter: nn.Parameter, **settings: object) -> np.ndarray:
-    optimizer = optimizer_of([parameter], OptimizerSettings(learning_rate=RATE, **settings))
+    optimizer = build_optimizer([parameter], OptimizerSettings(learning_rate=RATE, **settings))
     for gradient in GRADIENTS:
         parameter.grad = torch.from_numpy(gradient).view_as(parameter).clone()
         optimizer.step()
@@ -30,7 +30,7 @@ def adam(
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
 ) -> np.ndarray:
-    """Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, algorithm 2."""
+    """Compute Adam (Kingma and Ba 2015, algorithm 1) or AdamW (Loshchilov and Hutter 2019, algorithm 2)."""
     mean, square = np.zeros(6), np.zeros(6)
     for step, gradient in enumerate(GRADIENTS, start=1):
         g = gradient if decoupled else gradient + decay * x
@@ -51,7 +51,7 @@ def sgd(x: np.ndarray, decay: float, momentum: float) -> np.ndarray:
 def rmsprop(
     x: np.ndarray, decay: float, momentum: float, alpha: float = 0.99, epsilon: float = 1e-8
 ) -> np.ndarray:
-    """Tieleman and Hinton 2012, lecture 6.5; Graves 2013, with momentum."""
+    """Compute RMSprop (Tieleman and Hinton 2012, lecture 6.5) with momentum (Graves 2013)."""
     square, moved = np.zeros(6), np.zeros(6)
     for gradient in GRADIENTS:
         g = gradient + decay * x
@@ -81,18 +81,18 @@ def test_matrices_decay_and_vectors_do_not(name: str):
     np.testing.assert_allclose(after_steps(vector, **settings), CASES[name](begin, 0.0), atol=1e-12)
 
 
-def test_what_has_no_gradient_is_not_moved():
+def test_parameters_without_gradient_are_not_updated():
     module = nn.ModuleDict({"frozen": nn.Linear(2, 2).requires_grad_(False), "trained": nn.Linear(2, 2)})
-    assert set(trained(module)) == {"trained.weight", "trained.bias"}
+    assert set(trainable_parameters(module)) == {"trained.weight", "trained.bias"}
     with pytest.raises(Defect, match="parameters to train"):
-        trained(module["frozen"])
+        trainable_parameters(module["frozen"])
 
 
-def test_the_norm_is_that_of_one_vector_and_scaling_is_in_place():
+def test_the_norm_is_joint_and_scaling_is_in_place():
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(5))]
     parameters[0].grad, parameters[1].grad = torch.tensor([1.0, 2.0, 2.0]), torch.full((2, 2), 2.0)
-    assert float(norm_of(gradients(parameters))) == pytest.approx(5.0)
+    assert float(total_norm(gradients(parameters))) == pytest.approx(5.0)
     scale(gradients(parameters), 0.5)
     assert parameters[0].grad.tolist() == [0.5, 1.0, 1.0]
-    assert float(norm_of(gradients(parameters))) == pytest.approx(2.5)
-    assert float(norm_of([])) == 0.0
+    assert float(total_norm(gradients(parameters))) == pytest.approx(2.5)
+    assert float(total_norm([])) == 0.0

@@ -1,4 +1,4 @@
-"""Half precision, layers computed anew and compiled layers change how long a step takes, and not what it is."""
+"""Mixed precision, activation checkpointing and compilation do not change a step beyond rounding."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def batch_for(folder: Path, rows: int = 20) -> Batch:
-    """Texts of 1 to 29 words."""
+    """Return texts of 1 to 29 words."""
     rng, words = np.random.default_rng(0), LONG.split()[:16]
     drawn = [" ".join(rng.choice(words, rng.integers(1, 30))) for _ in range(rows)]
     return Batch({"text": drawn}, np.arange(rows), load_tokenizer(folder, 64))
@@ -47,7 +47,7 @@ def batch_for(folder: Path, rows: int = 20) -> Batch:
 def step(
     folder: Path, dropout: float, chunk_rows: int | None = None, **settings: Any
 ) -> tuple[Loss, dict[str, Tensor], tuple[Tensor, ...]]:
-    """Loss, gradients and vectors of an untrained step."""
+    """Return loss, gradients and vectors of one step without an update."""
     torch.manual_seed(0)
     objective = SimCSE(
         load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=dropout), temperature=0.2
@@ -65,20 +65,20 @@ def cosine(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("bfloat16", 1e-4, 0.02), ("float16", 1e-5, 0.003)])
-def test_in_half_precision_vectors_and_gradients_stay_float32_and_near(
+def test_in_half_precision_vectors_and_gradients_are_float32_and_close(
     folder: Path, precision: str, least: float, most: float
 ):
     loss, expected, vectors = step(folder, 0.0)
     half_loss, found, half_vectors = step(folder, 0.0, precision=precision)
     assert {value.dtype for value in (*found.values(), *half_vectors, half_loss.total)} == {torch.float32}
-    apart = float((half_vectors[0] - vectors[0]).norm() / vectors[0].norm())
-    assert least < apart < most  # 8 and 11 digits of two
+    difference = float((half_vectors[0] - vectors[0]).norm() / vectors[0].norm())
+    assert least < difference < most  # 8 and 11 digits of two
     assert float(half_loss.total) == pytest.approx(float(loss.total), rel=0.01)
     assert cosine(found, expected) > 0.99
 
 
-def test_in_bfloat16_chunks_and_layers_computed_anew_leave_the_gradient(folder: Path):
-    """With dropout on: masks are the same, and what is rounded is the same."""
+def test_in_bfloat16_chunks_and_checkpointing_do_not_change_the_gradient(folder: Path):
+    """Use dropout: masks and rounding are the same."""
     _, expected, _ = step(folder, 0.1, precision="bfloat16")
     _, again, _ = step(folder, 0.1, precision="bfloat16", checkpoint_layers=True)
     assert cosine(again, expected) > 0.9999
@@ -87,7 +87,7 @@ def test_in_bfloat16_chunks_and_layers_computed_anew_leave_the_gradient(folder: 
     assert cosine(chunked, without) > 0.999
 
 
-def test_layers_computed_anew_leave_the_gradient_under_dropout(folder: Path):
+def test_checkpointing_does_not_change_the_gradient_with_dropout(folder: Path):
     _, expected, _ = step(folder, 0.1)
     _, found, _ = step(folder, 0.1, checkpoint_layers=True)
     for name, gradient in expected.items():
@@ -95,7 +95,7 @@ def test_layers_computed_anew_leave_the_gradient_under_dropout(folder: Path):
 
 
 @pytest.mark.slow
-def test_compiled_layers_leave_the_gradient(tmp_path: Path):
+def test_compilation_does_not_change_the_gradient(tmp_path: Path):
     folder = save_folder(tmp_path, "bert")
     try:
         _, found, _ = step(folder, 0.0, compile=True)
@@ -127,14 +127,14 @@ class _HalfBackward(torch.autograd.Function):
 
 
 class HalfEncoder(Tiny):
-    """Its gradient passes through float16: too large a one becomes infinite, too small a one zero."""
+    """Encoder whose gradient passes through float16, so that large values overflow and small ones vanish."""
 
     def forward(self, *tokens: Any, **options: Any) -> Tensor:
         return _HalfBackward.apply(super().forward(*tokens, **options))
 
 
 class Weighted(Supervised):
-    """Its loss has a weight, which moves its gradients through float16's range."""
+    """Objective with a weight that shifts its gradients through the range of float16."""
 
     weight = 1.0
 
@@ -160,7 +160,7 @@ def weighted(
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 4])
-def test_an_overflow_lowers_the_scale_and_the_step_is_taken_with_the_same_masks(chunk_rows: int | None):
+def test_after_an_overflow_the_step_repeats_with_a_lower_scale(chunk_rows: int | None):
     known = [
         step.gradient_norm for step in fit(weighted(2_000.0, Tiny, "float32", chunk_rows), rows_of(), until=1)
     ]
@@ -175,7 +175,7 @@ def test_an_overflow_lowers_the_scale_and_the_step_is_taken_with_the_same_masks(
     assert again.loss_scale.value == half.loss_scale.value < 2**16
 
 
-def test_gradients_too_small_for_float16_survive_by_the_scale():
+def test_the_loss_scale_preserves_small_gradients():
     weight = 1e-7
     known = next(iter(fit(weighted(weight, Tiny, "float32"), rows_of(), until=1))).gradient_norm
     assert next(iter(fit(weighted(weight), rows_of(), until=1))).gradient_norm == pytest.approx(
@@ -185,24 +185,24 @@ def test_gradients_too_small_for_float16_survive_by_the_scale():
     assert lost != pytest.approx(known, rel=0.1)
 
 
-def test_what_no_scale_makes_finite_is_an_error():
+def test_gradients_that_no_scale_makes_finite_are_refused():
     half = weighted(1e9)
     with pytest.raises(NonFinite, match="a gradient of encoder"):
         next(iter(fit(half, rows_of(), until=1)))
     assert half.loss_scale.value == 1.0
 
 
-def test_the_scale_doubles_after_many_good_steps_and_goes_on_from_its_state():
+def test_the_scale_doubles_after_many_steps_and_can_be_restored():
     scale = LossScale("float16")
     for _ in range(1_999):
-        scale.passed()
+        scale.count_success()
     again = LossScale("float16")
     again.restore(scale.state())
-    again.passed()
+    again.count_success()
     assert (scale.value, again.value) == (2.0**16, 2.0**17)
-    assert again.lowered()
+    assert again.lower()
     assert again.value == 2.0**16
-    assert not LossScale("bfloat16").lowered()
+    assert not LossScale("bfloat16").lower()
 
 
 def test_steps_in_half_precision_lower_the_loss(folder: Path):

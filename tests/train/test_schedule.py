@@ -1,4 +1,4 @@
-"""The learning rate of each step, by hand."""
+"""Learning rates of each step match hand computations."""
 
 import math
 
@@ -14,29 +14,29 @@ def rates(steps: int = 10, highest: float = 1.0, steps_per_epoch: int = 5, **set
     return [schedule.rate(step) for step in range(1, steps + 1)]
 
 
-def test_linear_falls_by_equal_parts_to_one_part_at_the_last_step():
+def test_linear_decays_by_equal_parts():
     assert rates(name="linear", highest=2.0) == pytest.approx([2 * part / 10 for part in range(10, 0, -1)])
 
 
 @pytest.mark.parametrize("warmup", [4, 0.4, 0.31])
-def test_linear_rises_by_equal_parts_to_its_height_first(warmup: float):
-    """A share of the steps is rounded up: 4 of 10 for 0.31."""
+def test_linear_warms_up_by_equal_parts(warmup: float):
+    """Round a proportion of the steps up: 4 of 10 for 0.31."""
     assert rates(name="linear", warmup=warmup) == pytest.approx(
         [1 / 4, 2 / 4, 3 / 4, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7]
     )
 
 
-def test_cosine_follows_half_a_wave():
+def test_cosine_decays_as_half_a_cosine():
     assert rates(name="cosine", warmup=2) == pytest.approx(
         [0.5, *((1 + math.cos(math.pi * part / 9)) / 2 for part in range(9))]
     )
 
 
-def test_constant_stays_after_its_rise():
+def test_constant_does_not_change_after_the_warm_up():
     assert rates(name="constant", warmup=3, highest=3.0) == pytest.approx([1, 2, *8 * [3]])
 
 
-def test_stairs_go_where_they_are_told_from_their_step_on():
+def test_stairs_change_the_rate_at_their_steps():
     assert rates(name="stairs", stairs={7: 0.1, 4: 0.5}) == pytest.approx(
         [1, 1, 1, 0.5, 0.5, 0.5, 0.1, 0.1, 0.1, 0.1]
     )
@@ -44,7 +44,7 @@ def test_stairs_go_where_they_are_told_from_their_step_on():
         rates(name="stairs")
 
 
-def test_a_rise_as_long_as_the_training_ends_at_the_height():
+def test_a_warm_up_of_the_whole_training_ends_at_the_highest_rate():
     assert rates(name="linear", warmup=10) == pytest.approx([step / 10 for step in range(1, 11)])
     assert rates(name="linear", warmup=20) == pytest.approx([step / 20 for step in range(1, 11)])
 
@@ -53,35 +53,35 @@ def plateau(**settings: object) -> Schedule:
     return Schedule(ScheduleSettings(name="plateau", **settings), 0.1, steps=100, steps_per_epoch=5)
 
 
-def test_plateau_falls_with_every_epoch_and_whenever_dev_got_worse():
+def test_plateau_decays_per_epoch_and_drops_when_dev_gets_worse():
     schedule = plateau(decay=0.99, drop=0.2)
     assert [schedule.rate(step) for step in (1, 5, 6, 11)] == pytest.approx([0.1, 0.1, 0.099, 0.1 * 0.99**2])
-    for figure in (70.0, 71.0, 71.0):  # better, and as good
-        schedule.told(figure)
+    for figure in (70.0, 71.0, 71.0):  # better, then equal
+        schedule.observe(figure)
     assert schedule.rate(6) == pytest.approx(0.099)
-    schedule.told(70.9)
+    schedule.observe(70.9)
     assert schedule.rate(6) == pytest.approx(0.099 / 5)
-    schedule.told(70.95)  # better than the last one, though not than the best
+    schedule.observe(70.95)  # better than the last score, though not than the best
     assert schedule.rate(6) == pytest.approx(0.099 / 5)
 
 
-def test_plateau_ends_below_the_least_rate():
+def test_plateau_ends_below_the_smallest_rate():
     schedule = plateau(decay=1.0, drop=0.2, least=1e-5)
     figures = iter(range(10, 0, -1))
     drops = 0
-    schedule.told(next(figures))
+    schedule.observe(next(figures))
     while not schedule.ended(1):
-        schedule.told(next(figures))
+        schedule.observe(next(figures))
         drops += 1
     assert drops == math.ceil(math.log(1e-4) / math.log(0.2)) == 6
     assert not Schedule(ScheduleSettings(name="constant"), 1e-9, steps=1, steps_per_epoch=1).ended(1)
 
 
-def test_plateau_goes_on_from_its_state():
+def test_plateau_can_be_restored():
     first, second = plateau(), plateau()
     for figure in (3.0, 2.0):
-        first.told(figure)
+        first.observe(figure)
     second.restore(first.state())
     for schedule in (first, second):
-        schedule.told(1.0)
+        schedule.observe(1.0)
     assert second.rate(8) == first.rate(8) == pytest.approx(0.1 * 0.99 * 0.2**2)

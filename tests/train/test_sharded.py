@@ -1,4 +1,4 @@
-"""A training with sharded weights is the training with whole ones."""
+"""A training with sharded weights equals one without."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the first of two ranks found."""
+    """Return the results of the first of two ranks."""
     folders = {family: save_folder(tmp_path_factory.mktemp(family), family) for family in ("bert", "electra")}
     folder: Path = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(work, (2, folder, folders), nprocs=2)
@@ -26,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def assert_near(one: Any, other: Any, tolerance: float, where: str = "") -> None:
-    """Nests of equal shape with equal plain values and tensors that are near."""
+    """Compare nested states: equal plain values, close tensors."""
     if isinstance(other, torch.Tensor):
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance, msg=lambda text: f"{where}: {text}")
     elif isinstance(other, dict):
@@ -42,21 +42,19 @@ def assert_near(one: Any, other: Any, tolerance: float, where: str = "") -> None
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_steps_and_weights_are_those_of_whole_weights(found: Found, name: str):
+def test_sharded_steps_match_unsharded_ones(found: Found, name: str):
     whole, sharded = found[f"{name} ddp"], found[f"{name} fsdp"]
     assert len(whole["figures"]) == STEPS
     np.testing.assert_allclose(sharded["figures"], whole["figures"], rtol=2e-6)
     assert sharded["dev"] == pytest.approx(whole["dev"], abs=1e-9)
     assert_near(sharded["middle"], whole["middle"], 1e-6)
     assert_near(sharded["end"], whole["end"], 1e-6)
-    if name != "adapters":  # of which most are heads here
+    if name != "adapters":  # here most weights are heads
         assert sharded["held"] < 0.6 * whole["held"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_checkpoint_goes_on_with_shards_to_the_last_digit_and_with_whole_weights_too(
-    found: Found, name: str
-):
+def test_a_checkpoint_resumes_with_and_without_shards(found: Found, name: str):
     figures, state = found[f"{name} again fsdp"]
     assert figures == found[f"{name} fsdp"]["figures"][1:]
     assert_near(state, found[f"{name} fsdp"]["end"], 0)

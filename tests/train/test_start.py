@@ -1,4 +1,4 @@
-"""A training may start from a new recurrent encoder, made once of its rows, and what it ends with is an encoder like others."""
+"""Trainings from a new recurrent encoder, which is built once per rows, give an ordinary encoder."""
 
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import open_training_rows
 from pipeline.train.batches import batches
 from pipeline.train.loop import Training, fit
-from pipeline.train.start import start_of
+from pipeline.train.start import starting_encoder
 from tests.models.folder.wordfiles import minilm_table, write_words
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
@@ -49,7 +49,7 @@ def sentence(rng: np.random.Generator, topic: int) -> str:
 
 
 def write_books(file: Path) -> Path:
-    """Sentences of a document change their topic in a circle: each one's neighbours can be told."""
+    """Write documents whose sentences change their topic in a circle, so that neighbours are predictable."""
     rng = np.random.default_rng(0)
     rows = [(sentence(rng, place % 6), f"book {book}", place) for book in range(4) for place in range(24)]
     text, document, position = zip(*rows, strict=True)
@@ -58,7 +58,7 @@ def write_books(file: Path) -> Path:
 
 
 def write_nli(file: Path) -> Path:
-    """Entailment where both sentences have a topic in common, contradiction where they have not."""
+    """Write entailments between sentences of one topic, and contradictions between topics."""
     rng = np.random.default_rng(0)
     premises, hypotheses = rng.integers(0, 6, (2, 192))
     hypotheses[::2] = premises[::2]
@@ -74,7 +74,7 @@ def configured(name: str, *overrides: str) -> Job:
 
 def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     settings = job.train
-    folder = open_folder(start_of(settings, job.encoder))
+    folder = open_folder(starting_encoder(settings, job.encoder))
     columns, optional, order = roles_of(settings)
     rows = open_training_rows(settings.data[0], columns, optional)
     torch.manual_seed(settings.seed)
@@ -87,7 +87,7 @@ def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     return training, [float(step.loss.total) for step in islice(fit(training, stream, until=steps), steps)]
 
 
-def test_sentences_find_their_neighbours_through_two_grus_that_began_with_nothing(tmp_path):
+def test_two_new_grus_learn_to_find_neighbours(tmp_path):
     data = write_books(tmp_path / "books.parquet")
     small = (
         "train.recurrent.width=16",
@@ -96,9 +96,7 @@ def test_sentences_find_their_neighbours_through_two_grus_that_began_with_nothin
         "train.optimizer.learning_rate=0.02",
     )
     training, found = losses(configured("quickthoughts-gru.yaml", f"train.data={data}", *small), 40)
-    assert (
-        found[0] > 1.9
-    )  # eleven candidates, two of them right, no idea yet: log 11 - log 2 above the least, log 2
+    assert found[0] > 1.9  # untrained, with two right ones of eleven candidates
     assert np.mean(found[-5:]) < 0.7 * found[0]
     product = training.objective.product()
     assert (product.encoder.dim, product.dim) == (32, 64)
@@ -115,7 +113,7 @@ def test_sentences_find_their_neighbours_through_two_grus_that_began_with_nothin
     )
 
 
-def test_a_maximum_over_two_lstms_learns_to_infer_over_fixed_words(tmp_path):
+def test_a_new_bilstm_with_max_pooling_learns_inference(tmp_path):
     words = write_words(tmp_path / "words.txt", *minilm_table())
     small = (
         f"train.recurrent.words={words}",
@@ -134,7 +132,7 @@ def test_a_maximum_over_two_lstms_learns_to_infer_over_fixed_words(tmp_path):
     assert training.objective.product().encoder.folder.pooling == ("max",)
 
 
-def test_the_start_is_made_once_for_equal_rows_and_settings(tmp_path, capfd):
+def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     data = write_books(tmp_path / "books.parquet")
     job = configured(
         "quickthoughts-gru.yaml",
@@ -143,7 +141,7 @@ def test_the_start_is_made_once_for_equal_rows_and_settings(tmp_path, capfd):
         "train.recurrent.word_dim=4",
         "train.recurrent.vocabulary=10",
     )
-    first, again = (start_of(job.train, job.encoder) for _ in range(2))
+    first, again = (starting_encoder(job.train, job.encoder) for _ in range(2))
     assert first == again
     assert capfd.readouterr().err.count("are counted") == 1
     folder = open_folder(first)
@@ -151,19 +149,19 @@ def test_the_start_is_made_once_for_equal_rows_and_settings(tmp_path, capfd):
     assert words[:3] == [UNKNOWN, FIRST, LAST]
     assert set(words[3:]) < {word for topic in TOPICS for word in topic.split()}
     assert (len(words), folder.max_length, folder.lower, folder.dim) == (12, 64, True, 8)
-    other = start_of(job.train.model_copy(update={"seed": 1}), job.encoder)
+    other = starting_encoder(job.train.model_copy(update={"seed": 1}), job.encoder)
     assert open_folder(other).space_id != folder.space_id
     pq.write_table(pq.read_table(data).slice(0, 48), data)
-    assert start_of(job.train, job.encoder).path not in (first.path, other.path)
+    assert starting_encoder(job.train, job.encoder).path not in (first.path, other.path)
 
 
-def test_word_vectors_that_are_none_are_told_before_anything_is_made(tmp_path):
+def test_invalid_word_vectors_are_refused_before_building(tmp_path):
     job = configured(
         "infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.recurrent.width=2"
     )
     with pytest.raises(ConfigError, match=r"no file glove.840B.300d.txt"):
-        start_of(job.train, job.encoder)
-    other = start_of(
+        starting_encoder(job.train, job.encoder)
+    other = starting_encoder(
         configured(
             "quickthoughts-gru.yaml",
             f"train.data={write_books(tmp_path / 'books.parquet')}",
@@ -172,7 +170,7 @@ def test_word_vectors_that_are_none_are_told_before_anything_is_made(tmp_path):
         job.encoder,
     ).path
     with pytest.raises(ConfigError, match="the manta-recurrent encoder"):
-        start_of(
+        starting_encoder(
             job.train.model_copy(
                 update={"recurrent": job.train.recurrent.model_copy(update={"words": other})}
             ),
@@ -180,6 +178,6 @@ def test_word_vectors_that_are_none_are_told_before_anything_is_made(tmp_path):
         )
 
 
-def test_without_a_cell_the_encoder_is_the_one_that_is_named(tmp_path):
+def test_without_a_cell_the_configured_encoder_is_used(tmp_path):
     settings = EncoderSettings(path="somewhere")
-    assert start_of(Job().train, settings) == settings
+    assert starting_encoder(Job().train, settings) == settings

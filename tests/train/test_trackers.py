@@ -1,4 +1,6 @@
-"""Each step of a training stands in one line of its file, once, wherever the training was stopped; trackers get the same lines."""
+"""Each step is in exactly one line of the metrics file, also after interruptions; trackers get the same
+lines.
+"""
 
 import importlib.util
 import json
@@ -18,18 +20,18 @@ from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings, WatchSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
-from pipeline.train.figures import Figures, totals
 from pipeline.train.loop import Step
-from pipeline.train.measures import measured
+from pipeline.train.measures import vector_metrics
 from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics
-from pipeline.train.trackers import FOLDER, TensorBoard, Watched, chosen, flat, open_trackers
+from pipeline.train.metrics_line import MetricsLine, totals
+from pipeline.train.trackers import FOLDER, TensorBoard, TrackedRun, flat, open_trackers, tracker_names
 from tests.objectives.tiny import batch_of
 
 EVERY, PER_EPOCH = 4, 8
 
 
 def step(number: int, **changes: Any) -> Step:
-    """Figures that tell it apart from any other."""
+    """Return a step with distinctive metrics."""
     vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(int(number)))
     loss = Loss.of(near=torch.tensor(1.0 / number), far=torch.tensor(0.25 * number))
     values: dict[str, Any] = {
@@ -63,7 +65,7 @@ def in_file(store: Store) -> list[dict[str, Any]]:
     return [json.loads(line) for line in store.read(METRICS).splitlines()]
 
 
-def test_a_line_holds_the_means_of_its_steps(store: Store):
+def test_a_line_has_the_means_of_its_steps(store: Store):
     with log_of(store) as log:
         for number in range(1, 2 * EVERY + 1):
             log.add(step(number))
@@ -82,17 +84,17 @@ def test_a_line_holds_the_means_of_its_steps(store: Store):
     assert (second.tokens_per_s, second.rows_per_s, second.waiting) == pytest.approx(
         (4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took)
     )
-    assert second.counts == {"repeated": 26}  # what never happened is not told
+    assert second.counts == {"repeated": 26}  # counts of zero are omitted
     assert totals(lines) == {"repeated": 36}
     assert (second.rows, second.seconds) == (256, pytest.approx(took))
-    found = [measured(step(number).reps, positives=True) for number in numbers]
+    found = [vector_metrics(step(number).reps, positives=True) for number in numbers]
     for name in ("alignment", "uniformity", "positive_cosine", "negative_cosine"):
         assert getattr(second, name) == pytest.approx(np.mean([each[name] for each in found]))
     assert "dev" not in in_file(store)[1]
     assert "memory_bytes" not in in_file(store)[1]
 
 
-def test_a_figure_on_dev_ends_a_line_and_the_first_stands_before_all_steps(store: Store):
+def test_a_score_on_dev_ends_a_line(store: Store):
     with log_of(store) as log:
         log.begin(50.5)
         for number in range(1, 8):
@@ -107,14 +109,14 @@ def test_a_figure_on_dev_ends_a_line_and_the_first_stands_before_all_steps(store
 
 
 @pytest.mark.parametrize("stopped", [7, 8, 9])
-def test_a_training_that_was_stopped_leaves_the_lines_of_one_that_was_not(store: Store, stopped: int):
+def test_an_interrupted_training_writes_the_same_lines(store: Store, stopped: int):
     log = log_of(store)
     log.begin(50.5)
     for number in range(1, stopped + 1):
         log.add(step(number))
         if number == 6:
             log.checkpoint()
-    with log_of(store, done=6) as log:  # the first one was killed: nobody closed it
+    with log_of(store, done=6) as log:  # the first log was killed before it was closed
         for number in range(7, 11):
             log.add(step(number))
     lines = read_metrics(store)
@@ -124,7 +126,7 @@ def test_a_training_that_was_stopped_leaves_the_lines_of_one_that_was_not(store:
     assert lines[3].loss == pytest.approx(np.mean([1 / 7 + 7 / 4, 1 / 8 + 8 / 4]), rel=1e-6)
 
 
-def test_beginning_anew_is_counted_however_far_back_it_goes(store: Store):
+def test_resuming_is_counted(store: Store):
     for done, made in ((0, 8), (8, 12), (8, 12), (4, 8), (0, 3), (0, 4)):
         log = log_of(store, done)
         for number in range(done + 1, made + 1):
@@ -133,7 +135,7 @@ def test_beginning_anew_is_counted_however_far_back_it_goes(store: Store):
     assert [(line.step, line.resumed, line.rows) for line in read_metrics(store)] == [(0, 5, 0), (4, 0, 256)]
 
 
-def test_the_figure_before_the_first_step_stands_there_once(store: Store):
+def test_the_score_before_the_first_step_is_written_once(store: Store):
     for figure in (
         50.5,
         50.5,
@@ -149,14 +151,14 @@ def test_the_figure_before_the_first_step_stands_there_once(store: Store):
     ]
 
 
-def test_a_file_that_is_none_of_ours_is_told(store: Store):
+def test_a_file_that_is_not_a_metrics_file_is_refused(store: Store):
     store.write(METRICS, b'{"step": 1, "epoch": 0.5}\n{"step": 2, "surprise": 1}\n')
-    with pytest.raises(DataError, match="a line of figures for every few steps"):
+    with pytest.raises(DataError, match="one valid line of metrics per record"):
         MetricsFile(store)
     assert read_metrics(store, "nothing.jsonl") == []
 
 
-def test_the_file_is_not_written_for_every_line(tmp_path: Path):
+def test_lines_are_written_in_batches(tmp_path: Path):
     class Counted(type(open_store(tmp_path))):
         written = 0
 
@@ -168,16 +170,16 @@ def test_the_file_is_not_written_for_every_line(tmp_path: Path):
     with log_of(store) as log:
         for number in range(1, 200 * EVERY + 1):
             log.add(step(number, reps=()))
-    assert store.written <= 4  # the first line, the last ones, and what a slow machine takes longer for
+    assert store.written <= 4  # the first line, the last ones, and some if the machine is slow
     assert len(read_metrics(store)) == 200
 
 
-def watched(store: Store, done: int = 0) -> Watched:
-    return Watched("simcse-1", store, {"train": {"seed": 7}}, done)
+def watched(store: Store, done: int = 0) -> TrackedRun:
+    return TrackedRun("simcse-1", store, {"train": {"seed": 7}}, done)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder."""
+    """Return the scalars that TensorBoard reads from a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     shown = EventAccumulator(str(folder)).Reload()
@@ -186,7 +188,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_tensorboard_shows_each_step_once_wherever_the_training_lies(store: Store, tmp_path: Path):
+def test_tensorboard_shows_each_step_once_in_any_store(store: Store, tmp_path: Path):
     pytest.importorskip("tensorboard")
     for done, made in ((0, 12), (8, 16)):
         board = TensorBoard(watched(store, done))
@@ -217,9 +219,9 @@ def test_tensorboard_shows_each_step_once_wherever_the_training_lies(store: Stor
     } <= shown.keys()
 
 
-def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_tracker_package_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert chosen(WatchSettings()) == ()
+    assert tracker_names(WatchSettings()) == ()
     for name, command in (
         ("tensorboard", r'pip install "manta-embeddings\[watch\]"'),
         ("mlflow", "pip install mlflow"),
@@ -228,40 +230,40 @@ def test_a_tracker_that_is_not_installed_is_told_with_what_to_install(monkeypatc
         with pytest.raises(
             ConfigError, match=rf"train.watch.trackers: expected the package {name} .* {command}"
         ):
-            chosen(WatchSettings(trackers=(name,)))
+            tracker_names(WatchSettings(trackers=(name,)))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="MLflow is installed")
-def test_a_training_does_not_begin_without_a_tracker_that_it_should_tell():
+def test_a_training_does_not_start_without_its_trackers():
     with pytest.raises(ConfigError, match="the package mlflow"):
         train(Job(train=TrainSettings(watch=WatchSettings(trackers=("mlflow",)))), Stages())
 
 
-def test_trackers_that_nobody_wants_are_none(tmp_path: Path):
+def test_no_trackers_are_opened_if_none_are_configured(tmp_path: Path):
     assert open_trackers(WatchSettings(trackers=()), watched(open_store(tmp_path))) == []
 
 
-def test_figures_have_one_level_of_names():
-    line = Figures(
+def test_flat_metrics_have_one_level_of_names():
+    line = MetricsLine(
         step=4, epoch=0.5, loss=1.5, parts={"info_nce": 1.0}, counts={"repeated": 2}, rows=8, seconds=2.0
     )
     assert flat(line) == {"epoch": 0.5, "loss": 1.5, "parts/info_nce": 1.0, "counts/repeated": 2.0}
 
 
-def test_wandb_keeps_one_run_for_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_has_one_run_per_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    tell_twice("wandb", open_store(tmp_path / "run"))
+    log_twice("wandb", open_store(tmp_path / "run"))
     runs = list((tmp_path / "wandb").glob("offline-run-*"))
     assert {run.name.rpartition("-")[2] for run in runs} == {watched(open_store(tmp_path / "run")).key}
 
 
-def test_mlflow_keeps_one_run_for_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_mlflow_has_one_run_per_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
-    tell_twice("mlflow", open_store(tmp_path / "run"))
+    log_twice("mlflow", open_store(tmp_path / "run"))
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("manta").experiment_id])
     assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "loss")] == [
@@ -275,10 +277,10 @@ def test_mlflow_keeps_one_run_for_a_training(tmp_path: Path, monkeypatch: pytest
     )
 
 
-def tell_twice(name: str, store: Store) -> None:
-    """Two commands of one training."""
-    for line in (Figures(step=4, epoch=0.5, loss=1.5), Figures(step=8, epoch=1.0, loss=0.5)):
+def log_twice(name: str, store: Store) -> None:
+    """Log to a tracker in two commands of one training."""
+    for line in (MetricsLine(step=4, epoch=0.5, loss=1.5), MetricsLine(step=8, epoch=1.0, loss=0.5)):
         (tracker,) = open_trackers(WatchSettings(trackers=(name,)), watched(store, line.step - 4))
-        tracker.tell(line)
-        tracker.keep()
+        tracker.log(line)
+        tracker.flush()
         tracker.close()

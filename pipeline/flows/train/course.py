@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.objectives import Batch
 from pipeline.settings.training import TrainSettings
-from pipeline.train.checkpoint import Checkpoint, Checkpoints
+from pipeline.train.checkpoint import Checkpoints, TrainingCheckpoint
 from pipeline.train.dev import Best, Dev
 from pipeline.train.loop import Step, Training, fit
 
@@ -61,7 +61,7 @@ class Course:
         )
         self._saved = self.number
 
-    def product(self) -> Checkpoint:
+    def product(self) -> TrainingCheckpoint:
         """The checkpoint whose weights are to be the product: the best ones on dev, or the last ones. Every rank has to call it, when all is saved."""
         chosen = self._checkpoints.best() if self._chooses else None
         found = chosen or self._checkpoints.last()
@@ -85,8 +85,8 @@ class Course:
         ]
         figure = max(figures)
         self.training.objective.select(figures.index(figure))
-        self.training.told(figure)
-        self.best = self.best.told(self.number, figure)
+        self.training.observe(figure)
+        self.best = self.best.observe(self.number, figure)
         return figure
 
     def _best_here(self) -> float | None:

@@ -31,10 +31,10 @@ def check_settings(settings: TrainSettings) -> None:
     """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, dev, objective and options, a batch that workers cannot share."""
     from pipeline.models.trainable.lora import check_adapters
     from pipeline.objectives.build import roles_of
-    from pipeline.train.trackers import chosen
+    from pipeline.train.trackers import tracker_names
 
     check_adapters(settings)
-    chosen(settings.watch)
+    tracker_names(settings.watch)
     if not settings.data:
         raise ConfigError(
             "train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet"

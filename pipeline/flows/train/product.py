@@ -12,7 +12,7 @@ from pipeline.log import packages
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store
-from pipeline.train.figures import Figures
+from pipeline.train.metrics_line import MetricsLine
 
 if TYPE_CHECKING:
     from pipeline.objectives import Product
@@ -59,7 +59,7 @@ def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome
     return result
 
 
-def _at_both_ends(lines: Sequence[Figures]) -> dict[str, float]:
+def _at_both_ends(lines: Sequence[MetricsLine]) -> dict[str, float]:
     """Name the measures of the same rows: same_rows (how many), start_loss, end_loss and so on."""
     measured = [line.same_rows for line in lines if line.same_rows]
     if len(measured) < 2 or measured[0] is measured[-1]:

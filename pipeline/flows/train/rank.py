@@ -101,7 +101,7 @@ class TrainRank:
     def _log(self, course: "Course", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
         """What the first rank tells of the steps."""
         from pipeline.train.metrics import MetricsFile, TrainingLog
-        from pipeline.train.trackers import Watched, open_trackers
+        from pipeline.train.trackers import TrackedRun, open_trackers
 
         if share.rank:
             return nullcontext()
@@ -109,7 +109,7 @@ class TrainRank:
         for warning in objective.warnings():
             say(warning)
         trackers = open_trackers(
-            watch, Watched(self.run.name, self.run.store, self.run.definition, course.number)
+            watch, TrackedRun(self.run.name, self.run.store, self.run.definition, course.number)
         )
         file = MetricsFile(self.run.store, METRICS, step=course.number)
         return TrainingLog(

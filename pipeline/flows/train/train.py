@@ -98,9 +98,9 @@ def _start(job: Job) -> EncoderSettings:
     """The encoder that training starts from; a new recurrent one is made here, before anything else."""
     if job.train.recurrent.cell is None:
         return job.encoder
-    from pipeline.train.start import start_of
+    from pipeline.train.start import starting_encoder
 
-    return start_of(job.train, job.encoder)
+    return starting_encoder(job.train, job.encoder)
 
 
 def _named(job: Job) -> str:

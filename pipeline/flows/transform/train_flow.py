@@ -26,7 +26,7 @@ from pipeline.store.base import Store
 from pipeline.store.units import FileRef, Stored
 
 if TYPE_CHECKING:
-    from pipeline.train.flow import FlowFit, Held
+    from pipeline.train.flow import FlowFit, HeldOut
 
 _VERSION = "flow-1"  # changes with any change of the training that changes bits
 _LEAST_ROWS = 10  # two to train on are fewer than anyone means
@@ -162,23 +162,23 @@ def _trained(training: FlowTraining) -> Flow:
     return fit.fitted(held, min(order.rows, steps * order.batch_rows), training.space_id)
 
 
-def _laid_out(training: FlowTraining) -> "tuple[RowOrder, Held]":
+def _laid_out(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
     """The rows to train on, and about one in a hundred, by hash of their ids, that are left out and measured."""
-    from pipeline.train.flow import Held
+    from pipeline.train.flow import HeldOut
 
     source, units, settings = training.source, training.units, training.settings
     addresses, vectors = source.sample(units, _held_rows(sum(source.counts(units))), "held out of the flow")
-    held = Held(training.prepare(vectors), training.dev, training.prepare)
+    held = HeldOut(training.prepare(vectors), training.dev, training.prepare)
     return RowOrder(source, units, addresses, settings.batch_rows, settings.seed), held
 
 
-def _begun(training: FlowTraining, order: RowOrder, held: "Held") -> "FlowFit":
+def _begun(training: FlowTraining, order: RowOrder, held: "HeldOut") -> "FlowFit":
     """The training as its last checkpoint left it, or at its beginning."""
     from pipeline.train.flow import FlowFit
 
     fit = FlowFit(held.rows.shape[1], training.settings, resolve("auto", float(gpu_assigned())).torch())
     if (checkpoint := _last(training.source.store, training)) is not None:
-        fit.go_on_from(checkpoint)
+        fit.restore(checkpoint)
     else:
         fit.begin(next(order.batches(0, training.prepare)), held)
     return fit

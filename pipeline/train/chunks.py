@@ -1,0 +1,173 @@
+"""Chunks of a batch: consecutive rows, encoded in as few forward passes as their views allow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError, Defect
+from pipeline.models.trainable.perturbations import Each, PerText, standing
+from pipeline.objectives import View
+from pipeline.text.tokens.tokens import Tokens
+from pipeline.train.generators import Generators
+
+# Relative difference. Half precision and another order of sums stay below; other dropout masks, at the usual
+# rate of 0.1, change vectors by tens of per cent.
+_ROUNDING = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """Forward pass over the same rows of views that share an encoder.
+
+    Attributes:
+        views: indices of the views among those of the objective.
+        joined: their rows, view after view.
+    """
+
+    views: tuple[int, ...]
+    joined: View
+
+    def encode(self) -> tuple[Tensor, ...]:
+        """Encode the rows: (rows, dim) per view."""
+        vectors = self.joined.encode()
+        if len(vectors) != len(self.joined.tokens):
+            raise Defect(
+                "encoder", f"{len(self.joined.tokens)} vectors", f"{len(vectors)}", "check its forward method"
+            )
+        return vectors.chunk(len(self.views))
+
+
+class Chunk:
+    """Consecutive rows of the batch, in as few passes as their views allow."""
+
+    def __init__(self, rows: slice, passes: list[Pass]) -> None:
+        self.rows, self.passes = rows, passes
+        self.outputs: tuple[Tensor, ...] = ()
+        self._states: list[list[Tensor]] = []  # of the generators before each pass
+        self._graph = False
+
+    @property
+    def indices(self) -> np.ndarray:
+        """(rows,) int64 indices within the batch."""
+        return np.arange(self.rows.start, self.rows.stop)
+
+    def encode(self, generators: Generators, *, graph: bool) -> None:
+        """Set `outputs`, (rows, dim) per view, with or without a graph."""
+        outputs: dict[int, Tensor] = {}
+        for each in self.passes:
+            self._states.append(generators.state())
+            with torch.set_grad_enabled(graph):
+                outputs |= zip(each.views, each.encode(), strict=True)
+        self.outputs, self._graph = tuple(outputs[view] for view in sorted(outputs)), graph
+
+    def encode_again(self, generators: Generators) -> tuple[Tensor, ...]:
+        """Encode again with a graph and the same random numbers, except views without a gradient.
+
+        Raises:
+            Defect: the vectors differ from those of the first pass.
+        """
+        if self._graph:
+            return self.outputs
+        outputs = list(self.outputs)
+        for each, state in zip(self.passes, self._states, strict=True):
+            if each.joined.grad:
+                generators.restore(state)
+                for view, vectors in zip(each.views, each.encode(), strict=True):
+                    _check_same(vectors.detach(), outputs[view])
+                    outputs[view] = vectors
+        return tuple(outputs)
+
+
+def _check_same(again: Tensor, first: Tensor) -> None:
+    """Raise Defect if vectors differ: other dropout masks would silently give another gradient."""
+    difference = float((again - first).norm() / first.norm().clamp_min(1e-12))
+    if not difference < _ROUNDING:
+        remedy = "make the encoder and its views use torch's generators only, or leave chunk_rows out"
+        raise Defect(
+            "second pass over a chunk",
+            "the vectors of the first pass",
+            f"a difference of {difference:.1%}",
+            remedy,
+        )
+
+
+def plan_chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> list[Chunk]:
+    """Divide the batch into chunks of at most `chunk_rows` rows; None for one chunk.
+
+    Raises:
+        ConfigError: a chunk below one row, or chunks of a view that cannot be divided.
+        Defect: a view without one text per row.
+    """
+    size = rows if chunk_rows is None else chunk_rows
+    _check(views, rows, size)
+    chunks = []
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        indices = np.arange(part.start, part.stop)
+        chunks.append(
+            Chunk(
+                part,
+                [
+                    _joined(group, [views[view].of_rows(indices) for view in group])
+                    for group in _groups(views)
+                ],
+            )
+        )
+    return chunks
+
+
+def _check(views: Sequence[View], rows: int, size: int) -> None:
+    if size < 1:
+        raise ConfigError(
+            "chunk_rows", "at least one row per chunk", f"{size}", "raise chunk_rows, or leave it out"
+        )
+    for view in views:
+        if len(view.tokens) != rows:
+            raise Defect(
+                "view of a batch",
+                f"{rows} texts, one per row",
+                f"{len(view.tokens)}",
+                "check the objective's views",
+            )
+        if view.whole_batch_reason is not None and size < rows:
+            raise ConfigError(
+                "chunk_rows",
+                f"no chunks, because {view.whole_batch_reason}",
+                f"chunks of {size} of {rows} rows",
+                "leave chunk_rows out, or choose other views",
+            )
+
+
+def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
+    """Return groups of indices of views that can share a pass."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, view in enumerate(views):
+        shared = view.at_embedding is None or isinstance(view.at_embedding, PerText)
+        groups.setdefault(
+            (id(view.encoder), view.grad, None if shared else id(view.at_embedding)), []
+        ).append(number)
+    return [tuple(group) for group in groups.values()]
+
+
+def _joined(numbers: tuple[int, ...], views: list[View]) -> Pass:
+    """Join views into one pass; each keeps its own positions and changes of embeddings."""
+    positions, change = None, views[0].at_embedding
+    if any(view.positions is not None for view in views):
+        positions = np.concatenate(
+            [standing(view.tokens) if view.positions is None else view.positions for view in views]
+        )
+    changes = [view.at_embedding if isinstance(view.at_embedding, PerText) else None for view in views]
+    if any(each is not None for each in changes):
+        change = Each(changes, [view.tokens.lengths for view in views])
+    return Pass(
+        numbers,
+        replace(
+            views[0],
+            tokens=Tokens.joined([view.tokens for view in views]),
+            positions=positions,
+            at_embedding=change,
+        ),
+    )
