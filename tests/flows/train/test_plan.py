@@ -65,7 +65,7 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
         (("train.workers=3",), "that 3 workers can share equally, found 8"),
         (
             ("train.objective={name: cert, options: {queue: 7, pairs: false}}",),
-            "queue of cert: expected room for the 8 keys of a batch, found 7 places",
+            "queue of cert: expected at least 8, the number of keys of a batch, found 7",
         ),
         (
             (
