@@ -1,4 +1,8 @@
-"""Tasks that say how good sentence vectors are. One file per kind of task; the registry finds it. Numerics alone: who encodes, and where, is not known here."""
+"""Evaluation tasks for sentence vectors, one kind of task per file; the registry finds them.
+
+Numerics only: tasks do not know how or where vectors are computed. From outside, import the names below,
+`tasks.select_tasks`, and the modules `bootstrap` and `mteb`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,33 +16,34 @@ from pipeline.store.base import Store
 
 
 class Vectors(Protocol):
-    """The vectors of a candidate: (n, d) float32 for n sentences, in order; its transform, if it has one, is already applied."""
+    """Function that encodes n sentences: (n, d) float32, in order, with the candidate's transform applied."""
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a task found for one candidate. All but `evidence` goes into JSON."""
+    """Result of a task for one candidate; all but `evidence` is stored as JSON."""
 
     metric: str
-    """of `value`, with everything that makes two figures comparable: "Spearman x100, cosine, all" """
+    """metric of `value`, with everything that makes two values comparable: "Spearman x100, cosine, all" """
     value: float
     """larger is better"""
     count: int
-    """pairs, triplets, queries or texts behind it"""
+    """number of pairs, triplets, queries or texts"""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """further figures by name: Pearson, each subset, the chosen strength ..."""
+    """further metrics by name: Pearson, each subset, the chosen strength ..."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """what else a reader must know: solver, aggregation, similarity, threshold ..."""
+    """further information by name: solver, aggregation, similarity, threshold ..."""
     warnings: tuple[str, ...] = ()
     evidence: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """arrays of length `count` (predictions, gold, correctness ...): what `Task.statistic` needs to know `value` for a resample. With "stratum" among them (subset,
-    fold), a resample keeps each stratum's size. Empty where no resample makes sense: such a value has no interval"""
+    """arrays of length `count` (predictions, gold, correctness ...) from which `EvaluationTask.statistic`
+    computes `value` for a resample; resamples keep the size of each "stratum" (subset, fold); empty if no
+    resample is meaningful"""
 
 
-class Task(Protocol):
-    """A data set and how it is scored. A value: pickled, it travels to a worker, and holds settings, not rows."""
+class EvaluationTask(Protocol):
+    """A data set and its metric; an immutable value that holds settings, not rows, and can be pickled."""
 
     kind: ClassVar[str]
 
@@ -47,25 +52,39 @@ class Task(Protocol):
 
     @property
     def digest(self) -> str:
-        """sha256 of whatever changes the score beside the vectors: data, roles, options, similarity, seed ..."""
+        """sha256 of everything but the vectors that changes the score: data, roles, options, similarity,
+        seed.
+        """
         ...
 
     @classmethod
     def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        """The task over the Parquet file `path` of `store`. DataError for a missing column, a score out of range, one class only ...:
-        where, expected, found, what to do.
+        """Create the task for the Parquet file `path` of `store`.
+
+        Raises:
+            ConfigError: unknown options or roles.
+            DataError: a missing column, a score out of range, a single class, or a similar defect of the
+                data.
         """
         ...
 
     def sentences(self) -> Sequence[str]:
-        """Every sentence that it needs a vector of, repeats allowed."""
+        """Return every sentence whose vector is needed; may contain repetitions."""
         ...
 
     def score(self, vectors: Vectors) -> Score: ...
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        """`Score.value` of the resampled rows (places in the evidence, repeats allowed): what the bootstrap computes. nan where it is not defined for them."""
+        """Compute `Score.value` on resampled rows, for the bootstrap.
+
+        Args:
+            evidence: `Score.evidence`.
+            rows: indices into the evidence, with repetitions.
+
+        Returns:
+            The value, or nan if it is undefined for these rows.
+        """
         ...
 
 
-TASKS: Registry[type[Task]] = Registry("kind of task", __name__)
+TASKS: Registry[type[EvaluationTask]] = Registry("kind of task", __name__)

@@ -1,4 +1,7 @@
-"""Duplicate mining: are the most similar pairs among all texts those that mean the same? Without gold pairs: how many pairs are how alike, and the first of them."""
+"""Duplicate mining: whether the most similar pairs of all texts mean the same.
+
+Without gold pairs, the number of pairs above similarity thresholds, and the most similar ones.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,32 +14,38 @@ from pipeline.config import validated
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, Score, Vectors
 from pipeline.evaluate.metrics import average_precision, best_f1
-from pipeline.evaluate.ranks import Mined, most_alike
+from pipeline.evaluate.ranks import MinedPairs, most_similar
 from pipeline.evaluate.similarity import Similarity, vectors_of
-from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
+from pipeline.evaluate.source import RowOptions, TaskFile, TaskRows, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.base import Store
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)
-SHOWN = 20  # pairs in the facts
-EXCERPT = 200  # characters of a text there
+SHOWN = 20  # most similar pairs in the result
+EXCERPT = 200  # characters of a text in the result
 MOST_GOLD = 20_000_000  # gold pairs: 160 MB
 
 
 class DuplicatesOptions(RowOptions):
-    """Options of kind "duplicates"."""
+    """Options of tasks of kind "duplicates"."""
 
     neighbours: int = Field(default=100, ge=1)
-    """only the nearest so many of each text are looked at"""
+    """number of nearest neighbours of each text that are compared"""
     pairs: int = Field(default=500_000, ge=1)
-    """at most so many pairs are kept, the most similar"""
+    """largest number of pairs to keep, the most similar ones"""
     threshold: float = 0.9
-    """without gold: the task's value is the number of pairs that are at least so similar"""
+    """without gold pairs: similarity from which pairs are counted for the task's value"""
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Distinct texts. gold: ascending keys (smaller place * n + larger place) of the pairs that mean the same; None where nobody said."""
+class DistinctTexts:
+    """Distinct texts and the pairs of them that mean the same.
+
+    Attributes:
+        texts: n distinct texts.
+        gold: ascending keys (smaller index * n + larger index) of pairs that mean the same; None if unknown.
+        missing: number of missing texts.
+    """
 
     texts: list[str]
     gold: np.ndarray | None
@@ -46,9 +55,11 @@ class Texts:
 @TASKS.register("duplicates")
 @dataclass(frozen=True)
 class DuplicatesTask:
-    """Roles sentence1, sentence2, label (1: duplicates; every other pair of the texts counts as none), or text, group (a group's texts are duplicates), or text.
+    """Mining of duplicates among texts.
 
-    The value is average precision over the mined pairs, with gold pairs that were not mined counted as missed; options: see DuplicatesOptions.
+    Roles: sentence1, sentence2, label (1 for duplicates; every other pair of the texts counts as different),
+    or text, group (texts of a group are duplicates), or text alone. The value is the average precision of the
+    mined pairs; gold pairs that were not mined count as missed. Options: see DuplicatesOptions.
     """
 
     kind: ClassVar[str] = "duplicates"
@@ -76,22 +87,21 @@ class DuplicatesTask:
             **self.options.model_dump(exclude={"split"}),
         )
 
-    def texts(self) -> Texts:
-        """The distinct texts; DataError for fewer than two, or if gold was asked for and no pair of them is a duplicate."""
+    def texts(self) -> DistinctTexts:
+        """Return the distinct texts; DataError if there are fewer than two, or no duplicates among them."""
         rows = self.file.rows()
-        texts = (
-            _of_pairs(rows)
-            if rows.has("label")
-            else _of_groups(rows, self.file.where)
-            if rows.has("group")
-            else _plain(rows)
-        )
+        if rows.has("label"):
+            texts = _of_pairs(rows)
+        elif rows.has("group"):
+            texts = _of_groups(rows, self.file.where)
+        else:
+            texts = DistinctTexts(list(dict.fromkeys(rows.texts("text"))), None, rows.missing("text"))
         if len(texts.texts) < 2:
             raise DataError(
-                self.file.where, "at least two different texts", f"{len(texts.texts)}", "give more texts"
+                self.file.where, "at least two different texts", f"{len(texts.texts)}", "use more texts"
             )
         if texts.gold is not None and not len(texts.gold):
-            remedy = "give gold pairs, or name the role text alone"
+            remedy = "add gold pairs, or set the role text only"
             raise DataError(
                 self.file.where,
                 "two different texts that are duplicates",
@@ -107,7 +117,7 @@ class DuplicatesTask:
         texts = self.texts()
         x = vectors_of(vectors, texts.texts, self.name)
         counted = () if texts.gold is not None else self._thresholds()
-        mined = most_alike(self.similarity, x, self.options.neighbours, self.options.pairs, counted)
+        mined = most_similar(self.similarity, x, self.options.neighbours, self.options.pairs, counted)
         facts = {
             "similarity": self.similarity,
             "texts": len(texts.texts),
@@ -116,14 +126,12 @@ class DuplicatesTask:
             "neighbours": self.options.neighbours,
             "interval": "none: pairs that share texts are no independent rows",
         }
-        return (
-            self._counted(texts, mined, facts)
-            if texts.gold is None
-            else self._against(texts.gold, len(texts.texts), mined, facts)
-        )
+        if texts.gold is None:
+            return self._counted(texts, mined, facts)
+        return self._against(texts.gold, len(texts.texts), mined, facts)
 
-    def _against(self, gold: np.ndarray, count: int, mined: Mined, facts: dict[str, Any]) -> Score:
-        right = np.isin(mined.places[:, 0] * count + mined.places[:, 1], gold, assume_unique=True)
+    def _against(self, gold: np.ndarray, count: int, mined: MinedPairs, facts: dict[str, Any]) -> Score:
+        right = np.isin(mined.indices[:, 0] * count + mined.indices[:, 1], gold, assume_unique=True)
         f1 = best_f1(mined.similarity, right, len(gold))
         figures = {
             "average precision": 100 * average_precision(mined.similarity, right, len(gold)),
@@ -141,7 +149,7 @@ class DuplicatesTask:
             facts | more,
         )
 
-    def _counted(self, texts: Texts, mined: Mined, facts: dict[str, Any]) -> Score:
+    def _counted(self, texts: DistinctTexts, mined: MinedPairs, facts: dict[str, Any]) -> Score:
         figures = {
             f"pairs of at least {bound:g}": float(count)
             for bound, count in zip(self._thresholds(), mined.above, strict=True)
@@ -153,62 +161,59 @@ class DuplicatesTask:
                 "text2": texts.texts[second][:EXCERPT],
             }
             for similarity, (first, second) in zip(
-                mined.similarity[:SHOWN], mined.places[:SHOWN], strict=True
+                mined.similarity[:SHOWN], mined.indices[:SHOWN], strict=True
             )
         ]
-        metric = (
-            f"pairs of at least {self.options.threshold:g}, {self.similarity} (no gold: a count, no quality)"
-        )
+        pairs = f"pairs of at least {self.options.threshold:g}"
+        metric = f"{pairs}, {self.similarity} (no gold: a count, no quality)"
         return Score(
             metric,
-            figures[f"pairs of at least {self.options.threshold:g}"],
+            figures[pairs],
             len(texts.texts),
             figures,
             facts | {"top": top},
         )
 
     def _thresholds(self) -> tuple[float, ...]:
-        """Common ones mean something for cosine and angular similarity only."""
+        """Return the thresholds; the usual ones apply to cosine and angular similarity only."""
         usual = THRESHOLDS if self.similarity in ("cosine", "angular") else ()
         return tuple(sorted({*usual, self.options.threshold}))
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        """nan: its scores carry no evidence."""
+        """Return nan, because the scores have no evidence."""
         return float("nan")
 
 
-def _of_pairs(rows: Rows) -> Texts:
+def _of_pairs(rows: TaskRows) -> DistinctTexts:
     left, right = rows.texts("sentence1"), rows.texts("sentence2")
-    place = {text: number for number, text in enumerate(dict.fromkeys([*left, *right]))}
-    pairs = [(place[left[row]], place[right[row]]) for row in np.flatnonzero(rows.labels("label") == 1)]
-    return Texts(
-        list(place),
-        _keys(np.array(pairs, np.int64).reshape(-1, 2), len(place)),
+    index = {text: number for number, text in enumerate(dict.fromkeys([*left, *right]))}
+    pairs = [(index[left[row]], index[right[row]]) for row in np.flatnonzero(rows.labels("label") == 1)]
+    return DistinctTexts(
+        list(index),
+        _keys(np.array(pairs, np.int64).reshape(-1, 2), len(index)),
         rows.missing("sentence1", "sentence2"),
     )
 
 
-def _of_groups(rows: Rows, where: str) -> Texts:
+def _of_groups(rows: TaskRows, where: str) -> DistinctTexts:
     texts, (groups, _) = rows.texts("text"), rows.codes("group")
-    place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    held = np.unique(np.stack([groups, [place[text] for text in texts]], axis=1)[groups >= 0], axis=0)
+    index = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    held = np.unique(np.stack([groups, [index[text] for text in texts]], axis=1)[groups >= 0], axis=0)
     members = np.split(held[:, 1], np.flatnonzero(np.diff(held[:, 0])) + 1)
     if (total := sum(len(each) * (len(each) - 1) // 2 for each in members)) > MOST_GOLD:
         raise DataError(
             where,
-            f"at most {MOST_GOLD:,} pairs of one group",
+            f"at most {MOST_GOLD:,} pairs of texts within groups",
             f"{total:,}",
-            "a group is a set of texts that mean the same: name such a column",
+            "use a column whose groups are texts that mean the same",
         )
-    pairs = [np.stack([each[places] for places in np.triu_indices(len(each), 1)], axis=1) for each in members]
-    return Texts(list(place), _keys(np.concatenate(pairs), len(place)), rows.missing("text"))
-
-
-def _plain(rows: Rows) -> Texts:
-    return Texts(list(dict.fromkeys(rows.texts("text"))), None, rows.missing("text"))
+    pairs = [
+        np.stack([each[indices] for indices in np.triu_indices(len(each), 1)], axis=1) for each in members
+    ]
+    return DistinctTexts(list(index), _keys(np.concatenate(pairs), len(index)), rows.missing("text"))
 
 
 def _keys(pairs: np.ndarray, count: int) -> np.ndarray:
-    """Ascending distinct keys of pairs (p, 2); a text is no duplicate of itself."""
+    """Return ascending distinct keys of pairs (p, 2), without pairs of a text with itself."""
     pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
     return np.unique(pairs[:, 0] * count + pairs[:, 1])

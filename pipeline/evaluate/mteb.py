@@ -1,4 +1,4 @@
-"""An encoder, with a transform or without, as a model for the public benchmark package `mteb` (Muennighoff et al. 2023), versions 2.x.
+"""Adapter of encoders for the benchmark package `mteb` (Muennighoff et al. 2023), versions 2.x.
 
 import mteb
 from pipeline.evaluate.mteb import mteb_model
@@ -17,12 +17,12 @@ from pipeline.errors import ConfigError
 from pipeline.evaluate.similarity import crossed, paired, prepared
 from pipeline.evaluate.source import BLANK
 
-Batch = Mapping[str, Any]
-Transform = Callable[[np.ndarray], np.ndarray]
+MtebBatch = Mapping[str, Any]
+VectorMap = Callable[[np.ndarray], np.ndarray]
 
 
 class QueryEncoder(Protocol):
-    """What is asked of an encoder: pipeline.models.inference.encoder.Encoder is one."""
+    """Encoder interface that the adapter needs; see `pipeline.models.inference.encoder.Encoder`."""
 
     dim: int
     space_id: str
@@ -32,35 +32,39 @@ class QueryEncoder(Protocol):
 
 
 class MtebModel:
-    """Fulfils mteb's EncoderProtocol: vectors in the order of the inputs, queries with the query prompt, cosine similarity. It brings its own prompts: mteb's,
-    by task, are not used.
+    """Implementation of mteb's EncoderProtocol with cosine similarity.
+
+    Queries are encoded with the encoder's own query prompt; mteb's prompts per task are not used.
     """
 
-    def __init__(self, encoder: QueryEncoder, transform: Transform | None, name: str) -> None:
+    def __init__(self, encoder: QueryEncoder, transform: VectorMap | None, name: str) -> None:
         self._encoder, self._transform, self._name = encoder, transform, name
 
-    def encode(self, inputs: Iterable[Batch], *, prompt_type: str | None = None, **_: Any) -> np.ndarray:
-        """(n, d) float32 of the column `text` of all batches; a missing text is read as one blank."""
+    def encode(self, inputs: Iterable[MtebBatch], *, prompt_type: str | None = None, **_: Any) -> np.ndarray:
+        """Encode the column `text` of all batches: (n, d) float32; a missing text is read as a blank."""
         texts = [BLANK if text is None else text for batch in inputs for text in batch["text"]]
         vectors = self._encoder.encode(texts, query=getattr(prompt_type, "value", prompt_type) == "query")
         return vectors if self._transform is None else np.asarray(self._transform(vectors), np.float32)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Tensor (n, m) of cosines; a single vector counts as one row."""
+        """Return the cosines of all rows as a tensor (n, m); a single vector counts as one row."""
         left, right = (
             prepared("cosine", np.atleast_2d(np.asarray(each))) for each in (embeddings1, embeddings2)
         )
         return _tensor(crossed("cosine", left, right))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Tensor (n,) of cosines of paired rows."""
+        """Return the cosines of paired rows as a tensor (n,)."""
         return _tensor(
             paired("cosine", np.atleast_2d(np.asarray(embeddings1)), np.atleast_2d(np.asarray(embeddings2)))
         )
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """mteb's description of the model; its revision is the vector space, and the transform where there is one."""
+        """mteb's description of the model.
+
+        The revision is the id of the vector space, with that of the transform.
+        """
         suffix = getattr(self._transform, "transform_id", "") if self._transform is not None else ""
         empty = _mteb().models.ModelMeta.create_empty()
         known = {
@@ -75,11 +79,17 @@ class MtebModel:
 
 
 def mteb_model(
-    encoder: QueryEncoder, transform: Transform | None = None, name: str = "manta/encoder"
+    encoder: QueryEncoder, transform: VectorMap | None = None, name: str = "manta/encoder"
 ) -> MtebModel:
-    """`encoder`, its vectors mapped by `transform`, as a model for mteb.evaluate; name: "organisation/model", in mteb's results.
+    """Create a model for mteb.evaluate.
 
-    ConfigError where mteb is not installed.
+    Args:
+        encoder: the encoder.
+        transform: applied to its vectors, or None.
+        name: "organisation/model", for mteb's results.
+
+    Raises:
+        ConfigError: mteb is not installed.
     """
     _mteb()
     return MtebModel(encoder, transform, name)

@@ -1,4 +1,4 @@
-"""Pair classification: does the similarity of two vectors tell pairs that mean the same from pairs that do not?"""
+"""Pair classification: whether similarity separates pairs that mean the same from other pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, Score, Vectors
 from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1, roc_auc
 from pipeline.evaluate.similarity import Similarity, paired, vectors_of
-from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
+from pipeline.evaluate.source import RowOptions, TaskFile, TaskRows, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.base import Store
 
@@ -19,7 +19,11 @@ from pipeline.store.base import Store
 @TASKS.register("pairs")
 @dataclass(frozen=True)
 class PairsTask:
-    """Roles sentence1, sentence2, label (1: same meaning). The value is average precision; options: split."""
+    """Classification of pairs by similarity.
+
+    Roles: sentence1, sentence2, label (1 for the same meaning). The value is average precision. Options:
+    split.
+    """
 
     kind: ClassVar[str] = "pairs"
     name: str
@@ -38,16 +42,16 @@ class PairsTask:
     def digest(self) -> str:
         return digest(self.kind, self.name, self.file, similarity=self.similarity)
 
-    def _labelled(self) -> tuple[Rows, int]:
-        """Rows that have a label, and how many have none; DataError if the labels are of one class only."""
+    def _labelled(self) -> tuple[TaskRows, int]:
+        """Return the labelled rows and the number of other rows; DataError if there is a single class."""
         rows = self.file.rows()
-        there = ~np.isnan(rows.labels("label"))
-        kept = rows.take(there)
+        is_labelled = ~np.isnan(rows.labels("label"))
+        kept = rows.take(is_labelled)
         positives = int(kept.labels("label").sum())
         if positives in (0, len(kept)):
             found = f"one class only: {positives:,} of {len(kept):,} are 1"
             raise DataError(
-                self.file.where, "pairs labelled 1 and pairs labelled 0", found, "give pairs of both kinds"
+                self.file.where, "pairs labelled 1 and pairs labelled 0", found, "use pairs of both kinds"
             )
         return kept, len(rows) - len(kept)
 
@@ -79,33 +83,30 @@ class PairsTask:
             "missing_texts": rows.missing("sentence1", "sentence2"),
             "threshold_accuracy": _finite(accuracy.threshold),
             "threshold_f1": _finite(f1.threshold),
-            "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, not what new pairs would give",
+            "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, "
+            "not what new pairs would give",
         }
         metric = f"average precision x100, {self.similarity}"
-        same = (
-            (f"{self.name}: every pair has the same {self.similarity} similarity",)
-            if np.ptp(predicted) == 0
-            else ()
-        )
+        warnings: tuple[str, ...] = ()
+        if np.ptp(predicted) == 0:
+            warnings = (f"{self.name}: every pair has the same {self.similarity} similarity",)
         return Score(
             metric,
             figures["average precision"],
             len(rows),
             figures,
             facts,
-            same,
+            warnings,
             {"prediction": predicted, "positive": positive},
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         positive = evidence["positive"][rows]
-        return (
-            100 * average_precision(evidence["prediction"][rows], positive)
-            if positive.any()
-            else float("nan")
-        )
+        if not positive.any():
+            return float("nan")
+        return 100 * average_precision(evidence["prediction"][rows], positive)
 
 
 def _finite(threshold: float) -> float | None:
-    """None for the cut above every pair: JSON has no infinity."""
+    """Replace infinity, the threshold above every pair, by None, because JSON has no infinity."""
     return threshold if np.isfinite(threshold) else None

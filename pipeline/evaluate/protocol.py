@@ -1,4 +1,7 @@
-"""How a transfer task is cut into training, choice of the penalty, and test: the protocols of SentEval (Conneau and Kiela 2018)."""
+"""Protocols of transfer tasks: training, choice of the penalty, and test, as in SentEval.
+
+Source: Conneau and Kiela 2018.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.evaluate.solvers import Linear, Solver
+from pipeline.evaluate.solvers.linear import LinearClassifiers, Solver
 
 CROSS, TRAIN, DEV, TEST = "cv", "train", "dev", "test"
 EXPECTED = {
@@ -17,12 +20,20 @@ EXPECTED = {
     "TREC": (TRAIN, TEST),
     "MRPC": (TRAIN, TEST),
 }
-LEAST = 3  # texts of a class, so that every training part of a nested cross-validation has one
+MIN_PER_CLASS = 3  # texts, so that every training part of a nested cross-validation has one
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Predictions of the texts tested. rows: their places; predicted: classes; fold: which outer fold, 0 for a fixed test; chosen: the strength of each fold."""
+class TransferOutcome:
+    """Predictions for the tested texts.
+
+    Attributes:
+        rows: indices of the texts.
+        predicted: classes.
+        fold: outer fold of each text, 0 for a fixed test part.
+        chosen: strength of the penalty of each fold.
+        converged: False if a solver stopped early.
+    """
 
     rows: np.ndarray
     predicted: np.ndarray
@@ -32,8 +43,16 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """name: as in tables. missing: splits that the set has elsewhere and not here."""
+class TransferProtocol:
+    """Division of a data set into training, choice of the penalty and test.
+
+    Attributes:
+        name: displayed name.
+        splits: splits of the file.
+        missing: splits that the published data set has and the file has not.
+        folds: number of folds of cross-validation.
+        seed: of the folds.
+    """
 
     name: str
     splits: tuple[str, ...]
@@ -43,11 +62,11 @@ class Protocol:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The splits whose rows it reads: without a test part, cross-validation is over the training part."""
+        """Splits whose rows are read; without a test part, cross-validation uses the training part."""
         return self.splits if TEST in self.splits or CROSS in self.splits else (TRAIN,)
 
-    def run(self, solver: Solver, x: np.ndarray, y: np.ndarray, split: np.ndarray) -> Outcome:
-        """The outcome over vectors x (n, d), classes y (n,) and the split of each row (n,)."""
+    def run(self, solver: Solver, x: np.ndarray, y: np.ndarray, split: np.ndarray) -> TransferOutcome:
+        """Train and test on vectors x (n, d), classes y (n,) and the split of each row (n,)."""
         parts = {name: np.flatnonzero(split == name) for name in (TRAIN, DEV, TEST)}
         if TEST not in self.splits:
             return self._nested(solver, x, y)
@@ -55,7 +74,7 @@ class Protocol:
             model, chosen = self._by_dev(solver, x, y, parts)
         else:
             model, chosen = self._by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
-        return Outcome(
+        return TransferOutcome(
             parts[TEST],
             model.predict(x[parts[TEST]])[0, 0],
             np.zeros(len(parts[TEST]), np.int64),
@@ -63,18 +82,21 @@ class Protocol:
             model.converged,
         )
 
-    def _nested(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> Outcome:
-        """Every row is tested once, by a classifier whose strength was chosen by cross-validation within the other outer folds."""
+    def _nested(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> TransferOutcome:
+        """Test every row once, choosing the strength by cross-validation within the other outer folds."""
         predicted, fold, chosen, converged = np.empty(len(y), np.int64), np.empty(len(y), np.int64), [], True
         for number, (train, test) in enumerate(stratified(y, self.folds, self.seed)):
             model, strength = self._by_folds(solver, x[train], y[train])
             predicted[test], fold[test] = model.predict(x[test])[0, 0], number
             chosen.append(strength)
             converged &= model.converged
-        return Outcome(np.arange(len(y)), predicted, fold, tuple(chosen), converged)
+        return TransferOutcome(np.arange(len(y)), predicted, fold, tuple(chosen), converged)
 
-    def _by_folds(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> tuple[Linear, float]:
-        """A classifier of all rows with the strength that is best on average over folds of them; of equal ones the strongest penalty."""
+    def _by_folds(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> tuple[LinearClassifiers, float]:
+        """Fit a classifier on all rows with the strength that is best on average over folds.
+
+        Of equal strengths, the strongest penalty is chosen.
+        """
         parts = np.ones((self.folds, len(y)), bool)
         for part, (_, test) in zip(parts, stratified(y, self.folds, self.seed), strict=True):
             part[test] = False
@@ -87,27 +109,39 @@ class Protocol:
 
     def _by_dev(
         self, solver: Solver, x: np.ndarray, y: np.ndarray, parts: dict[str, np.ndarray]
-    ) -> tuple[Linear, float]:
-        """A classifier of the training part, with the strength that is best on the dev part."""
+    ) -> tuple[LinearClassifiers, float]:
+        """Fit a classifier on the training part with the strength that is best on the dev part."""
         train, dev = parts[TRAIN], parts[DEV]
         tried = solver.fit(
             x[train], y[train], int(y[train].max()) + 1, np.ones((1, len(train)), bool), solver.strengths
         )
         best = int(np.argmax((tried.predict(x[dev])[0] == y[dev]).mean(axis=1)))
-        return Linear(
+        return LinearClassifiers(
             tried.weights[:, best : best + 1], tried.bias[:, best : best + 1], tried.converged
         ), solver.strengths[best]
 
 
-def protocol_of(name: str, splits: Sequence[Any] | None, folds: int, seed: int, where: str) -> Protocol:
-    """The protocol that fits the splits of a file (None: it has no such column); DataError for unknown ones or for a test part alone."""
-    there = tuple(
-        each for each in (CROSS, TRAIN, DEV, TEST) if each in (splits if splits is not None else (CROSS,))
-    )
+def protocol_of(
+    name: str, splits: Sequence[Any] | None, folds: int, seed: int, where: str
+) -> TransferProtocol:
+    """Return the protocol for the splits of a file.
+
+    Args:
+        name: of the task.
+        splits: values of the split column; None if the file has none.
+        folds: number of folds of cross-validation.
+        seed: of the folds.
+        where: name of the file, for errors.
+
+    Raises:
+        DataError: unknown splits, or a test part alone.
+    """
+    given = (CROSS,) if splits is None else splits
+    known = tuple(each for each in (CROSS, TRAIN, DEV, TEST) if each in given)
     if splits is not None and (
-        len(there) < len(splits)
-        or not (there == (CROSS,) or TRAIN in there)
-        or (CROSS in there and len(there) > 1)
+        len(known) < len(splits)
+        or not (known == (CROSS,) or TRAIN in known)
+        or (CROSS in known and len(known) > 1)
     ):
         found = ", ".join(map(str, splits)) or "none"
         raise DataError(
@@ -116,46 +150,41 @@ def protocol_of(name: str, splits: Sequence[Any] | None, folds: int, seed: int, 
             found,
             "rename the values of the split column",
         )
-    wanted = EXPECTED.get(name, () if there == (CROSS,) else (TRAIN, TEST))
-    missing = tuple(each for each in wanted if each not in there)
-    if TEST not in there:
-        title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if there != (CROSS,) else "")
+    expected = EXPECTED.get(name, () if known == (CROSS,) else (TRAIN, TEST))
+    missing = tuple(each for each in expected if each not in known)
+    if TEST not in known:
+        title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if known != (CROSS,) else "")
+    elif DEV in known:
+        title = f"chosen on {DEV}, {TEST}"
     else:
-        title = (
-            f"chosen on {DEV}, {TEST}"
-            if DEV in there
-            else f"chosen by {folds}-fold cross-validation on {TRAIN}, {TEST}"
-        )
-    return Protocol(title, there, missing, folds, seed)
+        title = f"chosen by {folds}-fold cross-validation on {TRAIN}, {TEST}"
+    return TransferProtocol(title, known, missing, folds, seed)
 
 
 def check_classes(
-    y: np.ndarray, split: np.ndarray, protocol: Protocol, labels: Sequence[Any], where: str
+    y: np.ndarray, split: np.ndarray, protocol: TransferProtocol, labels: Sequence[Any], where: str
 ) -> None:
-    """DataError for a split with one class only, for classes too small for the folds, and for a tested label that no training text has."""
+    """Raise DataError for a split with a single class, or with too few texts of a class for the folds."""
     for name in protocol.used:
         counts = np.bincount(y[split == name], minlength=len(labels))
         if np.count_nonzero(counts) < 2:
             raise DataError(
                 where,
                 f"texts of at least two classes in the split {name}",
-                f"one class only: {counts.sum():,} texts",
-                "give texts of every class",
+                f"a single class: {counts.sum():,} texts",
+                "use texts of every class",
             )
         if name in (TEST, DEV):
             continue
-        small = {
-            labels[place]: int(count)
-            for place, count in enumerate(counts)
-            if count < (1 if DEV in protocol.splits else LEAST)
-        }
+        least = 1 if DEV in protocol.splits else MIN_PER_CLASS
+        small = {label: int(count) for label, count in zip(labels, counts, strict=True) if count < least}
         if small:
             found = ", ".join(f"{count} of {label!r}" for label, count in small.items())
             raise DataError(
                 where,
-                f"at least {LEAST} texts of every class to train on in the split {name}",
+                f"at least {MIN_PER_CLASS} training texts of every class in the split {name}",
                 found,
-                "leave the class out, or give more of it",
+                "leave the class out, or use more texts of it",
             )
         if (
             DEV not in protocol.splits
@@ -170,11 +199,10 @@ def check_classes(
 
 
 def stratified(y: np.ndarray, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(training, test) places of each fold, with about the same share of every class, shuffled by seed."""
+    """Return (training, test) indices of each fold, with similar proportions of classes, shuffled by seed."""
     from sklearn.model_selection import StratifiedKFold
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of a class smaller than the number of folds: it is in every training part, see LEAST
+        # A class may be smaller than the number of folds; it is in every training part, see MIN_PER_CLASS.
+        warnings.simplefilter("ignore", UserWarning)
         return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))

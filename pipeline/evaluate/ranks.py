@@ -1,4 +1,4 @@
-"""Exact search over all targets, a block of queries at a time: the ranks of what should be found, and the pairs that are most alike."""
+"""Exact search over all targets in blocks of queries: ranks of relevant targets, and most similar pairs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,24 +7,35 @@ import numpy as np
 
 from pipeline.evaluate.similarity import Similarity, crossed, prepared
 
-BLOCK = 1 << 24  # similarities held at once: 64 MiB in float32
-TIE = 1e-6  # relative: products of equal vectors differ by a few roundings between places of a matrix product
+BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
+TIE = 1e-6  # relative; similarities of equal vectors differ by rounding within a matrix product
 
 
 @dataclass(frozen=True)
-class Relevant:
-    """Which targets each query should find. targets: ascending places per query, arrays may be shared; own: the query's own place among the targets, -1 for none."""
+class RelevantTargets:
+    """RelevantTargets targets of each query.
+
+    Attributes:
+        targets: ascending target indices per query; arrays may be shared.
+        own: the query's own index among the targets, -1 for none.
+    """
 
     targets: Sequence[np.ndarray]
     own: np.ndarray
 
 
 def relevant_ranks(
-    kind: Similarity, queries: np.ndarray, targets: np.ndarray, relevant: Relevant
+    kind: Similarity, queries: np.ndarray, targets: np.ndarray, relevant: RelevantTargets
 ) -> list[np.ndarray]:
-    """Per query the ascending ranks, from 1, of its relevant targets among all targets but its own place; queries (q, d), targets (t, d).
+    """Return per query the ascending ranks, from 1, of its relevant targets among all targets but itself.
 
-    A tie counts against: a target that is not relevant goes before a relevant one of the same similarity.
+    Ties count against: an irrelevant target precedes a relevant one of the same similarity.
+
+    Args:
+        kind: similarity.
+        queries: (q, d).
+        targets: (t, d).
+        relevant: relevant targets of each query.
     """
     return [
         _ranks(row, relevant.targets[query], int(relevant.own[query]))
@@ -36,7 +47,7 @@ def relevant_ranks(
 def similarity_blocks(
     kind: Similarity, queries: np.ndarray, targets: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(first query, similarities (b, t)) for all queries in order, as many at a time as `BLOCK` allows."""
+    """Yield (first query, similarities (b, t)) in blocks of at most `BLOCK` similarities."""
     queries, targets = prepared(kind, queries), prepared(kind, targets)
     step = max(1, BLOCK // max(len(targets), 1))
     for start in range(0, len(queries), step):
@@ -44,33 +55,47 @@ def similarity_blocks(
 
 
 def _ranks(similarities: np.ndarray, relevant: np.ndarray, own: int) -> np.ndarray:
-    """Places of the relevant ones in a row (t,) of similarities."""
+    """Compute the ranks of the relevant targets in a row (t,) of similarities."""
     relevant = relevant[relevant != own]
     rising = np.sort(similarities[relevant])
     bounds = rising - TIE * np.maximum(1.0, np.abs(rising))
-    # a target is before the i-th relevant one if it reaches its bound: count all by the number of bounds that they reach, less those that compete with nobody
+    # A target precedes the i-th relevant one if it reaches its bound. Count the targets by the number of
+    # bounds that they reach, without the relevant ones and the query itself.
     level = np.searchsorted(bounds, similarities, side="right")
-    apart = np.r_[relevant, own] if own >= 0 else relevant
-    reached = np.bincount(level, minlength=len(bounds) + 1) - np.bincount(
-        level[apart], minlength=len(bounds) + 1
-    )
-    before = np.cumsum(reached[::-1])[:-1]  # for the best relevant one first
+    ignored = np.r_[relevant, own] if own >= 0 else relevant
+    size = len(bounds) + 1
+    reached = np.bincount(level, minlength=size) - np.bincount(level[ignored], minlength=size)
+    before = np.cumsum(reached[::-1])[:-1]  # starting with the best relevant target
     return np.arange(1, len(bounds) + 1) + before
 
 
 @dataclass(frozen=True)
-class Mined:
-    """Pairs of rows, most alike first: places (p, 2) with the smaller first, similarity (p,). above: all pairs at or above each threshold, mined or not."""
+class MinedPairs:
+    """Most similar pairs of rows, in descending order of similarity.
 
-    places: np.ndarray
+    Attributes:
+        indices: (p, 2) row indices, the smaller first.
+        similarity: (p,).
+        above: number of all pairs at or above each threshold, mined or not.
+    """
+
+    indices: np.ndarray
     similarity: np.ndarray
     above: np.ndarray
 
 
-def most_alike(
+def most_similar(
     kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()
-) -> Mined:
-    """The most similar pairs of rows of x (n, d), among the `neighbours` nearest of every row, at most `pairs` of them."""
+) -> MinedPairs:
+    """Find the most similar pairs of rows of x (n, d) among the `neighbours` nearest of every row.
+
+    Args:
+        kind: similarity.
+        x: (n, d).
+        neighbours: number of nearest rows to compare per row.
+        pairs: largest number of pairs to return.
+        thresholds: similarities from which all pairs are counted.
+    """
     keys, values, above = np.empty(0, np.int64), np.empty(0, np.float64), np.zeros(len(thresholds), np.int64)
     for start, block in similarity_blocks(kind, x, x):
         rows = start + np.arange(len(block))
@@ -82,17 +107,17 @@ def most_alike(
         found, similarity = np.repeat(rows, near.shape[1]), np.take_along_axis(block, near, axis=1).ravel()
         low, high = np.minimum(found, near.ravel()), np.maximum(found, near.ravel())
         keys, values = _best(np.r_[keys, low * len(x) + high], np.r_[values, similarity], pairs)
-    return Mined(np.stack(np.divmod(keys, max(len(x), 1)), axis=1), values, above)
+    return MinedPairs(np.stack(np.divmod(keys, max(len(x), 1)), axis=1), values, above)
 
 
 def _nearest(block: np.ndarray, neighbours: int) -> np.ndarray:
-    """(b, k) places of the largest k of each row, the row's own place (minus infinity) never among them."""
+    """Return (b, k) indices of the k largest entries of each row, without the row itself (minus infinity)."""
     k = min(neighbours, block.shape[1] - 1)
     return np.argpartition(-block, k - 1, axis=1)[:, :k] if k else np.empty((len(block), 0), np.int64)
 
 
 def _best(keys: np.ndarray, values: np.ndarray, pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each pair once, the largest `pairs` values, falling; of equal values the smaller key first."""
+    """Return the `pairs` largest values with their keys, each key once, in descending order, then by key."""
     order = np.lexsort((-values, keys))
     once = order[np.r_[True, np.diff(keys[order]) > 0]] if len(order) else order
     kept = once[np.lexsort((keys[once], -values[once]))][:pairs]

@@ -1,4 +1,4 @@
-"""Retrieval by exact search: does a query find what belongs to it among everything?"""
+"""Retrieval by exact search: whether a query finds its relevant targets among all targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from pipeline.config import validated
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, Score, Vectors
 from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
-from pipeline.evaluate.ranks import Relevant, relevant_ranks
+from pipeline.evaluate.ranks import RelevantTargets, relevant_ranks
 from pipeline.evaluate.similarity import Similarity, vectors_of
-from pipeline.evaluate.source import RowOptions, Rows, TaskFile, digest, name_of, open_file
+from pipeline.evaluate.source import RowOptions, TaskFile, TaskRows, digest, name_of, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.base import Store
 
@@ -21,29 +21,39 @@ RECALLS = (1, 5, 10, 100)
 
 
 class RetrievalOptions(RowOptions):
-    """Options of kind "retrieval"."""
+    """Options of tasks of kind "retrieval"."""
 
     k: int = Field(default=10, ge=1)
-    """nDCG, the task's value, looks at the first k; recall@k is reported beside recall@1, 5, 10 and 100"""
+    """number of results for nDCG, the task's value, and for recall@k, besides recall@1, 5, 10 and 100"""
     queries: int | None = Field(default=None, ge=1)
-    """search for so many queries only, drawn by evaluate.seed; null: all"""
+    """number of queries, drawn by evaluate.seed; null: all"""
 
 
 @dataclass(frozen=True)
-class Search:
-    """Queries and targets. queries: places among `texts`; targets: likewise, each once."""
+class SearchProblem:
+    """Queries, targets and relevance.
+
+    Attributes:
+        texts: all texts.
+        queries: indices into `texts`.
+        targets: distinct indices into `texts`.
+        relevant: relevant targets of each query.
+    """
 
     texts: list[str]
     queries: np.ndarray
     targets: np.ndarray
-    relevant: Relevant
+    relevant: RelevantTargets
 
 
 @TASKS.register("retrieval")
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Roles query, positive: every distinct query searches all distinct positives for its own. Or text, group: every text searches all other rows for those of its
-    group. Options: see RetrievalOptions."""
+    """Exact search of queries among targets.
+
+    Roles: query, positive (each distinct query searches all distinct positives for its own), or text, group
+    (each text searches all other rows for those of its group). Options: see RetrievalOptions.
+    """
 
     kind: ClassVar[str] = "retrieval"
     name: str
@@ -72,8 +82,8 @@ class RetrievalTask:
             seed=self.seed,
         )
 
-    def search(self) -> Search:
-        """What is searched for what; DataError if no query has anything to find."""
+    def search(self) -> SearchProblem:
+        """Return queries and targets; DataError if no query has a relevant target."""
         rows = self.file.rows()
         search = _by_positive(rows) if rows.has("query") else _by_group(rows)
         if not len(search.queries):
@@ -84,26 +94,28 @@ class RetrievalTask:
             )
             raise DataError(
                 self.file.where,
-                "queries that have something to find",
+                "queries with relevant targets",
                 found,
-                "give another file, or name the columns by role in `columns`",
+                "use another file, or set the columns by role in `columns`",
             )
         wanted = self.options.queries or len(search.queries)
         if wanted >= len(search.queries):
             return search
         chosen = np.sort(np.random.default_rng(self.seed).choice(len(search.queries), wanted, replace=False))
-        relevant = Relevant([search.relevant.targets[place] for place in chosen], search.relevant.own[chosen])
-        return Search(search.texts, search.queries[chosen], search.targets, relevant)
+        relevant = RelevantTargets(
+            [search.relevant.targets[query] for query in chosen], search.relevant.own[chosen]
+        )
+        return SearchProblem(search.texts, search.queries[chosen], search.targets, relevant)
 
     def sentences(self) -> Sequence[str]:
         search = self.search()
-        return [search.texts[place] for place in np.unique(np.r_[search.queries, search.targets])]
+        return [search.texts[index] for index in np.unique(np.r_[search.queries, search.targets])]
 
     def score(self, vectors: Vectors) -> Score:
         search = self.search()
-        needed, places = np.unique(np.r_[search.queries, search.targets], return_inverse=True)
-        x = vectors_of(vectors, [search.texts[place] for place in needed], self.name)
-        queries, targets = x[places[: len(search.queries)]], x[places[len(search.queries) :]]
+        needed, inverse = np.unique(np.r_[search.queries, search.targets], return_inverse=True)
+        x = vectors_of(vectors, [search.texts[index] for index in needed], self.name)
+        queries, targets = x[inverse[: len(search.queries)]], x[inverse[len(search.queries) :]]
         ranks = relevant_ranks(self.similarity, queries, targets, search.relevant)
         gains, k = ndcg_at(ranks, self.options.k), self.options.k
         figures = {
@@ -135,31 +147,25 @@ class RetrievalTask:
         return 100 * float(evidence["gain"][rows].mean())
 
 
-def _by_positive(rows: Rows) -> Search:
-    """Distinct queries against distinct positives."""
+def _by_positive(rows: TaskRows) -> SearchProblem:
+    """Search distinct queries among distinct positives."""
     queries, targets = rows.texts("query"), rows.texts("positive")
-    query, target = (
-        {text: place for place, text in enumerate(dict.fromkeys(queries))},
-        {text: place for place, text in enumerate(dict.fromkeys(targets))},
-    )
-    pairs = np.unique(
-        np.array([(query[q], target[t]) for q, t in zip(queries, targets, strict=True)], np.int64).reshape(
-            -1, 2
-        ),
-        axis=0,
-    )
+    query = {text: index for index, text in enumerate(dict.fromkeys(queries))}
+    target = {text: index for index, text in enumerate(dict.fromkeys(targets))}
+    found = [(query[q], target[t]) for q, t in zip(queries, targets, strict=True)]
+    pairs = np.unique(np.array(found, np.int64).reshape(-1, 2), axis=0)
     relevant = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1) if len(pairs) else []
     count = len(query)
-    return Search(
+    return SearchProblem(
         [*query, *target],
         np.arange(count),
         count + np.arange(len(target)),
-        Relevant(relevant, np.full(count, -1)),
+        RelevantTargets(relevant, np.full(count, -1)),
     )
 
 
-def _by_group(rows: Rows) -> Search:
-    """Every row whose group has another row, against all rows."""
+def _by_group(rows: TaskRows) -> SearchProblem:
+    """Search every row whose group has another row among all rows."""
     groups, _ = rows.codes("group")
     order = np.argsort(groups, kind="stable")
     members = {
@@ -168,9 +174,9 @@ def _by_group(rows: Rows) -> Search:
         if len(part)
     }
     queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])
-    return Search(
+    return SearchProblem(
         rows.texts("text"),
         queries,
         np.arange(len(rows)),
-        Relevant([members[int(groups[place])] for place in queries], queries),
+        RelevantTargets([members[int(groups[row])] for row in queries], queries),
     )

@@ -1,4 +1,4 @@
-"""Similarity of sentence vectors, larger is closer: of paired rows, and of every row with every other a block at a time."""
+"""Similarity of vectors, larger is closer: of paired rows, and of all rows with all others."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,36 +10,38 @@ from pipeline.evaluate import Vectors
 
 Similarity = Literal["cosine", "angular", "euclidean", "dot"]
 
-_SMALLEST = 1e-12  # norms below: the zero vector, whose cosine with everything is 0
+_SMALLEST = 1e-12  # smaller norms count as zero, with cosine 0 to everything
 
-_DECIMALS = 12  # of cosines: pairs of equal texts tie at 1, which float64 misses by 1e-16 now and then
+_DECIMALS = 12  # of cosines, so that pairs of equal texts tie at 1 in spite of rounding
 
 
 def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.ndarray:
-    """(n, d) float32 of n sentences; ModelError for another shape or for values that are not finite."""
+    """Encode n sentences: (n, d) float32; ModelError for another shape or values that are not finite."""
     x = np.asarray(vectors(sentences), np.float32)
     if x.ndim != 2 or len(x) != len(sentences):
         raise ModelError(
             where,
-            f"one vector for each of {len(sentences):,} sentences",
+            f"one vector per sentence, for {len(sentences):,} sentences",
             f"an array of shape {x.shape}",
-            "mend what makes the vectors",
+            "check the encoder and its transform",
         )
     if not (finite := np.isfinite(x).all(axis=1)).all():
-        found = f"values that are not finite in {np.count_nonzero(~finite):,} of {len(x):,}, first for {sentences[int(np.argmin(finite))][:80]!r}"
+        first = sentences[int(np.argmin(finite))][:80]
+        found = f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(x):,} vectors, first for {first!r}"
         raise ModelError(where, "finite vectors", found, "check the encoder and its transform")
     return x
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Rows of x (n, d) at length one; a zero row stays zero."""
+    """Normalize the rows of x (n, d) to length 1; zero rows stay zero."""
     return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), _SMALLEST))
 
 
 def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n,) float64: similarity of row i of left with row i of right, both (n, d).
+    """Similarity of row i of left with row i of right, both (n, d): (n,) float64.
 
-    cosine, 0 with a zero vector; angular: 1 - arccos(cosine) / pi (Cer et al. 2018, Universal Sentence Encoder); euclidean: minus the distance; dot.
+    cosine is 0 with a zero vector; angular is 1 - arccos(cosine) / pi (Cer et al. 2018, Universal Sentence
+    Encoder); euclidean is minus the distance; dot is the inner product.
     """
     left, right = left.astype(np.float64), right.astype(np.float64)
     if kind == "euclidean":
@@ -51,19 +53,25 @@ def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def angular(cosines: np.ndarray) -> np.ndarray:
-    """1 - arccos / pi of cosines of any shape. Rounding gives 1.0000001, whose arccos is not a number: hence the clip."""
+    """Convert cosines to 1 - arccos(cosine) / pi.
+
+    Cosines are clipped, because rounding gives values like 1.0000001.
+    """
     return np.asarray(1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi)
 
 
 def prepared(kind: Similarity, x: np.ndarray) -> np.ndarray:
-    """x (n, d) as `crossed` wants it: unit rows for cosine and angular; float64 for euclidean, whose squares cancel."""
+    """Prepare x (n, d) for `crossed`: unit rows for cosine and angular, float64 for euclidean.
+
+    The squares of Euclidean distances cancel in float32.
+    """
     if kind == "euclidean":
         return x.astype(np.float64)
     return x.astype(np.float32) if kind == "dot" else unit(x.astype(np.float64)).astype(np.float32)
 
 
 def crossed(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """(q, t): similarity of every query (q, d) with every target (t, d), both prepared."""
+    """Similarity of every query (q, d) with every target (t, d), both prepared: (q, t)."""
     products = queries @ targets.T
     if kind == "euclidean":
         squares = np.einsum("qd,qd->q", queries, queries)[:, None] + np.einsum("td,td->t", targets, targets)

@@ -1,4 +1,4 @@
-"""The Parquet file of a task: its columns by role, its rows in the file's order."""
+"""Parquet file of a task: columns by role, rows in the order of the file."""
 
 import difflib
 import hashlib
@@ -19,19 +19,19 @@ from pipeline.settings import TaskSettings
 from pipeline.store.base import Store
 from pipeline.text.corpus.columns import plain_type
 
-BLANK = " "  # what a missing text is read as: leaving the row out would change the task
+BLANK = " "  # replaces a missing text; leaving the row out would change the task
 
 
 class RowOptions(Settings):
-    """Options that every kind of task has."""
+    """Options of all kinds of tasks."""
 
     split: str | None = None
-    """take the rows with this value in the column `split` only"""
+    """use only rows with this value in the column `split`; null: all rows"""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a task, columns named by role."""
+class TaskRows:
+    """Rows of a task, with columns by role."""
 
     table: pa.Table
     where: str
@@ -43,7 +43,7 @@ class Rows:
         return role in self.table.column_names
 
     def texts(self, role: str) -> list[str]:
-        """The column as strings; DataError where it is none."""
+        """Return a column as strings; DataError if it has another type."""
         column = self.table[role]
         if not (
             pa.types.is_string(kind := plain_type(column.type))
@@ -54,16 +54,16 @@ class Rows:
                 self.where,
                 f"a column of strings for {role!r}",
                 str(column.type),
-                "name another column in `columns`",
+                "set another column in `columns`",
             )
         return [BLANK if text is None else text for text in column.to_pylist()]
 
     def missing(self, *roles: str) -> int:
-        """Texts that are not there."""
+        """Return the number of missing values."""
         return sum(self.table[role].null_count for role in roles)
 
     def numbers(self, role: str) -> np.ndarray:
-        """(n,) float64, nan where there is none; DataError for a column of another type."""
+        """Return a column as (n,) float64, nan for missing values; DataError if it has another type."""
         column = self.table[role]
         if not (
             pa.types.is_integer(column.type)
@@ -75,12 +75,12 @@ class Rows:
                 self.where,
                 f"a column of numbers for {role!r}",
                 str(column.type),
-                "name another column in `columns`",
+                "set another column in `columns`",
             )
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
 
     def labels(self, role: str) -> np.ndarray:
-        """(n,) float64, each 0 or 1, nan where there is none; DataError for other values."""
+        """Return a column as (n,) float64 of 0 and 1, nan for missing values; DataError for other values."""
         labels = self.numbers(role)
         wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
         if len(wrong):
@@ -88,36 +88,46 @@ class Rows:
                 self.where,
                 f"0 or 1 in {role!r}",
                 f"{len(wrong):,} other values, such as {wrong[0]:g}",
-                "mend the file, or name another column in `columns`",
+                "correct the file, or set another column in `columns`",
             )
         return labels
 
     def codes(self, role: str) -> tuple[np.ndarray, list[Any]]:
-        """(n,) int64 place of each row's value among the distinct values, in order of appearance; -1 for none. And the values."""
+        """Return (n,) int64 indices of each row's value among the distinct values, and these values.
+
+        Values are in order of appearance; -1 stands for a missing value.
+        """
         column, kind = self.table[role], plain_type(self.table[role].type)
         if pa.types.is_nested(kind):
             raise DataError(
                 self.where,
                 f"a column of strings or numbers for {role!r}",
                 str(kind),
-                "name another column in `columns`",
+                "set another column in `columns`",
             )
         column = column.cast(kind)
         if pa.types.is_floating(kind):
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         values = pc.drop_null(pc.unique(column))
-        return pc.fill_null(
-            pc.index_in(column, value_set=values).cast(pa.int64()), -1
-        ).to_numpy(), values.to_pylist()
+        codes = pc.fill_null(pc.index_in(column, value_set=values).cast(pa.int64()), -1)
+        return codes.to_numpy(), values.to_pylist()
 
-    def take(self, keep: np.ndarray) -> "Rows":
-        """The rows where `keep` (n,) bool holds."""
-        return Rows(self.table.filter(pa.array(keep)), self.where)
+    def take(self, keep: np.ndarray) -> "TaskRows":
+        """Select the rows where `keep` (n,) is True."""
+        return TaskRows(self.table.filter(pa.array(keep)), self.where)
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A file as its task reads it. columns: (role, column) of those it has. split: the rows taken, None for all."""
+    """File of a task.
+
+    Attributes:
+        store: store of the file.
+        path: its path.
+        sha256: digest of its content.
+        columns: (role, column) of the roles that it has.
+        split: value of the split column of the rows to use, None for all.
+    """
 
     store: Store
     path: str
@@ -133,13 +143,13 @@ class TaskFile:
         return {role for role, _ in self.columns}
 
     def content(self) -> dict[str, Any]:
-        """What of it changes a score, for a digest."""
+        """Return everything that changes a score, for a digest."""
         return {"sha256": self.sha256, "columns": dict(self.columns), "split": self.split}
 
-    def rows(self) -> Rows:
-        """The rows, in order; DataError if the file changed since it was opened."""
+    def rows(self) -> TaskRows:
+        """Read the rows, in order; DataError if the file has changed since it was opened."""
         table = _table(self.store.read_checked(self.path, self.sha256), self.where)
-        rows = Rows(pa.table({role: table[column] for role, column in self.columns}), self.where)
+        rows = TaskRows(pa.table({role: table[column] for role, column in self.columns}), self.where)
         if self.split is None:
             return rows
         splits, (codes, values) = self.split, rows.codes("split")
@@ -161,9 +171,19 @@ def open_file(
     optional: Sequence[str] = (),
     split: str | None = None,
 ) -> TaskFile:
-    """The file with the columns of the first of `forms` (sets of roles) that it has whole, and of `optional` roles where they are there.
+    """Open a file with the columns of the first of `forms` (lists of roles) that it has completely.
 
-    DataError for a file that is missing, no Parquet, or of other columns; ConfigError for a role that the kind of task has not.
+    Args:
+        source: settings of the task.
+        store: store of the file.
+        path: its path.
+        forms: alternative lists of required roles.
+        optional: roles that are used if the file has them.
+        split: value of the split column of the rows to use, None for all.
+
+    Raises:
+        ConfigError: a role that this kind of task does not have, or one column for two roles.
+        DataError: the file is missing, not Parquet, or lacks columns.
     """
     known = list(dict.fromkeys([*(role for form in forms for role in form), *optional, "split"]))
     for role in source.columns:
@@ -174,50 +194,48 @@ def open_file(
     content = _content(store, path)
     names = _table(content, store.uri_of(path)).column_names
     column = {role: source.columns.get(role, role) for role in known}
-    whole = [form for form in forms if all(column[role] in names for role in form)]
-    named = [
-        role
-        for role in (*source.columns, *(["split"] if split is not None else []))
-        if column[role] not in names
-    ]
-    if named or not whole:
-        wanted = (
-            " or ".join(", ".join(column[role] for role in form) for form in forms)
-            if not named
-            else ", ".join(column[role] for role in named)
-        )
+    complete = [form for form in forms if all(column[role] in names for role in form)]
+    required = (*source.columns, *(["split"] if split is not None else []))
+    absent = [role for role in required if column[role] not in names]
+    if absent or not complete:
+        choices = [absent] if absent else forms
+        wanted = " or ".join(", ".join(column[role] for role in form) for form in choices)
         raise DataError(
             store.uri_of(path),
             f"the columns {wanted}",
             f"{', '.join(names) or '(none)'}",
-            "name the columns by role in `columns`",
+            "set the columns by role in `columns`",
         )
-    shared = [(role, other) for role, other in combinations(whole[0], 2) if column[role] == column[other]]
+    shared = [(role, other) for role, other in combinations(complete[0], 2) if column[role] == column[other]]
     if shared:
         role, other = shared[0]
         raise ConfigError(
             f"{source.uri}: columns",
-            "a column for each role",
+            "different columns for all roles",
             f"{column[role]!r} for {role} and for {other}",
-            "name another column",
+            "set another column",
         )
     extra = [role for role in optional if column[role] in names] + (["split"] if split is not None else [])
     return TaskFile(
         store,
         path,
         hashlib.sha256(content).hexdigest(),
-        tuple((role, column[role]) for role in dict.fromkeys([*whole[0], *extra])),
+        tuple((role, column[role]) for role in dict.fromkeys([*complete[0], *extra])),
         split,
     )
 
 
 def name_of(source: TaskSettings, path: str) -> str:
-    """The task's name: as set, else the file's."""
+    """Return the task's name from the settings, or that of its file."""
     return source.name or path.rpartition("/")[2].removesuffix(".parquet")
 
 
 def digest(kind: str, name: str, file: TaskFile, **options: Any) -> str:
-    """sha256 (hex) of what makes a score beside the vectors. The name is in its warnings, names the one subset, and says which splits are expected."""
+    """Return the sha256 (hex) of everything that changes a score except the vectors.
+
+    The name is part of it, because it is in warnings, names a single subset and determines the expected
+    splits.
+    """
     return digest_of({"kind": kind, "name": name, **file.content(), **options})
 
 
@@ -227,7 +245,9 @@ def _content(store: Store, path: str) -> bytes:
     except FileNotFoundError:
         raise DataError(store.uri_of(path), "a Parquet file", "no such file", "check the path") from None
     except IsADirectoryError:
-        raise DataError(store.uri_of(path), "a Parquet file", "a folder", "name the file in it") from None
+        raise DataError(
+            store.uri_of(path), "a Parquet file", "a folder", "use the path of a file in it"
+        ) from None
 
 
 def _table(content: bytes, where: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: how the similarity of two vectors goes with the score that people gave."""
+"""Semantic textual similarity: correlation of vector similarity with human scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +23,27 @@ AGGREGATIONS: tuple[Aggregation, ...] = ("all", "mean", "wmean")
 
 
 class StsOptions(RowOptions):
-    """Options of kind "sts"."""
+    """Options of tasks of kind "sts"."""
 
     low: float = Field(default=0.0)
-    """the lowest score that may occur; 1 for SICK"""
+    """lowest possible score; 1 for SICK"""
     high: float = Field(default=5.0)
-    """the highest score that may occur; scores that are 0 or 1 are within 0 to 5"""
+    """highest possible score"""
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Sentence pairs with a gold score, in the file's order. subset (n,) places in `names`."""
+class StsPairs:
+    """Sentence pairs with a gold score, in the order of the file.
+
+    Attributes:
+        left: n sentences.
+        right: n sentences.
+        gold: (n,) scores.
+        subset: (n,) indices into `names`.
+        names: names of the subsets.
+        dropped: number of pairs without a score.
+        missing: number of missing texts.
+    """
 
     left: list[str]
     right: list[str]
@@ -47,7 +57,10 @@ class Pairs:
 @TASKS.register("sts")
 @dataclass(frozen=True)
 class StsTask:
-    """Roles sentence1, sentence2, score; subset if there. Options: see StsOptions."""
+    """Correlation of similarity with human scores.
+
+    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions.
+    """
 
     kind: ClassVar[str] = "sts"
     name: str
@@ -78,11 +91,14 @@ class StsTask:
             high=self.options.high,
         )
 
-    def pairs(self) -> Pairs:
-        """The pairs that have a score; DataError for scores out of range, without any variance, or fewer than two."""
+    def pairs(self) -> StsPairs:
+        """Return the pairs with a score.
+
+        DataError for scores out of range, without variance, or fewer than two.
+        """
         rows = self.file.rows()
-        there = ~np.isnan(rows.numbers("score"))
-        kept = rows.take(there)
+        is_scored = ~np.isnan(rows.numbers("score"))
+        kept = rows.take(is_scored)
         gold, (subset, names) = (
             kept.numbers("score"),
             kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name]),
@@ -90,13 +106,13 @@ class StsTask:
         self._check(gold)
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
-        return Pairs(
+        return StsPairs(
             kept.texts("sentence1"),
             kept.texts("sentence2"),
             gold,
             subset,
             names,
-            int((~there).sum()),
+            int((~is_scored).sum()),
             kept.missing("sentence1", "sentence2"),
         )
 
@@ -109,18 +125,18 @@ class StsTask:
                 self.file.where,
                 f"scores from {low:g} to {high:g}",
                 found,
-                "mend the file, or set the options `low` and `high`",
+                "correct the file, or set the options `low` and `high`",
             )
         if len(gold) < 2:
             raise DataError(
-                self.file.where, "at least two pairs with a score", f"{len(gold)}", "give more pairs"
+                self.file.where, "at least two pairs with a score", f"{len(gold)}", "use more pairs"
             )
         if constant(gold):
             raise DataError(
                 self.file.where,
-                "scores that differ",
+                "at least two different scores",
                 f"{len(gold):,} pairs, all with {gold[0]:g}",
-                "give other pairs: no correlation is defined here",
+                "use other pairs; no correlation is defined for these",
             )
 
     def sentences(self) -> Sequence[str]:
@@ -132,15 +148,14 @@ class StsTask:
         x = vectors_of(vectors, [*pairs.left, *pairs.right], self.name)
         predicted = paired(self.similarity, x[: len(pairs.left)], x[len(pairs.left) :])
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
-        figures = _figures(evidence, pairs.names)
+        figures = _correlations(evidence, pairs.names)
         value = figures[f"Spearman {self.aggregation}"]
         if np.isnan(value):
-            remedy = "use evaluate.aggregation=all or larger subsets"
             raise DataError(
                 self.file.where,
-                f"a subset whose scores differ, for the aggregation {self.aggregation}",
+                f"a subset with different scores, for the aggregation {self.aggregation}",
                 f"none of {len(pairs.names)}",
-                remedy,
+                "use evaluate.aggregation=all or larger subsets",
             )
         facts = {
             "similarity": self.similarity,
@@ -158,20 +173,28 @@ class StsTask:
             metric, value, len(pairs.gold), defined, facts, self._warnings(pairs, predicted), evidence
         )
 
-    def _warnings(self, pairs: Pairs, predicted: np.ndarray) -> tuple[str, ...]:
+    def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> tuple[str, ...]:
         if constant(predicted):
-            return (
-                f"{self.name}: every pair has the same {self.similarity} similarity, {predicted[0] + 0.0:g}; correlations are given as 0",
-            )
+            value = f"{self.similarity} similarity, {predicted[0] + 0.0:g}"
+            return (f"{self.name}: every pair has the same {value}; correlations are given as 0",)
         parts = [
-            (name, predicted[pairs.subset == place], pairs.gold[pairs.subset == place])
-            for place, name in enumerate(pairs.names)
+            (name, predicted[pairs.subset == number], pairs.gold[pairs.subset == number])
+            for number, name in enumerate(pairs.names)
         ]
         flat = [name for name, ours, gold in parts if constant(ours) and not constant(gold)]
         undefined = [name for name, _, gold in parts if constant(gold)]
-        left_out = f"{self.name}: no correlation is defined in {', '.join(undefined)} (one pair, or one score for all); mean and wmean leave them out"
-        zero = f"{self.name}: every pair of {', '.join(flat)} has the same similarity; its correlation counts as 0"
-        return (*([left_out] if undefined else []), *([zero] if flat else []))
+        found = []
+        if undefined:
+            found.append(
+                f"{self.name}: no correlation is defined in {', '.join(undefined)} (one pair, or one "
+                "score for all); mean and wmean leave them out"
+            )
+        if flat:
+            found.append(
+                f"{self.name}: every pair of {', '.join(flat)} has the same similarity; "
+                "its correlation counts as 0"
+            )
+        return tuple(found)
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * aggregated(
@@ -179,15 +202,18 @@ class StsTask:
         )
 
 
-def _figures(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
-    """Both correlations x100 under every aggregation, and Spearman of every subset; nan where it is not defined."""
+def _correlations(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
+    """Compute both correlations times 100 for every aggregation, and Spearman of every subset.
+
+    Nan if undefined.
+    """
     correlations: dict[str, Correlation] = {"Spearman": spearman, "Pearson": pearson}
     whole = {
         f"{name} {how}": 100 * aggregated(correlate, evidence, how)
         for name, correlate in correlations.items()
         for how in AGGREGATIONS
     }
-    parts = [evidence["stratum"] == place for place in range(len(names))]
+    parts = [evidence["stratum"] == number for number in range(len(names))]
     return whole | {
         f"Spearman of {name}": 100
         * correlation(spearman, evidence["prediction"][part], evidence["gold"][part])
@@ -196,11 +222,19 @@ def _figures(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[s
 
 
 def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], how: Aggregation) -> float:
-    """One figure from subsets: a correlation over all pairs together, the subsets' mean, or their mean weighted by pairs. nan where none is defined."""
+    """Aggregate correlations over subsets; nan if undefined.
+
+    Args:
+        correlate: correlation of two samples.
+        evidence: "prediction", "gold" and "stratum" of the pairs.
+        how: "all" for one correlation over all pairs, "mean" for the mean of the subsets, "wmean" for their
+            mean weighted by
+            the number of pairs.
+    """
     predicted, gold, subset = evidence["prediction"], evidence["gold"], evidence["stratum"]
     if how == "all":
         return correlation(correlate, predicted, gold)
-    parts = [subset == place for place in np.unique(subset)]
+    parts = [subset == number for number in np.unique(subset)]
     found = np.array([correlation(correlate, predicted[part], gold[part]) for part in parts])
     defined = ~np.isnan(found)
     weights = np.array([part.sum() if how == "wmean" else 1 for part in parts])[defined]
@@ -208,7 +242,7 @@ def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], how: 
 
 
 def correlation(correlate: Correlation, predicted: np.ndarray, gold: np.ndarray) -> float:
-    """0 for constant predictions, which know nothing of the gold scores; nan where the gold scores are constant."""
+    """Compute a correlation: 0 for constant predictions, nan for constant gold scores."""
     if constant(gold):
         return float("nan")
     return 0.0 if constant(predicted) else correlate(predicted, gold)

@@ -1,4 +1,4 @@
-"""Which tasks a job asks for: those of a folder by name or group, and one's own. What is not there is named, and no average hides it."""
+"""Selection of tasks by name or group, and averages over published groups; missing tasks are reported."""
 
 import difflib
 import os
@@ -7,36 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate import TASKS, Score, Task
+from pipeline.evaluate import TASKS, EvaluationTask, Score
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
-STS = (
-    "STS12",
-    "STS13",
-    "STS14",
-    "STS15",
-    "STS16",
-    "STSB-test",
-    "SICK-R",
-)  # the seven that published averages are over
-TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")  # likewise
+# The seven tasks of published averages.
+STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICK-R")
+TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 GROUPS: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "stsb-multi": (),
     "senteval": ("MR", "CR", "SUBJ", "MPQA", "SST2", "SST5", "TREC", "MRPC"),
 }
 
-_FOLDERS = {"sts": "sts", "stsb-multi": "sts", "senteval": "transfer"}  # folder: kind of its tasks
-_SINGLE = ("STSB-train", "STSB-dev", "SICK-R-train", "SICK-R-trial")  # known, and in no group
-_FILES = {"SICK-R": ("SICK-R", "SICK-R-test")}  # where a task's file may bear another name
+_FOLDERS = {"sts": "sts", "stsb-multi": "sts", "senteval": "transfer"}  # folder -> kind of its tasks
+_SINGLE = ("STSB-train", "STSB-dev", "SICK-R-train", "SICK-R-trial")  # known tasks that are in no group
+_FILES = {"SICK-R": ("SICK-R", "SICK-R-test")}  # alternative file names of a task
 _TRANSLATED = re.compile("STSB-[a-z]{2,3}(-[A-Za-z]+)?-(train|dev|test)")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A task that was asked for and is not there."""
+    """Requested task whose file is missing."""
 
     name: str
     reason: str
@@ -44,15 +37,22 @@ class Missing:
 
 @dataclass(frozen=True)
 class Selection:
-    """The tasks of a job, names distinct, and what is missing."""
+    """Tasks of a job, with distinct names, and the missing ones."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[EvaluationTask, ...]
     missing: tuple[Missing, ...]
 
 
 @dataclass(frozen=True)
-class Average:
-    """The unweighted mean of several tasks' values. label: "Avg. (...)" for all members of a published average, scored by its protocol; else "mean of ..."."""
+class TaskAverage:
+    """Unweighted mean of the values of several tasks.
+
+    Attributes:
+        label: "Avg. (...)" for all tasks of a published average with its protocol; else "mean of ...".
+        value: the mean.
+        members: names of the tasks.
+        complete: True for a published average.
+    """
 
     label: str
     value: float
@@ -61,70 +61,73 @@ class Average:
 
 
 def select_tasks(settings: EvaluateSettings) -> Selection:
-    """Tasks of `evaluate.names` in the folder `evaluate.tasks`, then those of `evaluate.own`.
+    """Return the tasks `evaluate.names` of the folder `evaluate.tasks`, then those of `evaluate.own`.
 
-    ConfigError for an unknown name or two tasks of one name; DataError for a folder of another layout, for a file that is not what its kind needs, or if nothing
-    asked for is there.
+    Raises:
+        ConfigError: an unknown name, or two tasks with one name.
+        DataError: a folder of another layout, an unsuitable file, or no task at all.
     """
     found, missing = (
         _of_folder(settings, open_store(settings.tasks)) if settings.tasks is not None else ([], [])
     )
     tasks = [*found, *(own_task(source, settings) for source in settings.own)]
     names = [task.name for task in tasks]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             "evaluate.own",
             "tasks of different names",
-            f"{', '.join(twice)} more than once",
-            "give each a `name`",
+            f"{', '.join(repeated)} more than once",
+            "set a different `name` for each",
         )
     if settings.tasks is not None and not settings.names and not settings.own:
         raise ConfigError(
             "evaluate.names",
             "names of tasks or of groups",
             "none",
-            "name some, such as sts, or leave evaluate.tasks out",
+            "set evaluate.names, for example to sts, or leave evaluate.tasks out",
         )
     if not tasks and missing:
         raise DataError(
             f"evaluate.tasks: {settings.tasks}",
             f"at least one of {', '.join(each.name for each in missing)}",
             "none",
-            "set evaluate.names to what is there",
+            "set evaluate.names to tasks of the folder",
         )
     return Selection(tuple(tasks), tuple(missing))
 
 
-def own_task(source: TaskSettings, settings: EvaluateSettings) -> Task:
-    """The task over the file at `source.uri`."""
+def own_task(source: TaskSettings, settings: EvaluateSettings) -> EvaluationTask:
+    """Return the task for the file at `source.uri`."""
     folder, name = os.path.split(source.uri) if "://" not in source.uri else source.uri.rsplit("/", 1)
     if not name:
         raise DataError(
             f"evaluate.own: uri {source.uri!r}",
             "a Parquet file",
             "a folder" if folder else "nothing",
-            "name the file",
+            "use the path of a file",
         )
     return TASKS[source.kind].of(source, open_store(folder or "."), name, settings)
 
 
-def averages(scores: Mapping[str, Score]) -> tuple[Average, ...]:
-    """Of the STS tasks and of the transfer tasks among `scores` (by task name), where there are at least two of either."""
+def averages(scores: Mapping[str, Score]) -> tuple[TaskAverage, ...]:
+    """Average the STS tasks and the transfer tasks among `scores` (by task name), if at least two exist."""
     found = (_average([name for name in group if name in scores], group, scores) for group in (STS, TRANSFER))
     return tuple(each for each in found if each is not None)
 
 
-def _average(there: Sequence[str], group: Sequence[str], scores: Mapping[str, Score]) -> Average | None:
-    if len(there) < 2:
+def _average(present: Sequence[str], group: Sequence[str], scores: Mapping[str, Score]) -> TaskAverage | None:
+    if len(present) < 2:
         return None
-    complete = len(there) == len(group) and not any(
-        scores[name].facts.get("missing_splits") for name in there
+    complete = len(present) == len(group) and not any(
+        scores[name].facts.get("missing_splits") for name in present
     )
-    label = f"Avg. ({', '.join(there)})" if complete else f"mean of {', '.join(there)}"
-    return Average(label, sum(scores[name].value for name in there) / len(there), tuple(there), complete)
+    label = f"Avg. ({', '.join(present)})" if complete else f"mean of {', '.join(present)}"
+    return TaskAverage(
+        label, sum(scores[name].value for name in present) / len(present), tuple(present), complete
+    )
 
 
-def _of_folder(settings: EvaluateSettings, store: Store) -> tuple[list[Task], list[Missing]]:
+def _of_folder(settings: EvaluateSettings, store: Store) -> tuple[list[EvaluationTask], list[Missing]]:
     files = _files(store)
     tasks, missing = [], []
     for name in dict.fromkeys(each for wanted in settings.names for each in _names(wanted, files)):
@@ -137,7 +140,7 @@ def _of_folder(settings: EvaluateSettings, store: Store) -> tuple[list[Task], li
 
 
 def _files(store: Store) -> dict[str, str]:
-    """Path by name of every task file; DataError where the folder holds none."""
+    """Return the path of every task file by name; DataError if the folder has none."""
     paths = [
         entry.path
         for folder in _FOLDERS
@@ -155,7 +158,7 @@ def _files(store: Store) -> dict[str, str]:
 
 
 def _names(wanted: str, files: Mapping[str, str]) -> Sequence[str]:
-    """The tasks that a name or a group means."""
+    """Return the tasks of a name or a group."""
     if wanted == "stsb-multi":
         return [stem for stem, path in files.items() if path.startswith("stsb-multi/")] or [wanted]
     if wanted in GROUPS:
@@ -171,23 +174,19 @@ def _names(wanted: str, files: Mapping[str, str]) -> Sequence[str]:
 
 
 def _expected(name: str) -> str:
-    """The file that a missing task would be in."""
-    folder = (
-        "senteval"
-        if name in GROUPS["senteval"]
-        else "stsb-multi"
-        if name == "stsb-multi" or _TRANSLATED.fullmatch(name)
-        else "sts"
-    )
+    """Return the file that a missing task would have."""
+    folder = "sts"
+    if name in GROUPS["senteval"]:
+        folder = "senteval"
+    elif name == "stsb-multi" or _TRANSLATED.fullmatch(name):
+        folder = "stsb-multi"
     stems = ("NAME",) if name == "stsb-multi" else _FILES.get(name, (name,))
     return " or ".join(f"{folder}/{stem}.parquet" for stem in stems)
 
 
-def _task(name: str, path: str, store: Store, settings: EvaluateSettings) -> Task:
+def _task(name: str, path: str, store: Store, settings: EvaluateSettings) -> EvaluationTask:
     kind = _FOLDERS[path.partition("/")[0]]
-    low: dict[str, float | int | str | bool] = (
-        {"low": 1} if name.startswith("SICK-R") else {}
-    )  # people scored it from 1 to 5
-    return TASKS[kind].of(
-        TaskSettings(kind=kind, uri=store.uri_of(path), name=name, options=low), store, path, settings
-    )
+    # SICK-R has scores from 1 to 5.
+    options: dict[str, float | int | str | bool] = {"low": 1} if name.startswith("SICK-R") else {}
+    source = TaskSettings(kind=kind, uri=store.uri_of(path), name=name, options=options)
+    return TASKS[kind].of(source, store, path, settings)

@@ -1,4 +1,4 @@
-"""Triplets: is the anchor more like its positive than its negative? Wikipedia sections (Ein Dor et al. 2018) are such a set."""
+"""Triplets: whether the anchor is more similar to its positive than to its negative (Ein Dor et al. 2018)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,11 @@ ROLES = ("anchor", "positive", "negative")
 @TASKS.register("triplets")
 @dataclass(frozen=True)
 class TripletsTask:
-    """Roles anchor, positive, negative. The value is the share of triplets whose positive is strictly nearer; a tie counts as wrong. Options: split."""
+    """Accuracy of triplets.
+
+    Roles: anchor, positive, negative. The value is the proportion of triplets whose positive is strictly
+    nearer; ties count as wrong. Options: split.
+    """
 
     kind: ClassVar[str] = "triplets"
     name: str
@@ -33,7 +37,7 @@ class TripletsTask:
         file = open_file(source, store, path, [ROLES], split=options.split)
         task = cls(name_of(source, path), file, settings.similarity)
         if not task.sentences():
-            raise DataError(file.where, "at least one triplet", "none", "give triplets")
+            raise DataError(file.where, "at least one triplet", "none", "use a file with triplets")
         return task
 
     @property
@@ -55,18 +59,17 @@ class TripletsTask:
             "ties_count_as": "wrong",
             "missing_texts": rows.missing(*ROLES),
         }
-        warning = (
-            (f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong",)
-            if ties
-            else ()
-        )
+        warnings: tuple[str, ...] = ()
+        if ties:
+            counts = f"{ties:,} of {len(rows):,} triplets"
+            warnings = (f"{self.name}: {counts} have equal similarities and count as wrong",)
         return Score(
             f"accuracy x100, {self.similarity}",
             100 * float(right.mean()),
             len(rows),
             {"mean margin": float(margin.mean())},
             facts,
-            warning,
+            warnings,
             {"right": right},
         )
 

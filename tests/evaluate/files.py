@@ -1,4 +1,4 @@
-"""Task files on disk, vectors that are looked up, and the same vectors for the evaluators of sentence-transformers."""
+"""Task files, look-up vectors, and the same vectors for the evaluators of sentence-transformers."""
 
 import importlib
 import warnings
@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.evaluate import TASKS, Task
+from pipeline.evaluate import TASKS, EvaluationTask, Score
+from pipeline.evaluate.bootstrap import BootstrapInterval, interval, statistics
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.store import open_store
 
 
 def save(file: Path, columns: Mapping[str, Any]) -> Path:
-    """A Parquet file of these columns."""
+    """Write a Parquet file with these columns."""
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
         pa.table(
@@ -33,8 +34,8 @@ def save(file: Path, columns: Mapping[str, Any]) -> Path:
     return file
 
 
-def task_of(kind: str, file: Path, settings: EvaluateSettings | None = None, **source: Any) -> Task:
-    """The task over that file."""
+def task_of(kind: str, file: Path, settings: EvaluateSettings | None = None, **source: Any) -> EvaluationTask:
+    """Open the task of a file."""
     return TASKS[kind].of(
         TaskSettings(kind=kind, uri=str(file), **source),
         open_store(file.parent),
@@ -44,12 +45,12 @@ def task_of(kind: str, file: Path, settings: EvaluateSettings | None = None, **s
 
 
 def looked_up(table: Mapping[str, Sequence[float]]) -> Callable[[Sequence[str]], np.ndarray]:
-    """Vectors by text."""
+    """Return a function that looks vectors up by text."""
     return lambda sentences: np.array([table[sentence] for sentence in sentences], np.float32)
 
 
 def drawn(dim: int = 8, seed: int = 0) -> Callable[[Sequence[str]], np.ndarray]:
-    """A random vector for every distinct text, the same at every call."""
+    """Return a function with a fixed random vector per distinct text."""
     known: dict[str, np.ndarray] = {}
     rng = np.random.default_rng(seed)
 
@@ -64,7 +65,7 @@ def drawn(dim: int = 8, seed: int = 0) -> Callable[[Sequence[str]], np.ndarray]:
 
 @dataclass
 class Peer:
-    """What an evaluator of sentence-transformers asks of a model, over the same vectors."""
+    """Model interface of sentence-transformers over the same vectors."""
 
     vectors: Callable[[Sequence[str]], np.ndarray]
     similarity_fn_name: str = "cosine"
@@ -85,7 +86,20 @@ class Peer:
 
 
 def peer_evaluators() -> ModuleType:
-    """The evaluators of the installed sentence-transformers."""
+    """Return the evaluators of the installed sentence-transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return importlib.import_module("sentence_transformers.evaluation")
+
+
+def value_interval(task: EvaluationTask, score: Score, resamples: int, seed: int) -> BootstrapInterval | None:
+    """Bootstrap interval of one candidate's value."""
+    return interval(score.value, statistics(task, score.evidence, resamples, seed))
+
+
+def difference_interval(
+    task: EvaluationTask, first: Score, second: Score, resamples: int, seed: int
+) -> BootstrapInterval | None:
+    """Bootstrap interval of second - first on the same resamples."""
+    values = [statistics(task, score.evidence, resamples, seed) for score in (first, second)]
+    return interval(second.value - first.value, values[1] - values[0])

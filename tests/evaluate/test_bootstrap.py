@@ -1,4 +1,4 @@
-"""Intervals against theory and scipy's bootstrap; the same resamples for both candidates; strata keep their size."""
+"""Bootstrap intervals match theory and scipy; candidates share resamples, and strata keep their size."""
 
 from pathlib import Path
 
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.errors import Defect
 from pipeline.evaluate import Score
-from pipeline.evaluate.bootstrap import difference_interval, resampled, value_interval
+from pipeline.evaluate.bootstrap import interval, resampled, statistics
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import drawn, save, task_of
+from tests.evaluate.files import difference_interval, drawn, save, task_of, value_interval
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +18,13 @@ def task(tmp_path_factory):
     return task_of("triplets", save(tmp_path_factory.mktemp("tasks") / "t.parquet", columns))
 
 
-def shares(right: np.ndarray) -> Score:
+def accuracy(right: np.ndarray) -> Score:
     return Score("accuracy x100", 100 * right.mean(), len(right), evidence={"right": right})
 
 
-def test_the_interval_of_a_share_is_the_binomial_one(task):
+def test_the_interval_of_a_proportion_is_binomial(task):
     right = np.arange(400) % 4 > 0
-    found = value_interval(task, shares(right), 4_000, seed=1)
+    found = value_interval(task, accuracy(right), 4_000, seed=1)
     spread = 100 * np.sqrt(0.75 * 0.25 / 400)
     assert found is not None
     assert (found.value, found.resamples) == (75.0, 4_000)
@@ -38,21 +37,23 @@ def test_the_interval_of_a_share_is_the_binomial_one(task):
 
 
 def test_a_difference_is_paired(task):
-    """Two candidates that err on almost the same rows: the unpaired intervals overlap, the paired one is narrow."""
+    """Use two candidates with almost the same errors: the paired interval is narrow, although the others
+    overlap.
+    """
     first = np.arange(400) % 4 > 0
     second = first | (np.arange(400) % 16 == 0)
-    found = difference_interval(task, shares(first), shares(second), 1_000, seed=1)
+    found = difference_interval(task, accuracy(first), accuracy(second), 1_000, seed=1)
     assert found is not None
     assert found.value == pytest.approx(6.25)
     assert found.excludes_zero
     assert found.high - found.low < 5
-    same = difference_interval(task, shares(first), shares(first), 100, seed=1)
+    same = difference_interval(task, accuracy(first), accuracy(first), 100, seed=1)
     assert same is not None
     assert (same.low, same.high, same.excludes_zero) == (0, 0, False)
 
 
 def test_equal_seeds_give_equal_intervals(task):
-    score = shares(np.arange(400) % 3 > 0)
+    score = accuracy(np.arange(400) % 3 > 0)
     assert value_interval(task, score, 50, seed=3) == value_interval(task, score, 50, seed=3)
     assert value_interval(task, score, 50, seed=3) != value_interval(task, score, 50, seed=4)
 
@@ -63,17 +64,11 @@ def test_a_resample_keeps_the_size_of_each_stratum():
         assert sorted(strata[rows]) == sorted(strata)
 
 
-def test_no_resamples_and_no_evidence_give_no_interval(task):
-    assert value_interval(task, shares(np.ones(4)), 0, seed=0) is None
-    assert value_interval(task, Score("hits", 1.0, 3), 10, seed=0) is None
+def test_without_resamples_there_is_no_interval(task):
+    assert interval(100.0, statistics(task, accuracy(np.ones(4)).evidence, 0, seed=0)) is None
 
 
-def test_scores_of_other_rows_are_a_defect(task):
-    with pytest.raises(Defect, match="two scores of the same rows"):
-        difference_interval(task, shares(np.ones(4)), shares(np.ones(5)), 10, seed=0)
-
-
-def test_the_interval_of_three_thousand_pairs_in_five_subsets_holds_the_score(tmp_path: Path):
+def test_the_interval_of_many_pairs_in_subsets_contains_the_score(tmp_path: Path):
     rng = np.random.default_rng(0)
     columns = {
         "subset": [f"s{i % 5}" for i in range(3_000)],

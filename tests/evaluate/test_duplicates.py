@@ -1,4 +1,4 @@
-"""Duplicate mining against sentence-transformers and against all pairs, whatever the size of a block."""
+"""Duplicate mining matches sentence-transformers and all pairs, for any block size."""
 
 from itertools import combinations
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.evaluate import ranks
-from pipeline.evaluate.ranks import most_alike
+from pipeline.evaluate.ranks import most_similar
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, drawn, peer_evaluators, save, task_of
 
@@ -38,7 +38,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
 
 @pytest.mark.parametrize("block", [1, 200, 1 << 24])
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-def test_mined_pairs_are_the_most_similar_of_all(
+def test_mined_pairs_are_the_most_similar_of_all_pairs(
     monkeypatch: pytest.MonkeyPatch, similarity: str, block: int
 ):
     monkeypatch.setattr(ranks, "BLOCK", block)
@@ -50,15 +50,15 @@ def test_mined_pairs_are_the_most_similar_of_all(
     }
     expected = sorted(nearness, key=lambda pair: -nearness[pair])[:50]
     bound = nearness[expected[20]] - 1e-6
-    mined = most_alike(similarity, x, 39, 50, (bound,))
-    assert [tuple(pair) for pair in mined.places.tolist()] == expected
+    mined = most_similar(similarity, x, 39, 50, (bound,))
+    assert [tuple(pair) for pair in mined.indices.tolist()] == expected
     np.testing.assert_allclose(mined.similarity, [nearness[pair] for pair in expected], atol=1e-5)
     assert mined.above.tolist() == [21]
 
 
-def test_only_the_nearest_of_every_text_are_looked_at():
+def test_only_the_nearest_neighbours_are_compared():
     x = np.array([[1, 0], [1, 0.01], [1, 0.02], [0, 1]], np.float32)
-    assert {tuple(pair) for pair in most_alike("cosine", x, 1, 10).places.tolist()} == {
+    assert {tuple(pair) for pair in most_similar("cosine", x, 1, 10).indices.tolist()} == {
         (0, 1),
         (1, 2),
         (2, 3),
@@ -74,7 +74,7 @@ def test_texts_of_one_group_are_duplicates(tmp_path: Path):
     assert task.score(drawn()).facts["gold_pairs"] == 3
 
 
-def test_without_gold_the_pairs_are_counted_and_shown(tmp_path: Path):
+def test_without_gold_pairs_are_counted_and_listed(tmp_path: Path):
     file = save(tmp_path / "texts.parquet", {"text": [f"t{i}" for i in range(30)]})
     vectors = drawn(3)
     score = task_of("duplicates", file, options={"threshold": 0.85}).score(vectors)
@@ -92,7 +92,7 @@ def test_without_gold_the_pairs_are_counted_and_shown(tmp_path: Path):
     assert list(distances.figures) == ["pairs of at least -1"]
 
 
-def test_texts_that_cannot_be_mined_are_refused(tmp_path: Path):
+def test_unsuitable_texts_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="at least two different texts, found 1"):
         task_of("duplicates", save(tmp_path / "one.parquet", {"text": ["a", "a"]}))
     with pytest.raises(DataError, match="two different texts that are duplicates"):

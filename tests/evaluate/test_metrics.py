@@ -1,4 +1,4 @@
-"""Ranking and classification figures against scikit-learn, sentence-transformers' own definitions and counting by hand."""
+"""Metrics match scikit-learn, sentence-transformers and counting by hand."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def sample(seed: int, *, ties: bool) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_average_precision_and_area_equal_scikit_learn(seed: int, ties: bool):
+def test_average_precision_and_auc_match_scikit_learn(seed: int, ties: bool):
     predicted, positive = sample(seed, ties=ties)
     assert average_precision(predicted, positive) == pytest.approx(
         average_precision_score(positive, predicted), abs=1e-12
@@ -35,7 +35,7 @@ def test_average_precision_and_area_equal_scikit_learn(seed: int, ties: bool):
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30))
-def test_no_threshold_does_better_than_the_best(rows: list[tuple[int, bool]]):
+def test_no_threshold_is_better_than_the_best_one(rows: list[tuple[int, bool]]):
     predicted, positive = np.array([float(p) for p, _ in rows]), np.array([label for _, label in rows])
     cuts = [*np.unique(predicted), np.inf]
     accuracy = best_accuracy(predicted, positive)
@@ -49,28 +49,28 @@ def test_no_threshold_does_better_than_the_best(rows: list[tuple[int, bool]]):
         assert f1_score(positive, predicted >= f1.threshold) == pytest.approx(f1.value)
 
 
-def test_a_threshold_lies_between_the_two_predictions_that_it_parts():
+def test_a_threshold_is_half_way_between_predictions():
     cut = best_accuracy(np.array([0.9, 0.8, 0.3]), np.array([True, True, False]))
     assert (cut.value, cut.threshold, cut.precision, cut.recall) == (1.0, pytest.approx(0.55), 1.0, 1.0)
     neighbours = np.array([np.nextafter(0.5, 1), 0.5])
     assert best_accuracy(neighbours, np.array([True, False])).threshold == neighbours[0]
 
 
-def test_positives_that_were_not_found_count():
+def test_missed_positives_count():
     predicted, positive = np.array([3.0, 2, 1]), np.array([True, False, True])
     assert average_precision(predicted, positive, positives=4) == pytest.approx((1 + 2 / 3) / 4)
     assert best_f1(predicted, positive, positives=4).value == pytest.approx(2 * 2 / (3 + 4))
     assert best_f1(predicted, positive, positives=4).recall == 0.5
 
 
-def test_ranks_by_hand():
+def test_metrics_of_ranks_match_a_hand_computation():
     ranks = [np.array([1]), np.array([3, 12]), np.array([50])]
     np.testing.assert_allclose(recall_at(ranks, 10), [1, 0.5, 0])
     np.testing.assert_allclose(reciprocal_rank(ranks), [1, 1 / 3, 1 / 50])
     np.testing.assert_allclose(ndcg_at(ranks, 10), [1, 0.5 / (1 + 1 / np.log2(3)), 0])
 
 
-def test_ndcg_equals_scikit_learn():
+def test_ndcg_matches_scikit_learn():
     rng = np.random.default_rng(0)
     gains, scores = rng.random((20, 40)) < 0.2, rng.normal(size=(20, 40))
     gains[:, 0] = True

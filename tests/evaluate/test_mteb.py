@@ -1,4 +1,4 @@
-"""The adapter inside the installed mteb, on tasks made of local data: no network, and the same figures as our own tasks."""
+"""The adapter for mteb gives the scores of our tasks on local data."""
 
 import sys
 from itertools import combinations
@@ -33,7 +33,7 @@ SENTENCES = (
 
 
 def pairs() -> dict[str, list[Any]]:
-    """Every two sentences, and a score without ties: a tie of cosines in one arithmetic need not be one in another."""
+    """Return all pairs of sentences with distinct scores, because implementations treat ties differently."""
     left, right = zip(*combinations(SENTENCES, 2), strict=True)
     return {
         "sentence1": list(left),
@@ -43,7 +43,7 @@ def pairs() -> dict[str, list[Any]]:
 
 
 class LocalPairs(AbsTaskSTS):
-    """An STS task whose rows are at hand."""
+    """STS task with local rows."""
 
     metadata = TaskMetadata(
         name="LocalPairs",
@@ -71,13 +71,13 @@ class LocalPairs(AbsTaskSTS):
         self.dataset, self.data_loaded = DatasetDict({"test": Dataset.from_dict(pairs())}), True
 
 
-def turned(vectors: np.ndarray) -> np.ndarray:
-    """A transform that changes cosines."""
+def transformed(vectors: np.ndarray) -> np.ndarray:
+    """Apply a transform that changes cosines."""
     return (vectors[:, :64] - 0.02).astype(np.float32)
 
 
-@pytest.mark.parametrize("transform", [None, turned])
-def test_figures_inside_mteb_equal_those_of_our_task(tmp_path: Path, minilm, transform):
+@pytest.mark.parametrize("transform", [None, transformed])
+def test_scores_in_mteb_equal_those_of_our_task(tmp_path: Path, minilm, transform):
     found = mteb.evaluate(
         mteb_model(minilm, transform), LocalPairs(), cache=None, show_progress_bar=False, co2_tracker=False
     )
@@ -90,7 +90,7 @@ def test_figures_inside_mteb_equal_those_of_our_task(tmp_path: Path, minilm, tra
     assert ours.figures["Pearson all"] / 100 == pytest.approx(theirs["cosine_pearson"], abs=1e-6)
 
 
-def test_the_model_is_an_encoder_in_the_eyes_of_mteb_and_says_what_it_is(minilm):
+def test_the_model_implements_mtebs_protocol(minilm):
     model = mteb_model(minilm, name="ours/minilm")
     assert isinstance(model, EncoderProtocol)
     meta = model.mteb_model_meta
@@ -125,7 +125,7 @@ def test_similarities_are_cosines():
     np.testing.assert_allclose(model.similarity_pairwise(x, y), [0, 1], atol=1e-6)
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, minilm):
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, minilm):
     monkeypatch.setitem(sys.modules, "mteb", None)
     with pytest.raises(ConfigError, match="manta-embeddings\\[bench\\]"):
         mteb_model(minilm)

@@ -1,4 +1,4 @@
-"""Pair classification against sentence-transformers, and what is refused."""
+"""Pair classification matches sentence-transformers; unsuitable labels are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
     )(Peer(vectors))
     for ours, theirs in (("average precision", "ap"), ("accuracy", "accuracy"), ("F1", "f1")):
         assert score.figures[ours] == pytest.approx(100 * found[f"{similarity}_{theirs}"], abs=1e-3)
-    sign = -1 if similarity == "euclidean" else 1  # theirs is a distance there
+    sign = -1 if similarity == "euclidean" else 1  # sentence-transformers uses the distance
     assert sign * score.facts["threshold_f1"] == pytest.approx(found[f"{similarity}_f1_threshold"], abs=1e-5)
     assert sign * score.facts["threshold_accuracy"] == pytest.approx(
         found[f"{similarity}_accuracy_threshold"], abs=1e-5
@@ -41,15 +41,15 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"),
+    ("labels", "message"),
     [
         ([1] * 90, "one class only: 90 of 90 are 1"),
         ([0] * 89 + [None], "one class only: 0 of 89"),
         ([2] + [0, 1] * 44 + [1], "0 or 1 in 'label', found 1 other"),
     ],
 )
-def test_unusable_labels_are_refused(tmp_path: Path, labels: list[int | None], words: str):
-    with pytest.raises(DataError, match=words):
+def test_unusable_labels_are_refused(tmp_path: Path, labels: list[int | None], message: str):
+    with pytest.raises(DataError, match=message):
         task_of("pairs", labelled(tmp_path, label=labels))
 
 

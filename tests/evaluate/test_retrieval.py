@@ -1,4 +1,4 @@
-"""Retrieval against sentence-transformers and brute force, whatever the size of a block."""
+"""Retrieval matches sentence-transformers and brute force, for any block size."""
 
 from pathlib import Path
 
@@ -7,21 +7,21 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.evaluate import ranks
-from pipeline.evaluate.ranks import Relevant, relevant_ranks
+from pipeline.evaluate.ranks import RelevantTargets, relevant_ranks
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
 
 
-def asked(folder: Path) -> Path:
-    """40 rows: some queries have several positives, some positives several queries."""
+def retrieval_file(folder: Path) -> Path:
+    """Write 40 rows: some queries have several positives, some positives several queries."""
     return save(
-        folder / "asked.parquet",
+        folder / "retrieval_file.parquet",
         {"query": [f"q{i % 25}" for i in range(40)], "positive": [f"p{i % 30}" for i in range(40)]},
     )
 
 
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
-    task, vectors = task_of("retrieval", asked(tmp_path)), drawn()
+    task, vectors = task_of("retrieval", retrieval_file(tmp_path)), drawn()
     score = task.score(vectors)
     relevant: dict[str, set[str]] = {}
     for i in range(40):
@@ -54,12 +54,12 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
 
 @pytest.mark.parametrize("similarity", ["cosine", "angular", "euclidean", "dot"])
 @pytest.mark.parametrize("block", [1, 100, 1 << 24])
-def test_ranks_equal_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similarity: str, block: int):
+def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similarity: str, block: int):
     monkeypatch.setattr(ranks, "BLOCK", block)
     rng = np.random.default_rng(0)
     x, groups = rng.normal(size=(30, 5)).astype(np.float32), rng.integers(0, 4, 30)
     members = [np.flatnonzero(groups == group) for group in groups]
-    found = relevant_ranks(similarity, x, x, Relevant(members, np.arange(30)))
+    found = relevant_ranks(similarity, x, x, RelevantTargets(members, np.arange(30)))
     y = x.astype(np.float64) / (
         np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1
     )
@@ -70,20 +70,20 @@ def test_ranks_equal_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
         assert found[row].tolist() == expected
 
 
-def test_a_text_finds_its_group_and_not_itself(tmp_path: Path):
+def test_texts_search_their_group_but_not_themselves(tmp_path: Path):
     file = save(
         tmp_path / "groups.parquet", {"text": ["a", "b", "c", "d", "e"], "group": ["x", "x", "y", "y", None]}
     )
     vectors = looked_up({"a": [1, 0], "b": [1, 0.1], "c": [0, 1], "d": [-1, 0.2], "e": [0.1, 1]})
     score = task_of("retrieval", file, options={"k": 3}).score(vectors)
-    assert score.count == 4  # e has no group: it is found, and asks nothing
+    assert score.count == 4  # e has no group: it is a target but not a query
     assert score.metric == "nDCG@3 x100, cosine"
     # a and b find each other first, and d finds c first; c has e before d
     np.testing.assert_allclose(score.evidence["gain"], [1, 1, 1 / np.log2(3), 1], atol=1e-6)
 
 
-def test_equal_vectors_count_against(tmp_path: Path):
-    score = task_of("retrieval", asked(tmp_path)).score(
+def test_ties_count_against(tmp_path: Path):
+    score = task_of("retrieval", retrieval_file(tmp_path)).score(
         lambda sentences: np.ones((len(sentences), 3), np.float32)
     )
     assert score.figures["recall@1"] == 0
@@ -91,7 +91,7 @@ def test_equal_vectors_count_against(tmp_path: Path):
 
 
 def test_queries_can_be_sampled_by_seed(tmp_path: Path):
-    file = asked(tmp_path)
+    file = retrieval_file(tmp_path)
     first, again, other = (
         task_of("retrieval", file, EvaluateSettings(seed=seed), options={"queries": 5}) for seed in (1, 1, 2)
     )
@@ -100,12 +100,12 @@ def test_queries_can_be_sampled_by_seed(tmp_path: Path):
     assert first.digest == again.digest != other.digest
 
 
-def test_files_without_anything_to_find_are_refused(tmp_path: Path):
+def test_files_without_relevant_targets_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="no text shares its group"):
         task_of("retrieval", save(tmp_path / "alone.parquet", {"text": ["a", "b"], "group": [1, 2]}))
     with pytest.raises(DataError, match="columns query, positive or text, group, found text"):
         task_of("retrieval", save(tmp_path / "text.parquet", {"text": ["a", "b"]}))
-    with pytest.raises(DataError, match="something to find, found no rows"):
+    with pytest.raises(DataError, match="queries with relevant targets, found no rows"):
         task_of(
             "retrieval",
             save(tmp_path / "none.parquet", {"query": np.array([], str), "positive": np.array([], str)}),

@@ -1,4 +1,4 @@
-"""Similarities against closed forms, and the block-wise form against the paired one."""
+"""Similarities match closed forms, and the block-wise form matches the paired one."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from pipeline.evaluate.similarity import crossed, paired, prepared, vectors_of
 KINDS = ("cosine", "angular", "euclidean", "dot")
 
 
-def test_angular_similarity_by_hand():
+def test_angular_similarity_matches_a_hand_computation():
     left = np.array([[1, 0], [1, 0], [0.1, 0.3], [1, 2]], np.float32)
     right = np.array([[0, 1], [1, 1], [0.1, 0.3], [-1, -2]], np.float32)
     np.testing.assert_allclose(paired("angular", left, right), [0.5, 0.75, 1.0, 0.0], atol=1e-6)
 
 
-def test_angular_similarity_of_equal_vectors_is_a_number():
+def test_angular_similarity_of_equal_vectors_is_finite():
     x = np.random.default_rng(0).normal(size=(2_000, 7)).astype(np.float32)
     for found in (
         paired("angular", x, x),
@@ -39,7 +39,7 @@ def test_cosine_with_a_zero_vector_is_0():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_pair_of_the_crossed_form_equals_the_paired_form(kind: str):
+def test_the_crossed_form_matches_the_paired_form(kind: str):
     rng = np.random.default_rng(1)
     left, right = (
         rng.normal(size=(5, 16)).astype(np.float32),
@@ -55,9 +55,9 @@ def test_euclidean_is_minus_the_distance():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [(np.ones((1, 2)), "one vector for each of 2"), (np.array([[1, 2], [np.nan, 1]]), "first for 'b'")],
+    ("given", "message"),
+    [(np.ones((1, 2)), "one vector per sentence, for 2"), (np.array([[1, 2], [np.nan, 1]]), "first for 'b'")],
 )
-def test_vectors_that_cannot_be_scored_are_refused(given: np.ndarray, words: str):
-    with pytest.raises(ModelError, match=words):
+def test_invalid_vectors_are_refused(given: np.ndarray, message: str):
+    with pytest.raises(ModelError, match=message):
         vectors_of(lambda _: given, ["a", "b"], "STS12")

@@ -1,11 +1,11 @@
-"""Both solvers: the convex one against scikit-learn, the other against plain torch and against what early stopping promises."""
+"""Lbfgs matches scikit-learn; Sgd matches plain torch, and stops early."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.evaluate.solvers import sgd, solver_of
+from pipeline.evaluate.solvers import build_solver, sgd
 from pipeline.evaluate.solvers.logistic import Lbfgs
 from pipeline.evaluate.solvers.sgd import Sgd
 
@@ -13,7 +13,7 @@ from pipeline.evaluate.solvers.sgd import Sgd
 def clouds(
     classes: int, rows: int = 300, dim: int = 12, spread: float = 1.5, seed: int = 0, offset: float = 3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gaussian classes, uneven in size, far from the origin, one dimension constant."""
+    """Draw Gaussian classes of different sizes, far from the origin, with one constant dimension."""
     rng = np.random.default_rng(seed)
     y = np.r_[
         np.arange(classes),
@@ -25,12 +25,12 @@ def clouds(
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_every_part_and_strength_reaches_the_optimum_of_scikit_learn(classes: int):
+def test_every_part_and_strength_matches_scikit_learn(classes: int):
     x, y = clouds(classes)
     parts = np.random.default_rng(1).random((3, len(x))) < 0.8
     parts[:, :classes] = True
     found = Lbfgs().fit(x, y, classes, parts, Lbfgs.strengths)
-    centred = x.astype(np.float64) - x.mean(axis=0)  # the same optimum, which their solver reaches sooner
+    centred = x.astype(np.float64) - x.mean(axis=0)  # the same optimum, which scikit-learn reaches sooner
     assert found.converged
     for fold, part in enumerate(parts):
         for place, strength in ((0, Lbfgs.strengths[0]), (5, Lbfgs.strengths[5])):
@@ -39,7 +39,7 @@ def test_every_part_and_strength_reaches_the_optimum_of_scikit_learn(classes: in
             np.testing.assert_array_equal(found.predict(x)[fold, place], theirs.predict(centred))
 
 
-def test_the_strongest_penalty_comes_first():
+def test_the_strongest_penalty_is_first():
     x, y = clouds(2)
     sizes = np.linalg.norm(
         Lbfgs().fit(x, y, 2, np.ones((1, len(x)), bool), Lbfgs.strengths).weights, axis=-1
@@ -48,8 +48,8 @@ def test_the_strongest_penalty_comes_first():
     assert Sgd.strengths == tuple(sorted(Sgd.strengths, reverse=True))
 
 
-def test_one_batch_is_a_step_of_adam_on_the_mean_cross_entropy():
-    """The batched model after an epoch of one batch, against torch's own layers, loss and weight decay."""
+def test_one_batch_is_one_step_of_adam():
+    """Compare the batched model after one batch with torch's layers, loss and weight decay."""
     x, y = clouds(3, rows=60)
     decay = torch.tensor([0.01, 0.1])
     batches = sgd._Batches(
@@ -83,18 +83,18 @@ def test_one_batch_is_a_step_of_adam_on_the_mean_cross_entropy():
             )
 
 
-def test_a_part_trains_as_if_it_were_alone():
-    """Rows outside a part change nothing: their labels may be anything."""
+def test_rows_outside_a_part_do_not_matter():
+    """Change the labels of rows outside a part."""
     x, y = clouds(2, rows=200)
     part = np.arange(200) < 150
     other = np.where(part, y, 1 - y)
-    fits = [solver_of("sgd", 3).fit(x, labels, 2, part[None], (1e-4,)).weights for labels in (y, other)]
+    fits = [build_solver("sgd", 3).fit(x, labels, 2, part[None], (1e-4,)).weights for labels in (y, other)]
     np.testing.assert_array_equal(*fits)
-    fits = [solver_of("lbfgs", 3).fit(x, labels, 2, part[None], (1.0,)).weights for labels in (y, other)]
+    fits = [build_solver("lbfgs", 3).fit(x, labels, 2, part[None], (1.0,)).weights for labels in (y, other)]
     np.testing.assert_allclose(*fits, atol=1e-4)
 
 
-def test_early_stopping_ends_training_and_equal_seeds_repeat(monkeypatch: pytest.MonkeyPatch):
+def test_early_stopping_ends_training_and_seeds_repeat(monkeypatch: pytest.MonkeyPatch):
     x, y = clouds(2, rows=1_000, spread=0.8, offset=0)
     epochs = []
     plain = sgd._Batches.epoch

@@ -1,4 +1,4 @@
-"""Columns of every Arrow type that a file may have them in, and those that serve no role."""
+"""Columns of every Arrow type, and columns that are unsuitable for a role."""
 
 from pathlib import Path
 
@@ -38,37 +38,37 @@ def test_numbers_of_every_type_are_numbers(tmp_path: Path, kind: pa.DataType):
     np.testing.assert_array_equal(rows(tmp_path, label=values).labels("label"), [1, np.nan, 0])
 
 
-def test_a_column_without_any_value_is_blank_texts_and_no_numbers(tmp_path: Path):
+def test_a_column_without_values_has_blank_texts_and_no_numbers(tmp_path: Path):
     found = rows(tmp_path, text=pa.nulls(2), score=pa.nulls(2))
     assert found.texts("text") == [" ", " "]
     assert np.isnan(found.numbers("score")).all()
 
 
-def test_a_number_that_is_none_is_no_class(tmp_path: Path):
+def test_nan_is_not_a_class(tmp_path: Path):
     codes, values = rows(tmp_path, label=pa.array([1.0, float("nan"), None, 0.0])).codes("label")
     assert (codes.tolist(), values) == ([0, -1, -1, 1], [1.0, 0.0])
 
 
-def test_one_column_serves_one_role(tmp_path: Path):
+def test_a_column_can_have_one_role_only(tmp_path: Path):
     save(tmp_path / "f.parquet", {"a": ["x"], "label": [1]})
     source = TaskSettings(kind="pairs", uri="f.parquet", columns={"sentence1": "a", "sentence2": "a"})
     with pytest.raises(
         ConfigError,
-        match="columns: expected a column for each role, found 'a' for sentence1 and for sentence2",
+        match="columns: expected different columns for all roles, found 'a' for sentence1 and for sentence2",
     ):
         open_file(source, open_store(tmp_path), "f.parquet", [("sentence1", "sentence2", "label")])
 
 
-def test_two_columns_of_one_name_and_a_folder_are_refused(tmp_path: Path):
+def test_repeated_column_names_and_folders_are_refused(tmp_path: Path):
     pq.write_table(
         pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]),
         tmp_path / "f.parquet",
     )
-    for path, words in (
+    for path, message in (
         ("f.parquet", "found 'text' more than once; rename"),
-        ("", "a folder; name the file in it"),
+        ("", "a folder; use the path of a file in it"),
     ):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=message):
             open_file(
                 TaskSettings(kind="duplicates", uri=path),
                 open_store(tmp_path if path else tmp_path.parent),
@@ -88,7 +88,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path):
         (found.numbers, "nested"),
         (found.codes, "nested"),
     ):
-        with pytest.raises(DataError, match="name another column"):
+        with pytest.raises(DataError, match="set another column"):
             read(column)
 
 

@@ -1,4 +1,4 @@
-"""STS: aggregations by hand, agreement with sentence-transformers, published figures on real data, and what is refused."""
+"""STS: aggregations match hand computations, scores match sentence-transformers and published ones."""
 
 import os
 import pickle
@@ -29,7 +29,7 @@ def two_subsets(folder: Path) -> Path:
 
 
 def angle_vectors(sentences):
-    """Cosine with "origin" is the number above."""
+    """Return vectors whose cosine with "origin" is the number in the text."""
     return looked_up({"origin": [1, 0], **{name: [c, (1 - c * c) ** 0.5] for name, c in ANGLES.items()}})(
         sentences
     )
@@ -50,7 +50,7 @@ def test_aggregations_differ_and_are_named(tmp_path: Path, how: str, expected: f
 
 
 @pytest.mark.parametrize("how", ["all", "mean", "wmean"])
-def test_the_statistic_of_every_row_is_the_value(tmp_path: Path, how: str):
+def test_the_statistic_of_all_rows_is_the_value(tmp_path: Path, how: str):
     task = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how))
     score = task.score(angle_vectors)
     assert task.statistic(score.evidence, np.arange(7)) == pytest.approx(score.value, abs=1e-12)
@@ -88,13 +88,13 @@ def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
     assert angular.figures["Pearson all"] != pytest.approx(cosine.figures["Pearson all"], abs=1e-3)
 
 
-def test_pairs_without_gold_are_left_out_and_counted(tmp_path: Path):
+def test_pairs_without_a_score_are_counted_but_not_used(tmp_path: Path):
     scores = [None, float("nan"), *np.linspace(0, 5, 58)]
     score = task_of("sts", random_pairs(tmp_path, score=scores)).score(drawn())
     assert (score.count, score.facts["without_gold"], len(score.evidence["gold"])) == (58, 2, 58)
 
 
-def test_a_missing_text_is_read_as_one_blank(tmp_path: Path):
+def test_a_missing_text_is_read_as_a_blank(tmp_path: Path):
     file = save(
         tmp_path / "gaps.parquet",
         {"sentence1": ["a", None, "c"], "sentence2": [None, "b", "c"], "score": [0, 1, 1]},
@@ -104,7 +104,7 @@ def test_a_missing_text_is_read_as_one_blank(tmp_path: Path):
     assert task.score(drawn()).facts["missing_texts"] == 2
 
 
-def test_constant_predictions_are_0_with_a_warning(tmp_path: Path):
+def test_constant_predictions_give_zero_and_a_warning(tmp_path: Path):
     score = task_of("sts", random_pairs(tmp_path)).score(
         lambda sentences: np.ones((len(sentences), 3), np.float32)
     )
@@ -112,7 +112,7 @@ def test_constant_predictions_are_0_with_a_warning(tmp_path: Path):
     assert "same cosine similarity" in score.warnings[0]
 
 
-def test_a_subset_without_variance_is_named_and_left_out_of_the_mean(tmp_path: Path):
+def test_a_subset_without_variance_is_excluded_with_a_warning(tmp_path: Path):
     subsets = ["flat"] * 20 + ["varied"] * 40
     scores = [2.0] * 20 + list(np.linspace(0, 5, 40))
     score = task_of(
@@ -124,23 +124,23 @@ def test_a_subset_without_variance_is_named_and_left_out_of_the_mean(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("columns", "words"),
+    ("columns", "message"),
     [
         ({"score": [*[6.0] * 3, *[1.0] * 57]}, "scores from 0 to 5, found 3 outside, such as 6"),
         ({"score": [-0.1] + [1.0] * 59}, "such as -0.1"),
         ({"score": [float("inf")] + [1.0] * 59}, "1 outside"),
-        ({"score": [2.0] * 60}, "scores that differ"),
+        ({"score": [2.0] * 60}, "at least two different scores"),
         ({"score": [1.0] + [None] * 59}, "at least two pairs"),
         ({"score": ["high"] * 60}, "a column of numbers"),
         ({"sentence1": list(range(60))}, "a column of strings for 'sentence1'"),
     ],
 )
-def test_unusable_pairs_are_refused(tmp_path: Path, columns: dict[str, Any], words: str):
-    with pytest.raises(DataError, match=words):
+def test_unusable_pairs_are_refused(tmp_path: Path, columns: dict[str, Any], message: str):
+    with pytest.raises(DataError, match=message):
         task_of("sts", random_pairs(tmp_path, **columns))
 
 
-def test_other_columns_are_named_by_role(tmp_path: Path):
+def test_columns_can_be_set_by_role(tmp_path: Path):
     file = save(
         tmp_path / "own.parquet",
         {
@@ -170,7 +170,7 @@ def test_a_narrower_scale_is_an_option(tmp_path: Path):
         task_of("sts", random_pairs(tmp_path), options={"lowe": 1})
 
 
-def test_no_file_no_parquet_and_a_changed_file_are_told_apart(tmp_path: Path):
+def test_missing_invalid_and_changed_files_have_their_own_errors(tmp_path: Path):
     with pytest.raises(DataError, match="no such file"):
         task_of("sts", tmp_path / "absent.parquet")
     (tmp_path / "text.parquet").write_text("sentence1,sentence2,score")
@@ -182,7 +182,7 @@ def test_no_file_no_parquet_and_a_changed_file_are_told_apart(tmp_path: Path):
         task.score(drawn())
 
 
-def test_a_task_is_a_value_that_travels_and_its_digest_says_what_changes_the_score(tmp_path: Path):
+def test_the_digest_depends_on_everything_that_changes_the_score(tmp_path: Path):
     file = random_pairs(tmp_path)
     task = task_of("sts", file)
     again = pickle.loads(pickle.dumps(task))
@@ -197,9 +197,9 @@ def test_a_task_is_a_value_that_travels_and_its_digest_says_what_changes_the_sco
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected"), [("STSB-dev", 86.72), ("STS13", 80.60)])
-def test_the_packaged_encoder_has_its_published_figures(minilm, name: str, expected: float):
+def test_the_packaged_encoder_has_its_published_scores(minilm, name: str, expected: float):
     folder = os.environ.get("MANTA_EVAL_DATA")
     if not folder:
-        pytest.skip("MANTA_EVAL_DATA names no folder of evaluation data")
+        pytest.skip("MANTA_EVAL_DATA is not set to a folder of evaluation data")
     score = task_of("sts", Path(folder) / "sts" / f"{name}.parquet").score(minilm.encode)
     assert score.value == pytest.approx(expected, abs=0.01)

@@ -1,4 +1,4 @@
-"""Names and groups of tasks: what is found, what is named as missing, and which averages may be called so."""
+"""Names and groups of tasks: selection, missing tasks, and averages."""
 
 from pathlib import Path
 
@@ -33,21 +33,21 @@ def names(folder: Path, *wanted: str) -> tuple[list[str], list[str]]:
     return [task.name for task in selection.tasks], [each.name for each in selection.missing]
 
 
-def test_a_group_names_what_is_missing(folder: Path):
+def test_missing_tasks_of_a_group_are_reported(folder: Path):
     assert names(folder, "sts") == (["STS12", "STSB-test"], ["STS13", "STS14", "STS15", "STS16", "SICK-R"])
     missing = select_tasks(EvaluateSettings(tasks=str(folder))).missing
     assert "no file sts/STS14.parquet" in missing[1].reason
     assert "no file sts/SICK-R.parquet or sts/SICK-R-test.parquet" in missing[-1].reason
 
 
-def test_names_and_groups_mix_and_repeat(folder: Path):
+def test_names_and_groups_can_be_mixed_and_repeated(folder: Path):
     assert names(folder, "STSB-dev", "stsb-multi", "STSB-dev", "STSB-es-test") == (
         ["STSB-dev", "STSB-de-dev", "STSB-zh-dev"],
         ["STSB-es-test"],
     )
 
 
-def test_the_test_part_of_sick_goes_by_either_name(folder: Path):
+def test_sick_is_found_under_both_file_names(folder: Path):
     save(folder / "sts/SICK-R-test.parquet", PAIRS)
     assert names(folder, "SICK-R")[0] == ["SICK-R"]
 
@@ -58,7 +58,7 @@ def test_sick_scores_start_at_1(folder: Path):
         names(folder, "SICK-R-trial")
 
 
-def test_an_unknown_name_gets_a_suggestion(folder: Path):
+def test_unknown_names_get_a_suggestion(folder: Path):
     with pytest.raises(ConfigError, match="did you mean 'STSB-test'"):
         names(folder, "STSB-tset")
     with pytest.raises(ConfigError, match="did you mean 'senteval'"):
@@ -67,24 +67,24 @@ def test_an_unknown_name_gets_a_suggestion(folder: Path):
         names(folder, "STSB-dve")
 
 
-def test_nothing_at_all_is_an_error(folder: Path, tmp_path: Path):
+def test_a_job_without_tasks_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(DataError, match="at least one of MR, CR"):
         names(folder, "senteval")
     with pytest.raises(ConfigError, match=r"evaluate\.names: expected names"):
         names(folder)
-    with pytest.raises(DataError, match="name the file"):
+    with pytest.raises(DataError, match="use the path of a file"):
         select_tasks(EvaluateSettings(own=(TaskSettings(kind="sts", uri=f"{folder}/"),)))
     with pytest.raises(DataError, match=r"sts/NAME\.parquet"):
         names(tmp_path / "elsewhere", "sts")
 
 
-def test_files_of_another_layout_are_refused_with_their_columns(folder: Path):
+def test_files_with_other_columns_are_refused(folder: Path):
     save(folder / "sts/STS13.parquet", {"text1": ["a"], "text2": ["b"], "gold": [1.0]})
     with pytest.raises(DataError, match="found text1, text2, gold"):
         names(folder, "STS13")
 
 
-def test_own_tasks_stand_beside_and_need_names_of_their_own(folder: Path):
+def test_own_tasks_need_distinct_names(folder: Path):
     file = str(folder / "sts" / "STS12.parquet")
     own = TaskSettings(kind="sts", uri=file, name="ours")
     selection = select_tasks(EvaluateSettings(tasks=str(folder), names=("STS12",), own=(own,)))
@@ -104,7 +104,7 @@ def scored(values: dict[str, float], **facts: object) -> dict[str, Score]:
     return {name: Score("Spearman x100", value, 2, facts=facts) for name, value in values.items()}
 
 
-def test_only_all_seven_make_the_published_average():
+def test_the_published_average_needs_all_seven_tasks():
     values = dict(zip(STS, np.arange(7.0), strict=True))
     whole = averages(scored(values | {"STSB-dev": 90.0}))[0]
     assert (whole.value, whole.complete) == (3.0, True)
@@ -114,7 +114,7 @@ def test_only_all_seven_make_the_published_average():
     assert averages(scored({"STS13": 1.0})) == ()
 
 
-def test_a_transfer_average_with_a_missing_split_is_not_the_published_one():
+def test_an_average_with_a_missing_split_is_not_the_published_one():
     values = dict.fromkeys(("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"), 80.0)
     assert averages(scored(values))[0].complete
     assert not averages(scored(values, missing_splits=["test"]))[0].complete

@@ -1,4 +1,4 @@
-"""Transfer tasks: nested cross-validation against scikit-learn's own, fixed splits, missing parts that are named, what is refused."""
+"""Transfer tasks: nested cross-validation matches scikit-learn; missing parts are reported."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ QUICK = EvaluateSettings(folds=3, seed=7)
 def classified(
     folder: Path, classes: int = 2, rows: int = 240, name: str = "MR", **changed: Any
 ) -> tuple[Path, Any, np.ndarray, np.ndarray]:
-    """A file, its vectors, and both as arrays."""
+    """Write a file; return the task, its vectors, and the arrays of both."""
     x, y = clouds(classes, rows=rows, spread=2.5)
     texts = [f"t{row}" for row in range(rows)]
     file = save(folder / f"{name}.parquet", {"text": texts, "label": y} | changed)
@@ -35,7 +35,7 @@ def classified(
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_nested_cross_validation_equals_that_of_scikit_learn(tmp_path: Path, classes: int):
+def test_nested_cross_validation_matches_scikit_learn(tmp_path: Path, classes: int):
     file, vectors, x, y = classified(tmp_path, classes, split=["cv"] * 240)
     folds = StratifiedKFold(3, shuffle=True, random_state=7)
     search = GridSearchCV(
@@ -56,7 +56,7 @@ def test_nested_cross_validation_equals_that_of_scikit_learn(tmp_path: Path, cla
     assert task.statistic(score.evidence, np.arange(240)) == pytest.approx(score.value)
 
 
-def test_the_strength_is_chosen_on_dev_and_the_test_part_scored_once(tmp_path: Path):
+def test_the_strength_is_chosen_on_dev(tmp_path: Path):
     split = np.array(["train"] * 120 + ["dev"] * 60 + ["test"] * 60)
     file, vectors, x, y = classified(tmp_path, name="SST2", split=split)
     models = [
@@ -73,7 +73,7 @@ def test_the_strength_is_chosen_on_dev_and_the_test_part_scored_once(tmp_path: P
     )
 
 
-def test_without_dev_the_strength_is_chosen_by_folds_of_the_training_part(tmp_path: Path):
+def test_without_dev_the_strength_is_chosen_by_cross_validation(tmp_path: Path):
     split = np.array(["train"] * 180 + ["test"] * 60)
     file, vectors, x, y = classified(tmp_path, 3, name="TREC", split=split)
     folds = StratifiedKFold(3, shuffle=True, random_state=7)
@@ -94,18 +94,16 @@ def test_without_dev_the_strength_is_chosen_by_folds_of_the_training_part(tmp_pa
         ("SST5", ["train", "dev"], ["test"]),
     ],
 )
-def test_a_missing_part_is_named_in_metric_facts_and_warning(
-    tmp_path: Path, name: str, splits: list[str], missing: list[str]
-):
+def test_a_missing_part_is_reported(tmp_path: Path, name: str, splits: list[str], missing: list[str]):
     file, vectors, _, _ = classified(tmp_path, name=name, split=np.resize(splits, 240))
     score = task_of("transfer", file, QUICK).score(vectors)
     assert score.facts["missing_splits"] == missing
-    assert f"the {missing[0]} part is not there" in score.warnings[0]
+    assert f"the {missing[0]} part is missing" in score.warnings[0]
     assert ("nested 3-fold cross-validation on train" in score.metric) == ("test" in missing)
     assert set(score.facts["texts"]) == ({"train"} if "test" in missing else {"train", "test"})
 
 
-def test_pairs_become_their_absolute_difference_and_product_and_have_an_f1(tmp_path: Path):
+def test_features_of_pairs_are_difference_and_product(tmp_path: Path):
     x, y = clouds(2, rows=200)
     u, v = x[:, :6], x[:, 6:]
     file = save(
@@ -130,7 +128,7 @@ def test_pairs_become_their_absolute_difference_and_product_and_have_an_f1(tmp_p
     assert score.facts["features"] == "|u-v|, u*v"
 
 
-def test_the_two_solvers_are_named_and_near_each_other(tmp_path: Path):
+def test_both_solvers_have_similar_accuracies(tmp_path: Path):
     x, y = clouds(2, rows=1_500, spread=0.8, offset=0)
     file = save(tmp_path / "own.parquet", {"text": [f"t{row}" for row in range(1_500)], "label": y})
     convex, adam = (
@@ -139,11 +137,11 @@ def test_the_two_solvers_are_named_and_near_each_other(tmp_path: Path):
     scores = [task.score(lambda sentences: x) for task in (convex, adam)]
     assert [score.facts["solver"] for score in scores] == ["lbfgs", "sgd"]
     assert "sgd" in scores[1].metric
-    assert scores[1].value == pytest.approx(scores[0].value, abs=8)  # early stopping looks at 38 texts here
+    assert scores[1].value == pytest.approx(scores[0].value, abs=8)  # early stopping uses 38 texts here
     assert convex.digest != adam.digest
 
 
-def test_rows_without_label_are_left_out_and_labels_may_be_words(tmp_path: Path):
+def test_labels_may_be_strings_and_missing_labels_are_ignored(tmp_path: Path):
     _, y = clouds(2, rows=240)
     file, vectors, _, _ = classified(tmp_path, label=[None, None, *np.array(["bad", "good"])[y[2:]].tolist()])
     score = task_of("transfer", file, QUICK).score(vectors)
@@ -152,19 +150,19 @@ def test_rows_without_label_are_left_out_and_labels_may_be_words(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
-        ({"label": [1] * 240}, "one class only: 240 texts"),
+        ({"label": [1] * 240}, "a single class: 240 texts"),
         (
             {"split": ["train"] * 200 + ["test"] * 40, "label": [0, 1] * 100 + [1] * 40},
-            "at least two classes in the split test, found one class only: 40",
+            "at least two classes in the split test, found a single class: 40",
         ),
         ({"split": ["training"] * 240}, "the split cv for all rows, or train, dev and test, found training"),
         ({"split": ["test"] * 240}, "found test"),
         ({"split": [None] + ["cv"] * 239}, "1 rows without"),
         (
             {"label": [2] + [0, 1] * 119 + [0]},
-            "at least 3 texts of every class to train on in the split cv, found 1 of 2",
+            "at least 3 training texts of every class in the split cv, found 1 of 2",
         ),
         (
             {"label": [2] + [0, 1] * 119 + [0], "split": ["test"] + ["train"] * 120 + ["test"] * 119},
@@ -172,14 +170,12 @@ def test_rows_without_label_are_left_out_and_labels_may_be_words(tmp_path: Path)
         ),
     ],
 )
-def test_splits_and_classes_that_do_not_serve_are_refused(
-    tmp_path: Path, changed: dict[str, Any], words: str
-):
-    with pytest.raises(DataError, match=words):
+def test_unsuitable_splits_and_classes_are_refused(tmp_path: Path, changed: dict[str, Any], message: str):
+    with pytest.raises(DataError, match=message):
         task_of("transfer", classified(tmp_path, **changed)[0], QUICK)
 
 
-def test_few_texts_for_many_folds_and_unknown_options_are_refused(tmp_path: Path):
+def test_too_many_folds_and_unknown_options_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"lower evaluate\.folds"):
         task_of("transfer", classified(tmp_path, rows=12)[0], EvaluateSettings(folds=10))
     with pytest.raises(ConfigError, match="a known key"):

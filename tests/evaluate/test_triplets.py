@@ -1,4 +1,4 @@
-"""Triplet accuracy against sentence-transformers and by hand."""
+"""Triplet accuracy matches sentence-transformers and a hand computation."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
     assert score.value == pytest.approx(100 * peer(Peer(vectors))[f"{similarity}_accuracy"], abs=1e-4)
 
 
-def test_a_tie_is_wrong_and_said(tmp_path: Path):
+def test_ties_are_wrong_and_reported(tmp_path: Path):
     file = save(
         tmp_path / "t.parquet", {"anchor": ["a", "a"], "positive": ["b", "b"], "negative": ["b", "c"]}
     )
@@ -38,7 +38,7 @@ def test_a_tie_is_wrong_and_said(tmp_path: Path):
     assert task.statistic(score.evidence, np.array([1, 1])) == 100
 
 
-def test_no_triplets_and_missing_columns_are_refused(tmp_path: Path):
+def test_missing_triplets_and_columns_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match="columns anchor, positive, negative, found anchor, positive"):
         task_of("triplets", save(tmp_path / "t.parquet", {"anchor": ["a"], "positive": ["b"]}))
     with pytest.raises(DataError, match="at least one triplet"):

@@ -1,8 +1,9 @@
-"""Logistic regression with an L2 penalty at its convex optimum, for all training parts and strengths in one run of L-BFGS.
+"""L2-regularized logistic regression at its optimum, for all problems in one run of L-BFGS.
 
-The problems share their rows, so that a step costs two matrix products instead of one pass over the rows for each problem. In the principal directions of the rows
-the Hessian is nearly diagonal, and the same for all problems up to the penalty: scaled by what it is for rows that all look alike, all problems are well conditioned, and
-some dozens of steps suffice for all of them together.
+The problems are all pairs of a training part and a strength. They share their rows, so that a step is two
+matrix products instead of one pass over the rows per problem. In the principal directions of the rows the
+Hessian is nearly diagonal, and equal for all problems up to the penalty. Scaled by its value for rows that
+all look alike, all problems are well conditioned, and some dozens of steps suffice for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,44 +14,46 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pipeline.evaluate.solvers import Linear
+from pipeline.evaluate.solvers.linear import LinearClassifiers
 
-GRADIENT = (
-    1e-8  # largest entry at the end, of the mean loss in scaled coordinates, where the curvature is at most 1
-)
+# Largest entry of the final gradient of the mean loss, in scaled coordinates with curvature at most 1.
+GRADIENT = 1e-8
 OPTIONS = {"maxiter": 1_000, "maxfun": 2_000, "gtol": GRADIENT, "ftol": 0.0, "maxcor": 20}
 
 
 @dataclass(frozen=True)
 class Lbfgs:
-    """Minimises |w|^2 / 2 + C * (sum of losses) as scikit-learn's LogisticRegression does: the bias is free, two classes share one weight vector."""
+    """Minimizes |w|^2 / 2 + C * (sum of losses), as scikit-learn's LogisticRegression.
+
+    The bias is not penalized; two classes share one weight vector.
+    """
 
     name: ClassVar[str] = "lbfgs"
     strengths: ClassVar[Sequence[float]] = tuple(2.0**power for power in range(-2, 4))
-    """C, the inverse strength (SentEval's grid for this solver)"""
+    """values of C, the inverse strength (SentEval's grid for this solver)"""
 
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
-    ) -> Linear:
+    ) -> LinearClassifiers:
         x = x.astype(np.float64)
         mean = x.mean(axis=0)
         variance, axes = np.linalg.eigh((x - mean).T @ (x - mean) / len(x))
         rows = np.c_[(x - mean) @ axes, np.ones(len(x))]
-        penalty = np.outer(np.r_[np.ones(len(axes)), 0.0], 1.0 / np.asarray(strengths)) / len(
-            x
-        )  # (d + 1, S); the bias has none
-        share = np.bincount(y, minlength=classes)[classes == 2 :] / len(y)
-        # one curvature for all classes: adding the same to every class changes no loss, and steps that are alike for all never go that way
-        curvature = (share * (1.0 - share)).mean() * np.r_[np.maximum(variance, 0.0), 1.0]
+        # (d + 1, S); the bias has no penalty.
+        penalty = np.outer(np.r_[np.ones(len(axes)), 0.0], 1.0 / np.asarray(strengths)) / len(x)
+        proportion = np.bincount(y, minlength=classes)[classes == 2 :] / len(y)
+        # One curvature for all classes: adding the same value to every class does not change the loss, and
+        # steps that are scaled equally for all classes never go in that direction.
+        curvature = (proportion * (1.0 - proportion)).mean() * np.r_[np.maximum(variance, 0.0), 1.0]
         scale = 1.0 / np.sqrt(curvature[:, None] + penalty)[:, None, None]
-        shape = (rows.shape[1], len(share), len(parts), len(strengths))
+        shape = (rows.shape[1], len(proportion), len(parts), len(strengths))
         objective = _objective(rows, y, parts, penalty[:, None, None], scale, shape)
         found = minimize(
             objective, np.zeros(int(np.prod(shape))), jac=True, method="L-BFGS-B", options=OPTIONS
         )
         weights = (found.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
         plain = weights[..., :-1] @ axes.T
-        return Linear(plain, weights[..., -1] - plain @ mean, bool(found.success))
+        return LinearClassifiers(plain, weights[..., -1] - plain @ mean, bool(found.success))
 
 
 def _objective(
@@ -61,7 +64,9 @@ def _objective(
     scale: np.ndarray,
     shape: tuple[int, ...],
 ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    """The sum of all problems' mean losses and penalties, with its gradient, in scaled coordinates."""
+    """Return a function of the sum of all problems' losses and penalties, with its gradient, in scaled
+    coordinates.
+    """
     inside = (parts.T / len(rows))[:, None, :, None]  # (n, 1, F, 1)
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -70,21 +75,23 @@ def _objective(
         losses, residuals = _binary(logits, y) if shape[1] == 1 else _softmax(logits, y)
         residuals *= inside
         slope = (rows.T @ residuals.reshape(len(rows), -1)).reshape(shape) + penalty * weights
-        return float(np.vdot(losses.sum(axis=(1, 3)), inside) + 0.5 * (penalty * weights**2).sum()), (
-            slope * scale
-        ).ravel()
+        value = np.vdot(losses.sum(axis=(1, 3)), inside) + 0.5 * (penalty * weights**2).sum()
+        return float(value), (slope * scale).ravel()
 
     return objective
 
 
 def _binary(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and their derivatives, both (n, 1, F, S)."""
+    """Return losses and their derivatives, both (n, 1, F, S)."""
     target = y[:, None, None, None]
     return np.logaddexp(0.0, logits) - target * logits, expit(logits) - target
 
 
 def _softmax(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Losses (n, 1, F, S) and their derivatives (n, K, F, S); classes come second, so that sums over them run along whole rows of memory."""
+    """Return losses (n, 1, F, S) and their derivatives (n, K, F, S).
+
+    Classes are the second dimension, so that sums over them run along contiguous memory.
+    """
     logits -= logits.max(axis=1, keepdims=True)
     own = logits[np.arange(len(y)), y]
     np.exp(logits, out=logits)

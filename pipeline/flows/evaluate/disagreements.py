@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from pipeline.evaluate import Task
+from pipeline.evaluate import EvaluationTask
 from pipeline.flows.evaluate.scoring import Scored
 from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.stats.tensors import unpack
@@ -22,14 +22,14 @@ _LETTERS = 300  # of a sentence that are kept
 
 
 def disagreements(
-    tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
+    tasks: Sequence[EvaluationTask], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
 ) -> tuple[Disagreement, ...]:
     """The first tasks over pairs, each candidate against the first. scored: for each task, each candidate's result, in the order of `names`."""
     return tuple(islice(_found(tasks, scored, names, store), _MOST))
 
 
 def _found(
-    tasks: Sequence[Task], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
+    tasks: Sequence[EvaluationTask], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
 ) -> Iterator[Disagreement]:
     for task, results in zip(tasks, scored, strict=True):
         evidence = [_evidence(each, store) for each in results] if task.kind in _GOLD else []

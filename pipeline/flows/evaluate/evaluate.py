@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.config import digest_of, to_yaml
 from pipeline.errors import ConfigError
-from pipeline.evaluate import Task
-from pipeline.evaluate.tasks import Average, Missing, Selection, averages, select_tasks
+from pipeline.evaluate import EvaluationTask
+from pipeline.evaluate.tasks import Missing, Selection, TaskAverage, averages, select_tasks
 from pipeline.flows.evaluate.candidates import Contender, contenders
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import measure_geometry
@@ -64,7 +64,7 @@ class Evaluation:
     candidates: tuple[Contender, ...]
     measured: tuple[Measured, ...]
     missing: tuple[Missing, ...]
-    averages: tuple[tuple[Average, ...], ...]
+    averages: tuple[tuple[TaskAverage, ...], ...]
     """of each candidate, over the same tasks"""
     numerics: tuple[dict[str, int], ...]
     """of each candidate's sentence vectors"""
@@ -151,7 +151,7 @@ class _Evaluating:
     job: Job
     store: Store
     stages: Stages
-    tasks: Sequence[Task]
+    tasks: Sequence[EvaluationTask]
     candidates: Sequence[Contender]
     geometry: bool
     vectors: dict[str, SpaceVectors] = field(default_factory=dict)
@@ -235,7 +235,7 @@ class _Evaluating:
         }
 
 
-def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[Average, ...], ...]:
+def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[TaskAverage, ...], ...]:
     """Of each candidate."""
     return tuple(
         averages({each.name: each.scored[place].result.score() for each in measured})

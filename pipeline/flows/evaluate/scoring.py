@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pipeline.config import digest_of
-from pipeline.evaluate import Score, Task
+from pipeline.evaluate import EvaluationTask, Score
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.evaluate.sentences import SpaceVectors
 from pipeline.post import Transform, load_transform
@@ -70,7 +70,7 @@ class Scoring:
     """One candidate on one task, with so many resamples."""
 
     contender: Contender
-    task: Task
+    task: EvaluationTask
     vectors: SpaceVectors
     resamples: int
     seed: int

@@ -1,0 +1,51 @@
+"""Types of linear classifiers and of the solvers that fit them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class LinearClassifiers:
+    """Linear classifiers of F training parts times S strengths of the penalty.
+
+    Attributes:
+        weights: (F, S, K, d) float64; K is the number of classes, or 1 for two classes.
+        bias: (F, S, K) float64.
+        converged: False if the solver stopped before its criterion was met.
+    """
+
+    weights: np.ndarray
+    bias: np.ndarray
+    converged: bool = True
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict the classes of x (n, d): (F, S, n)."""
+        logits = np.tensordot(self.weights, x, axes=(3, 1)) + self.bias[..., None]
+        if logits.shape[2] == 1:
+            return np.asarray((logits[:, :, 0] > 0).astype(np.int64))
+        return np.asarray(logits.argmax(axis=2))
+
+
+class Solver(Protocol):
+    """Method to fit logistic regressions."""
+
+    name: ClassVar[str]
+    strengths: ClassVar[Sequence[float]]
+    """grid of the penalty, the strongest first"""
+
+    def fit(
+        self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
+    ) -> LinearClassifiers:
+        """Fit one classifier per training part and strength.
+
+        Args:
+            x: (n, d) vectors.
+            y: (n,) classes from 0 to classes - 1.
+            classes: number of classes.
+            parts: (F, n) bool, True for the rows of a training part; every class occurs in every part.
+            strengths: S strengths of the penalty.
+        """
+        ...
