@@ -143,7 +143,7 @@ def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     )
     first, again = (starting_encoder(job.train, job.encoder) for _ in range(2))
     assert first == again
-    assert capfd.readouterr().err.count("are counted") == 1
+    assert capfd.readouterr().err.count("counting the words") == 1
     folder = open_folder(first)
     words = (folder.path / "vocab.txt").read_text().split("\n")
     assert words[:3] == [UNKNOWN, FIRST, LAST]
