@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,11 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             if address == "local"
             else {}
         )
-        with _within(settings.patience_s, address, named), _own_signals(), _hushed(verbose):
+        with (
+            _hushed(verbose) as reopen,
+            _within(settings.patience_s, address, named, reopen),
+            _own_signals(),
+        ):
             ray.init(address=address, **own, **noise)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
@@ -193,20 +197,25 @@ def _no_answer(address: str, named: str, found: str) -> TransientError:
 
 
 @contextlib.contextmanager
-def _within(patience_s: float, address: str, named: str) -> Iterator[None]:
-    """Give up, from a thread, when the block takes longer: Ray waits for ever for a head that hangs."""
-    timer = threading.Timer(
-        patience_s,
-        lambda: give_up(
-            _no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")
-        ),
-    )
+def _within(patience_s: float, address: str, named: str, reopen: Callable[[], None]) -> Iterator[None]:
+    """Give up, from a thread, when the block takes longer: Ray waits for ever for a head that hangs.
+
+    Args:
+        reopen: opens standard error, where the error is written.
+    """
+
+    def end() -> None:
+        reopen()
+        give_up(_no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)"))
+
+    timer = threading.Timer(patience_s, end)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        timer.join()  # an end under way needs standard error as it is now
 
 
 def _check_directory() -> None:
@@ -298,17 +307,23 @@ def quiet(verbose: bool) -> None:
 
 
 @contextlib.contextmanager
-def _hushed(verbose: bool) -> Iterator[None]:
-    """Standard error closed for the moment: the native part of Ray announces its log level there. What fails is raised, not printed."""
+def _hushed(verbose: bool) -> Iterator[Callable[[], None]]:
+    """Close standard error for the duration of the block: the native part of Ray announces its log level there.
+    Errors are raised, not printed. Yields a function that opens it earlier, from any thread.
+    """
     if verbose:
-        yield
+        yield lambda: None
         return
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+
+    def reopen() -> None:
+        os.dup2(kept, 2)
+
     try:
         os.dup2(nowhere, 2)
-        yield
+        yield reopen
     finally:
-        os.dup2(kept, 2)
+        reopen()
         os.close(kept)
         os.close(nowhere)

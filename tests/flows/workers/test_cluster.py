@@ -1,5 +1,6 @@
 """Which cluster is meant, how many workers it gets, and what a wrong address is called. No Ray is started."""
 
+import os
 import socket
 import threading
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.workers.cluster import _within, address_of, connect
+from pipeline.flows.workers.cluster import _hushed, _within, address_of, connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Needs, Node
@@ -92,14 +93,34 @@ def test_a_head_that_hangs_after_its_first_word_is_given_up():
         told.append(error)
         over.set()
 
-    with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address"):
+    with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address", lambda: None):
         assert over.wait(10)
     assert str(told[0]).startswith(
         "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within 0.05 s (cluster.patience_s)"
     )
-    with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address"):
+    with ends_by(end), _within(60, "10.0.0.1:6379", "cluster.address", lambda: None):
         pass
     assert len(told) == 1
+
+
+def test_a_local_ray_that_starts_too_slowly_is_told_while_standard_error_is_closed(
+    capfd: pytest.CaptureFixture[str],
+):
+    over = threading.Event()
+
+    def end(error: Exception) -> None:
+        os.write(2, f"error: {error}\n".encode())
+        over.set()
+
+    with ends_by(end), _hushed(False) as reopen, _within(0.05, "local", "local Ray", reopen):
+        os.write(2, b"what Ray's native part announces\n")
+        assert over.wait(10)
+    written = capfd.readouterr().err
+    assert "announces" not in written
+    assert (
+        "error: local Ray local: expected a Ray cluster that answers, found no answer within 0.05 s"
+        in written
+    )
 
 
 SMALL = RayWorkers((Node(cpus=2), Node(cpus=2)))
