@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from pipeline.config import load_settings, to_yaml
+from pipeline.config import load_settings, refuse_credentials, to_yaml, uri_of
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.log import Stages, ends_by, printable
 from pipeline.settings import Job
@@ -128,6 +128,7 @@ def named_configs() -> dict[str, Path]:
 
 def _config_file(given: Path) -> Path:
     """The file itself, or the one of that name among those that come with Manta. A file in the working directory goes before."""
+    refuse_credentials(uri_of(given))
     if given.suffix or given.is_file():
         return given
     known, name = named_configs(), given.as_posix()

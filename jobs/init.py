@@ -109,7 +109,10 @@ def _init(uri: str, output: Path, id_column: str | None, text_column: str | None
     _write(output, head + (f"# {about}.\n" if about else "") + "\n" + to_yaml(job, only=_WRITTEN))
     facts: dict[str, Any] = {"status": "done", "file": str(output), **vars(seen), "root": job.release.root}
     lines = [
-        f"id {seen.id}, text {seen.text}, kept {', '.join(seen.keep) or 'nothing'}, language {seen.language or 'unknown'}",
+        printable(
+            f"id {seen.id}, text {seen.text}, kept {', '.join(seen.keep) or 'nothing'}, "
+            f"language {seen.language or 'unknown'}"
+        ),
         *([about] if about else []),
         f"next: manta nightly --config {output}",
     ]

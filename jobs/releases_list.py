@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jobs.command import Answer
 from jobs.layout import table
 from pipeline.errors import DataError
-from pipeline.log import size
+from pipeline.log import printable, size
 
 if TYPE_CHECKING:
     from pipeline.store.commits import Commit
@@ -39,7 +39,7 @@ def every(opened: "Releases", root: str) -> Answer:
     text = table(lines, ("release", "commit", "at", "rows", "index", "space"))
     text = text if lines else f"{root}: no release yet; `manta nightly` makes the first"
     if held:
-        why = f": {held.reason}" if held.reason else ""
+        why = f": {printable(held.reason)}" if held.reason else ""
         text += f"\n\nheld at release {held.release} since {held.committed_at}{why}"
     answer: dict[str, object] = {"root": root, "current": current.release if current else None}
     answer |= {"held": held.release if held else None, "commits": facts}

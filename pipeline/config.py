@@ -122,6 +122,8 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`). ConfigError for a URI with credentials in it,
     and for a number that is not finite.
     """
+    if file is not None:
+        refuse_credentials(uri_of(file))
     tree = _read_yaml(Path(file)) if file is not None else {}
     for override in overrides:
         refuse_credentials(override)  # the whole of it: of a forgotten key everything would be shown
@@ -166,6 +168,11 @@ def refuse_credentials(uri: str) -> None:
         raise ConfigError(
             f"{scheme}://...", "a URI without user, password or key", "one with them (not shown here)", remedy
         )
+
+
+def uri_of(path: str | Path) -> str:
+    """The URI that a path was made of, which has one slash where the URI has two; any other path as it is."""
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/(?!/)", r"\1://", str(path), count=1, flags=re.IGNORECASE)
 
 
 def _leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from jobs.cli import app
 from pipeline.config import load_settings, to_yaml
 from pipeline.errors import ConfigError, DataError, GatesRefused, PipelineError, PublishConflict
 from pipeline.settings import Job
@@ -143,6 +145,20 @@ def test_a_secret_in_an_argument_without_its_key_is_not_shown():
         load_settings(Job, None, ("s3://AKIAKEY:SECRET@bucket/corpus",))
     assert "SECRET" not in str(caught.value)
     assert "credentials come from the environment" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "file", ["s3://AKIAKEY:SECRET@bucket/night.yaml", "s3://AKIAKEY:SECRET@bucket/night"]
+)
+def test_a_secret_in_the_settings_file_s_address_is_not_shown(file: str):
+    for read in (lambda: load_settings(Job, Path(file)), lambda: load_settings(Job, file)):
+        with pytest.raises(ConfigError, match="credentials come from the environment") as caught:
+            read()
+        assert "SECRET" not in str(caught.value)
+    ended = CliRunner().invoke(app, ["nightly", "--config", file])
+    assert (ended.exit_code, "SECRET" in ended.output + ended.stderr) == (2, False)
+    with pytest.raises(ConfigError, match="no such file"):
+        load_settings(Job, "s3://bucket/night.yaml")
 
 
 def test_a_missing_file_is_named(tmp_path: Path):

@@ -28,7 +28,8 @@ class Stored(Settings):
             seal = value.pop(_SEAL, None)  # files of the first roots have none
             if seal is not None and seal != (found := digest_of(value)):
                 raise changed(name, str(seal), found)
-            if (version := value.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+            version = value.get("schema_version", SCHEMA_VERSION)
+            if type(version) is not int or version != SCHEMA_VERSION:  # true and 1.0 equal 1 in Python
                 raise _of_another_version(name, version)
             return cls.model_validate(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -61,7 +62,7 @@ class OtherSchema(DataError):
 
 
 def _of_another_version(name: str, version: object) -> OtherSchema:
-    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    newer = type(version) is int and version > SCHEMA_VERSION
     damaged = "it was changed or damaged: restore it, or roll back to an older release"
     remedy = "it was written by a newer version: update this one" if newer else damaged
     return OtherSchema(name, f"schema_version {SCHEMA_VERSION}", repr(version), remedy)

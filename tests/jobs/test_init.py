@@ -172,6 +172,9 @@ def test_a_column_s_name_cannot_write_settings_and_no_secret_is_written(manta: M
     )
     assert manta("init", uri).code == 0
     assert load_settings(Job, "night.yaml").release.root == "out/corpus"
+    forging = written({"id\nforged: yes": ["a", "b"], "text": ["one text", "another"]})
+    ended = manta("init", forging, "--output", "other.yaml")
+    assert (ended.code, "id\ufffdforged: yes" in ended.out, "\nforged" in ended.out) == (0, True, False)
     for arguments in (("s3://KEY:SECRET@bucket/x",), (uri, "--root", "s3://KEY:SECRET@bucket/x")):
         ended = manta("init", *arguments, "--output", "secret.yaml")
         assert (ended.code, Path("secret.yaml").exists(), "SECRET" in ended.err) == (2, False, False)

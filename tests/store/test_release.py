@@ -444,6 +444,8 @@ def test_a_damaged_hold_still_holds_and_a_cut_off_one_never_did(store: Store, ma
         (99, "a newer version"),
         (-1, "restore it, or roll back"),
         ("1", "restore it"),
+        (True, "restore it"),
+        (1.0, "restore it"),
     ],
 )
 def test_a_manifest_of_another_schema_is_refused(store: Store, version: object, words: str):

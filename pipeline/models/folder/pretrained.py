@@ -35,8 +35,12 @@ _PORTS = {
 """classes and types of published remote code, and the model_type of transformers' own port of each"""
 
 
-def check_code(folder: Path) -> None:
-    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an adapter to another model. Imports nothing.
+def check_code(folder: Path, auto: str = "AutoModel") -> None:
+    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an adapter
+    to another model. Imports nothing.
+
+    Args:
+        auto: the transformers class that is to load the model. Code for other classes is not looked at.
 
     Raises:
         ModelError: names the code and, if transformers has one, the type of its own port.
@@ -62,7 +66,7 @@ def check_code(folder: Path) -> None:
             "merge it (peft's merge_and_unload) and save the model",
         )
     code = config.get("auto_map")
-    remote = code.get("AutoModel") if isinstance(code, dict) else code
+    remote = (code.get("AutoModel") or code.get(auto)) if isinstance(code, dict) else code
     if (
         remote and kind not in _PORTS.values()
     ):  # a port has the model_type that its authors gave to their code
@@ -120,7 +124,7 @@ def load_whole(
         ModelError: the folder cannot be loaded, lacks weights, which transformers itself would draw at random,
             or has weights that are NaN or infinite.
     """
-    check_code(folder)
+    check_code(folder, auto.__name__)
     _check_known(folder)
     try:
         with _without_table():

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.folder import positions_of, weights_of
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import read_config, read_json
-from pipeline.models.folder.pretrained import load_pretrained_tokenizer, load_whole, said
+from pipeline.models.folder.pretrained import check_code, load_pretrained_tokenizer, load_whole, said
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.store.cache import digest_of_file
 
@@ -66,6 +66,7 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
     """The model that `settings` mean. ModelError where there is none, or one that does not turn texts into texts; ConfigError for a limit above its positions."""
     path = _located(settings.path)
     config = read_config(path)
+    check_code(path, "AutoModelForSeq2SeqLM")
     architectures = [str(name) for name in config.get("architectures") or ()]
     if not config.get("is_encoder_decoder") or (
         architectures and all(_OTHER_TASKS.search(name) for name in architectures)

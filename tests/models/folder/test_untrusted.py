@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import JOINED, open_folder
 from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.mlm_guesses import load_masked_lm
 from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.translation.seq2seq import open_translator
 from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.models.folders import save_folder
+from pipeline.settings.augment import TranslatorSettings
+from tests.models.folders import folder_of_language_model, save_folder
 from tests.models.inference.poisoned import LOADED, REFUSED, Poisoned, save_poisoned
+from tests.models.translation.translators import save_translator
 
 
 def encode(settings: EncoderSettings) -> None:
@@ -70,6 +75,30 @@ def test_weights_outside_the_folder_are_not_read(tmp_path: Path, name: object):
     )
     with pytest.raises(ModelError, match="names of files in the folder"):
         open_folder(EncoderSettings(path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("family", "auto", "load"),
+    [
+        (
+            "bert",
+            "AutoModelForMaskedLM",
+            lambda path: load_masked_lm(open_folder(EncoderSettings(path=str(path))), torch.float32),
+        ),
+        ("marian", "AutoModelForSeq2SeqLM", lambda path: open_translator(TranslatorSettings(path=str(path)))),
+    ],
+)
+def test_code_is_refused_that_is_named_for_the_class_that_loads_the_model(tmp_path, family, auto, load):
+    if family == "marian":
+        folder = save_translator(tmp_path, family)
+    else:
+        folder = folder_of_language_model(tmp_path / family, family=family)
+    load(folder)
+    Poisoned(folder, tmp_path).edit("config.json", auto_map={auto: "evil_code.Model"})
+    with pytest.raises(
+        ModelError, match="code from a folder is not run, found auto_map, which names the code evil"
+    ):
+        load(folder)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
