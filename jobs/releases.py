@@ -24,7 +24,7 @@ releases = application(
 Root = Annotated[
     str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
 ]
-Current = Annotated[int | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
+Current = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
 CommitsRoot = Annotated[
     str | None,
     typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set."),
@@ -52,7 +52,7 @@ def show(
     """What a release holds: rows, space, transform, index, gates, counts, where its report is."""
     from jobs.releases_list import one
 
-    _answer(lambda: one(_open(root, commits_root), number), as_json, verbose)
+    _answer(lambda: one(*_chosen("show", root, number, commits_root)), as_json, verbose)
 
 
 @releases.command()
@@ -97,7 +97,8 @@ def quarantine(
     from jobs.releases_quarantine import set_aside
 
     width = output_width()
-    _answer(lambda: set_aside(_open(root, commits_root), number, reason, limit, width), as_json, verbose)
+    opened = lambda: _chosen("quarantine", root, number, commits_root)  # noqa: E731  inside the job boundary
+    _answer(lambda: set_aside(*opened(), reason, limit, width), as_json, verbose)
 
 
 @releases.command()
@@ -117,7 +118,7 @@ def verify(
     """Compare every file of a release with its manifest. Ends with 3 where one is missing or changed."""
     from jobs.releases_verify import whole
 
-    _answer(lambda: whole(_open(root, commits_root), number, sizes), as_json, verbose)
+    _answer(lambda: whole(*_chosen("verify", root, number, commits_root), sizes), as_json, verbose)
 
 
 @releases.command()
@@ -133,14 +134,14 @@ def rollback(
     The next night goes on from the corpus and the settings as they then are, and publishes them again. To stay on the
     release: manta releases hold ROOT.
     """
-    _answer(lambda: _rollback(*_root_first(root, number), commits_root), as_json, verbose)
+    _answer(lambda: _rollback(*_root_first("rollback", root, number), commits_root), as_json, verbose)
 
 
 @releases.command()
 def hold(
     root: Root,
     number: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="A release that becomes current and is held.")
+        str | None, typer.Argument(metavar="[N]", help="A release that becomes current and is held.")
     ] = None,
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever reads the list.")
@@ -153,7 +154,7 @@ def hold(
 
     Nights go on: they make and judge their candidate, keep it below candidates/, and publish nothing. No rollback either.
     """
-    _answer(lambda: _hold(root, commits_root, number, reason), as_json, verbose)
+    _answer(lambda: _hold(*_root_first("hold", root, number), commits_root, reason), as_json, verbose)
 
 
 @releases.command()
@@ -213,21 +214,29 @@ def _refresh(opened: "Releases") -> None:
     refresh(opened)
 
 
-def _root_first(root: str, number: str) -> tuple[str, int]:
-    """ROOT and N, given in this order or in the one that earlier versions had."""
+def _root_first(command: str, root: str, number: str | None) -> tuple[str, int | None]:
+    """ROOT and N, given in this order or in the other."""
+    if number is None:
+        return root, None
     if not number.isdecimal() and root.isdecimal():
-        say(
-            f"note: the root comes first now: manta releases rollback {number} {root}; the next version takes no other order"
-        )
+        say(f"note: the root comes first: manta releases {command} {number} {root}")
         root, number = number, root
     if not number.isdecimal():
-        raise ConfigError(
-            "releases rollback: N", "the number of a release", repr(number), "give ROOT, then N"
-        )
+        where = f"releases {command}: N"
+        raise ConfigError(where, "the number of a release", repr(number), "give ROOT, then N")
     return root, int(number)
 
 
-def _rollback(root: str, number: int, commits_root: str | None) -> Answer:
+def _chosen(
+    command: str, root: str, number: str | None, commits_root: str | None
+) -> tuple["Releases", int | None]:
+    """The releases below the root and the number of one, in whichever order both were given."""
+    place, chosen = _root_first(command, root, number)
+    return _open(place, commits_root), chosen
+
+
+def _rollback(root: str, number: int | None, commits_root: str | None) -> Answer:
+    assert number is not None, "an argument that has to be given"
     opened = _open(root, commits_root)
     commit = opened.rollback(number)
     _refresh(opened)
@@ -239,7 +248,7 @@ def _rollback(root: str, number: int, commits_root: str | None) -> Answer:
     return Answer(commit.model_dump(mode="json"), text)
 
 
-def _hold(root: str, commits_root: str | None, number: int | None, reason: str) -> Answer:
+def _hold(root: str, number: int | None, commits_root: str | None, reason: str) -> Answer:
     opened = _open(root, commits_root)
     commit = opened.hold(number, reason)
     _refresh(opened)

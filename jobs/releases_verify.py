@@ -16,13 +16,13 @@ _SHOWN_FAULTS = 20
 
 def whole(opened: "Releases", number: int | None, sizes: bool) -> Answer:
     """Every file of a release against its manifest, by size or by content."""
-    from pipeline.store.verify import content_faults, files_of, size_faults
+    from pipeline.store.verify import bytes_to_read, content_faults, files_of, size_faults
 
     manifest, store = opened.chosen(number), opened.store
     if sizes:
         faults = size_faults(store, manifest)
     else:
-        with Stages()("verify", sum(file.bytes for file in manifest.files()), "bytes") as bar:
+        with Stages()("verify", bytes_to_read(store, manifest), "bytes") as bar:
             faults = content_faults(store, manifest, bar.add)
         if not faults:
             _open_fully(opened, manifest.release)

@@ -97,6 +97,11 @@ def _damaged(store: Store, fault: Fault) -> DataError:
     return DataError(store.uri_of(fault.path), fault.expected, fault.found or "no such file", remedy)
 
 
+def bytes_to_read(store: Store, manifest: ReleaseManifest) -> int:
+    """Bytes that `content_faults` reads of a whole release."""
+    return sum(file.bytes for file in _known_files(store, manifest) if file.sha256)
+
+
 def content_faults(
     store: Store, manifest: ReleaseManifest, on_read: Callable[[int], None] = lambda size: None
 ) -> list[Fault]:

@@ -159,3 +159,7 @@ def test_a_wheel_is_used_as_it_was_installed(wheel: Path, tmp_path: Path):
         str(wheel / "pipeline" / "__init__.py"),
         "False",
     ], ended.stderr
+
+
+def test_dir_shows_the_public_names_alone():
+    assert {name for name in dir(manta) if not name.startswith("__")} == set(manta.__all__) - {"__version__"}

@@ -10,7 +10,7 @@ from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
-from pipeline.store.verify import Fault, content_faults, size_faults
+from pipeline.store.verify import Fault, bytes_to_read, content_faults, size_faults
 from pipeline.text.corpus.corpus_record import corpus_digest
 from pipeline.text.corpus.ingest import ParentCorpus
 from pipeline.text.corpus.sources import list_files
@@ -96,7 +96,7 @@ def is_damaged(store: Store, before: PreviousRelease, stages: Stages, *, by_cont
 
 
 def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
-    with stages("verify", sum(file.bytes for file in release.files()), "bytes") as bar:
+    with stages("verify", bytes_to_read(store, release), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.content]:
         first, more = changed[0], f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""

@@ -325,7 +325,8 @@ def load_encoder(
 
 def as_strings(texts: Iterable[Any]) -> list[str]:
     """The texts as a list. TypeError, with the position and the type found, if they are not n strings."""
-    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
+    unordered = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
+    if unordered or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
         raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
     rows = texts.to_pylist() if isinstance(texts, (pa.Array, pa.ChunkedArray)) else list(texts)
     for number, text in enumerate(rows):

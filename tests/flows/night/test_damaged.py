@@ -23,7 +23,7 @@ from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from pipeline.store.verify import content_faults, size_faults
+from pipeline.store.verify import bytes_to_read, content_faults, size_faults
 from tests.conftest import Ended
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 
@@ -125,6 +125,9 @@ def test_a_release_that_is_whole_is_unchanged_and_nothing_is_written(
     def listing() -> dict[str, int]:
         return {entry.path: int(entry.stamp) for entry in open_store(tmp_path / "releases").list()}
 
+    store, read = open_store(tmp_path / "releases"), list[int]()
+    assert content_faults(store, manifest_of(tmp_path / "releases"), read.append) == []
+    assert sum(read) == bytes_to_read(store, manifest_of(tmp_path / "releases")), "the bar ends at 100 %"
     assert night().status == "unchanged"  # index.html names the root, which is a copy
     before = listing()
     assert night().status == "unchanged"

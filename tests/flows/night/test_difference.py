@@ -163,7 +163,11 @@ def test_rollback_hold_and_prune_refresh_the_page(published: Path, tmp_path: Pat
     root = Path(shutil.copytree(published, tmp_path / "releases"))
     old = manta("releases", "rollback", "1", str(root))
     assert old.code == 0
-    assert "the root comes first now: manta releases rollback" in old.err
+    assert "the root comes first: manta releases rollback" in old.err
+    for command in ("show", "verify", "quarantine"):
+        asked = [manta("releases", command, *order).out for order in ((str(root), "1"), ("1", str(root)))]
+        assert asked[0] == asked[1]
+        assert asked[0]
     assert f"To stay on release 1: manta releases hold {root}" in old.out
     assert "<h1>Release 1</h1>" in (root / "index.html").read_text()
     assert manta("releases", "hold", str(root), "2", "--reason", "a <bad> delivery").code == 0

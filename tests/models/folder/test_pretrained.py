@@ -365,6 +365,8 @@ def test_a_string_gives_one_vector_and_any_column_of_strings_gives_rows(minilm: 
     [
         (None, "texts: expected a string or a sequence of strings, found NoneType"),
         (b"bytes", "found bytes"),
+        ({"a", "b"}, "texts: expected a string or a sequence of strings, found set"),
+        (np.array("x"), "texts: expected a string or a sequence of strings, found ndarray"),
         ({"a": 1}, "found dict"),
         (5, "found int"),
         (["a", None], r"texts\[1\]: expected a string, found NoneType; replace missing texts"),
