@@ -42,8 +42,10 @@ def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
         return None, "invalid_utf8", f"byte {error.start} of the line"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return None, "invalid_json", str(error)
+    except RecursionError:
+        return None, "invalid_json", "nested too deep to be parsed"
     if not isinstance(value, dict):
         return None, "invalid_json", f"{type(value).__name__}, not an object"
     return value, "", ""

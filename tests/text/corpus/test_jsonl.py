@@ -364,6 +364,24 @@ def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
     ]
 
 
+def test_a_line_nested_too_deep_to_be_parsed_is_quarantined_and_its_neighbours_live(tmp_path):
+    lines = [
+        f'{{"id": {place}, "text": "t", "meta": {"[" * levels}{"]" * levels}}}'
+        for place, levels in enumerate([300, 50_000, 300, 50_000])
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    corpus = CorpusSettings(uri=str(tmp_path / "a.jsonl"), keep=("meta",))
+    store = open_store(tmp_path / "out")
+    made = ingest(corpus, 10, store)
+    assert (made.counts["good"], made.counts["kept_values_dropped"]) == (2, 2)
+    assert made.quarantine is not None
+    bad = pq.read_table(store.open(made.quarantine.path)).to_pylist()
+    assert [(row["row"], row["reason"], row["detail"]) for row in bad] == [
+        (1, "invalid_json", "nested too deep to be parsed"),
+        (3, "invalid_json", "nested too deep to be parsed"),
+    ]
+
+
 def test_keys_without_end_take_bounded_memory_and_are_null_beyond_the_bound(tmp_path):
     lines = [{"id": place, "text": "t", "meta": {f"key{place}": place}} for place in range(2_000)]
     lines.append({"id": 2_000, "text": "t", "meta": {"key7": 7, "key8": 8}})
