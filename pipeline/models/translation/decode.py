@@ -1,4 +1,7 @@
-"""Translations written token by token: many at once, of like lengths, and none kept waiting for another."""
+"""Greedy and sampled decoding of translations, in batches of texts of similar length.
+
+Rows whose translation is finished leave the batch, so that the rest of it runs faster.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,27 +15,35 @@ from pipeline.models.translation.decode_rules import Rules
 from pipeline.models.translation.decode_steps import Course, Stepper
 from pipeline.text.tokens.budget import longest_first
 
-_DROP_SHARE = 1 / 16  # of a batch's rows, finished, that make it worth to move the others together
-_CHECK_EVERY = {
-    "cpu": 1,
-    "cuda": 4,
-}  # steps between two looks at what is finished: on a GPU a look waits for all that was launched
+# proportion of finished rows from which on it pays to copy the remaining rows of a batch together
+_DROP_PROPORTION = 1 / 16
+# steps between two checks for finished rows: on a GPU, a check waits for every kernel launched so far
+_CHECK_EVERY = {"cpu": 1, "cuda": 4}
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A text to be translated."""
+    """One text to translate and the bounds on the length of its translations."""
 
     ids: Sequence[int]
-    least: int
-    """tokens of its translations at least, the last one included"""
-    most: int
+    min_tokens: int
+    """minimum length of a translation, end of sentence included"""
+    max_tokens: int
     uniforms: np.ndarray | None = None
-    """(hypotheses, most) in [0, 1): what sampling goes by"""
+    """(hypotheses, max_tokens) random numbers in [0, 1) for sampling; None otherwise"""
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, copies: int = 1) -> list[np.ndarray]:
-    """Places of each batch, longest first: rows times the longest of them at most batch_tokens, or one text alone."""
+    """Group texts into batches of similar length, longest first.
+
+    Args:
+        lengths: tokens of each text.
+        batch_tokens: limit on rows * longest row of a batch; a text above it gets a batch of its own.
+        copies: rows that decoding needs for each text.
+
+    Returns:
+        Indices into `lengths` for each batch.
+    """
     sizes = np.asarray(lengths)
     order, batches = longest_first(sizes), []
     while len(order):
@@ -51,54 +62,48 @@ def write(
     copies: int,
     device: torch.device,
 ) -> list[list[list[int]]]:
-    """Tokens of `copies` translations of each request, the end of sentence included where one was written; the rows of one batch."""
+    """Decode one batch.
+
+    Returns:
+        For each request the tokens of `copies` translations. A translation includes its end of
+        sentence, unless it was cut at max_tokens.
+    """
     ids, mask = padded([request.ids for request in requests], rules.pad, device)
-    least, most = (
-        torch.tensor([getattr(request, name) for request in requests], device=device).repeat_interleave(
-            copies
-        )
-        for name in ("least", "most")
-    )
-    writing = _Writing(
-        rules,
-        least,
-        most,
-        max(request.least for request in requests),
-        max(request.most for request in requests),
-    )
-    writing.run(
-        stepper.begin(ids, mask, copies, writing.longest),
-        choose,
-        _uniforms(requests, writing.longest, device),
-    )
-    rows = writing.rows([request.most for request in requests for _ in range(copies)])
-    return [rows[place : place + copies] for place in range(0, len(rows), copies)]
+    bounds = [(request.min_tokens, request.max_tokens) for request in requests for _ in range(copies)]
+    writing = _Writing(rules, bounds, device)
+    course = stepper.begin(ids, mask, copies, writing.longest)
+    writing.run(course, choose, _uniforms(requests, writing.longest, device))
+    rows = writing.rows()
+    return [rows[start : start + copies] for start in range(0, len(rows), copies)]
 
 
 class _Writing:
-    """The rows of one batch, until all are finished."""
+    """Rows of one batch and the tokens written so far, until all rows are finished."""
 
-    def __init__(self, rules: Rules, least: Tensor, most: Tensor, least_at_all: int, longest: int) -> None:
-        self.longest, self._rules, self._least_at_all = longest, rules, least_at_all
-        self._least, self._most = least, most
-        self._ends = torch.tensor(rules.ends, device=most.device)
-        self._alive = torch.arange(len(most), device=most.device)
-        self._done = torch.zeros(len(most), dtype=torch.bool, device=most.device)
-        self._written = torch.full((longest + 1, len(most)), rules.pad, dtype=torch.int64, device=most.device)
+    def __init__(self, rules: Rules, bounds: Sequence[tuple[int, int]], device: torch.device) -> None:
+        """Start all rows; bounds: minimum and maximum tokens of each row."""
+        least, self._limits = [row[0] for row in bounds], [row[1] for row in bounds]
+        self.longest, self._rules, self._highest_min = max(self._limits), rules, max(least)
+        self._min, self._max = torch.tensor(least, device=device), torch.tensor(self._limits, device=device)
+        self._ends = torch.tensor(rules.ends, device=device)
+        self._alive = torch.arange(len(bounds), device=device)
+        self._done = torch.zeros(len(bounds), dtype=torch.bool, device=device)
+        self._written = torch.full((self.longest + 1, len(bounds)), rules.pad, device=device)
         self._written[0] = rules.start
 
     def run(self, course: Course, choose: Choice, uniforms: Tensor | None) -> None:
+        """Write tokens until every row is finished; uniforms: (longest, rows) random numbers, if sampled."""
         tokens, every = self._written[0], _CHECK_EVERY[_kind(self._written)]
         for step in range(self.longest):
             drawn = uniforms[step, self._alive] if uniforms is not None else None
             tokens = self._next(course.scores(tokens), step, choose, drawn)
             self._written[step + 1].index_copy_(0, self._alive, tokens)
-            self._done |= torch.isin(tokens, self._ends) | (self._most == step + 1)
-            if (step + 1) % every == 0 and (going := self._going()) is not None:
-                if not len(going):
+            self._done |= torch.isin(tokens, self._ends) | (self._max == step + 1)
+            if (step + 1) % every == 0 and (remaining := self._drop_finished()) is not None:
+                if not len(remaining):
                     return
-                course.keep(going)
-                tokens = tokens[going]
+                course.keep(remaining)
+                tokens = tokens[remaining]
 
     def _next(self, scores: Tensor, step: int, choose: Choice, uniforms: Tensor | None) -> Tensor:
         if step == 0 and self._rules.first is not None:
@@ -106,34 +111,34 @@ class _Writing:
         scores = self._rules.apply(
             scores.float(),
             step,
-            self._least,
-            self._least_at_all,
+            self._min,
+            self._highest_min,
             lambda: self._written[: step + 1, self._alive].T,
         )
         tokens = choose(scores, uniforms)
         if self._rules.forced_end is not None:
-            tokens = torch.where(self._most == step + 1, self._rules.forced_end, tokens)
+            tokens = torch.where(self._max == step + 1, self._rules.forced_end, tokens)
         return tokens
 
-    def _going(self) -> Tensor | None:
-        """Places of the rows to go on with; None: all of them, since too few are finished."""
-        going = (~self._done).nonzero()[:, 0]
-        finished = len(self._done) - len(going)
-        if len(going) and finished < max(1, _DROP_SHARE * len(self._done)):
+    def _drop_finished(self) -> Tensor | None:
+        """Drop finished rows; return the indices of the others, or None if too few rows are finished."""
+        remaining = (~self._done).nonzero()[:, 0]
+        finished = len(self._done) - len(remaining)
+        if len(remaining) and finished < max(1, _DROP_PROPORTION * len(self._done)):
             return None
-        self._alive, self._least, self._most, self._done = (
-            each[going] for each in (self._alive, self._least, self._most, self._done)
-        )
-        return going
+        self._alive, self._done = self._alive[remaining], self._done[remaining]
+        self._min, self._max = self._min[remaining], self._max[remaining]
+        return remaining
 
-    def rows(self, most: Sequence[int]) -> list[list[int]]:
-        """Tokens of each row up to its first end or its bound."""
+    def rows(self) -> list[list[int]]:
+        """Tokens of each row up to its first end of sentence, or up to its limit."""
         ends, written = set(self._rules.ends), self._written[1:].T.tolist()
-        return [cut(row[:bound], ends) for row, bound in zip(written, most, strict=True)]
+        return [cut(row[:limit], ends) for row, limit in zip(written, self._limits, strict=True)]
 
 
 def cut(tokens: list[int], ends: set[int]) -> list[int]:
-    end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    """Cut a row after its first end of sentence, if it has one."""
+    end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: end + 1]
 
 
@@ -142,7 +147,11 @@ def _kind(tensor: Tensor) -> str:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids, mask), (n, longest) int64 on the device, padded at the end; copied without waiting."""
+    """Pad rows at the end and copy them to the device without waiting.
+
+    Returns:
+        ids and mask, each (n, longest) int64; mask is 1 for the tokens of a row.
+    """
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(mask.shape, pad, np.int64)
@@ -151,19 +160,19 @@ def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tup
 
 
 def _uniforms(requests: Sequence[Request], longest: int, device: torch.device) -> Tensor | None:
-    """(longest, rows) float32 below 1."""
+    """Random numbers of all rows, (longest, rows) float32 below 1; None if the batch is not sampled."""
     if requests[0].uniforms is None:
         return None
-    found = np.zeros(
-        (longest, sum(len(request.uniforms) for request in requests if request.uniforms is not None)),
-        np.float32,
-    )
-    row = 0
-    for request in requests:
-        for own in request.uniforms if request.uniforms is not None else ():
-            found[: request.most, row] = np.minimum(own[: request.most], 1 - 2**-24)
-            row += 1
-    return _put(found, device)
+    columns = [
+        (own, request.max_tokens)
+        for request in requests
+        if request.uniforms is not None
+        for own in request.uniforms
+    ]
+    numbers = np.zeros((longest, len(columns)), np.float32)
+    for column, (own, limit) in enumerate(columns):
+        numbers[:limit, column] = np.minimum(own[:limit], 1 - 2**-24)
+    return _put(numbers, device)
 
 
 def _put(values: np.ndarray, device: torch.device) -> Tensor:

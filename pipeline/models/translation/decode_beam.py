@@ -13,20 +13,26 @@ from pipeline.settings.augment import DecodingSettings
 
 
 class Bounds:
-    """Holds every row of a batch within its own bounds: what a row becomes does not depend on its neighbours. A logits processor of transformers."""
+    """Logits processor of transformers that keeps each row of a batch within its own length bounds.
+
+    A translation therefore does not depend on the other texts of its batch.
+    """
 
     def __init__(self, rules: Rules, requests: Sequence[Request], beams: int, device: torch.device) -> None:
         self._ends = torch.tensor(rules.ends, device=device)
-        self._least, self._most = (
-            torch.tensor([getattr(request, name) for request in requests], device=device).repeat_interleave(
-                beams
-            )
-            for name in ("least", "most")
-        )
+        least = [request.min_tokens for request in requests for _ in range(beams)]
+        most = [request.max_tokens for request in requests for _ in range(beams)]
+        self._min, self._max = torch.tensor(least, device=device), torch.tensor(most, device=device)
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        written = tokens.shape[1] - 1  # the start token is none of them
-        early, last = self._least > written, self._most <= written + 1
+        """Forbid the end token before min_tokens and force it at max_tokens.
+
+        Args:
+            tokens: (n, t) written so far, start token included.
+            scores: (n, V) of the next token.
+        """
+        written = tokens.shape[1] - 1  # without the start token
+        early, last = self._min > written, self._max <= written + 1
         end = scores.new_full(scores.shape[1:], -torch.inf)
         end[self._ends[0]] = 0.0
         kept = scores.clone()
@@ -38,25 +44,33 @@ class Bounds:
 def search(
     model: Any, rules: Rules, requests: Sequence[Request], decoding: DecodingSettings, device: torch.device
 ) -> list[list[list[int]]]:
-    """Tokens of the best `decoding.hypotheses` translations of each request, the best first; the rows of one batch."""
+    """Decode one batch by beam search.
+
+    Returns:
+        For each request the tokens of its `decoding.hypotheses` best translations, best first.
+    """
     from transformers import LogitsProcessorList
 
     ids, mask = padded([request.ids for request in requests], rules.pad, device)
-    bounds = LogitsProcessorList([Bounds(rules, requests, decoding.beams, device)])  # type: ignore[no-untyped-call, unused-ignore]
-    longest = max(request.most for request in requests)
+    bounds = Bounds(rules, requests, decoding.beams, device)
+    processors = LogitsProcessorList([bounds])  # type: ignore[no-untyped-call, unused-ignore]
+    longest = max(request.max_tokens for request in requests)
     found = model.generate(
         input_ids=ids,
         attention_mask=mask,
         generation_config=_configuration(model, rules, decoding, longest),
-        logits_processor=bounds,
+        logits_processor=processors,
     )
     ends = set(rules.ends)
-    rows = [cut(row[1:], ends) for row in found.tolist()]
-    return [rows[place : place + decoding.hypotheses] for place in range(0, len(rows), decoding.hypotheses)]
+    rows, count = [cut(row[1:], ends) for row in found.tolist()], decoding.hypotheses
+    return [rows[start : start + count] for start in range(0, len(rows), count)]
 
 
 def _configuration(model: Any, rules: Rules, decoding: DecodingSettings, longest: int) -> Any:
-    """The model's own, with what the settings and the languages say; how long a translation may be is in `Bounds`."""
+    """Copy the model's generation config and apply the settings and language rules.
+
+    The length of each translation is limited by `Bounds`, not here.
+    """
     own = copy.deepcopy(model.generation_config)
     own.update(
         num_beams=decoding.beams,

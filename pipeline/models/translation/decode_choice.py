@@ -1,6 +1,6 @@
-"""Which token comes next, given the scores of all."""
+"""Choice of the next token from the scores of the vocabulary: greedy or sampled."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -8,33 +8,46 @@ from torch import Tensor
 
 from pipeline.settings.augment import DecodingSettings
 
-_BLOCK = 64  # a sum over blocks and one within a block: a running sum over a whole vocabulary is slower and less exact
+# tokens summed as one block: one running sum over the whole vocabulary is slower and less exact
+_BLOCK = 64
 
 
 class Choice(Protocol):
-    """(scores (n, V) in float32, uniform numbers (n,) in [0, 1) or None) -> tokens (n,)."""
+    """Function that chooses the next token of each row."""
 
-    def __call__(self, scores: Tensor, uniforms: Tensor | None) -> Tensor: ...
+    def __call__(self, scores: Tensor, uniforms: Tensor | None) -> Tensor:
+        """Tokens (n,) for scores (n, V) in float32 and random numbers (n,) in [0, 1), None if greedy."""
+        ...
 
 
 def choice_of(decoding: DecodingSettings) -> Choice:
-    """Of greedy decoding or sampling."""
+    """Return `greedy`, or `sample` with these settings."""
     if decoding.method == "greedy":
         return greedy
-    sampled: Callable[[Tensor, Tensor], Tensor] = lambda scores, uniforms: sample(scores, uniforms, decoding)  # noqa: E731
-    return sampled  # type: ignore[return-value]
+    return partial(sample, decoding=decoding)
 
 
 def greedy(scores: Tensor, uniforms: Tensor | None = None) -> Tensor:
-    """The likeliest token of each row; the first one of equals."""
+    """Most likely token of each row, (n,); the lowest id among equals."""
     return scores.argmax(-1)
 
 
-def sample(scores: Tensor, uniforms: Tensor, decoding: DecodingSettings) -> Tensor:
-    """The token at which the cumulative distribution of each row passes its uniform number.
+def sample(scores: Tensor, uniforms: Tensor | None, decoding: DecodingSettings) -> Tensor:
+    """Sample a token for each row by inverting its cumulative distribution at its random number.
 
-    Temperature, then top-k, then top-p among what is left, as in transformers. Restricted tokens are ordered by falling probability (ties by id), all tokens by id.
+    Applies temperature, then top-k, then top-p to the remaining tokens, as transformers does. The
+    distribution runs over tokens by id, or by decreasing probability (ties by id) if top-k or
+    top-p restricts them.
+
+    Args:
+        scores: (n, V) logits.
+        uniforms: (n,) in [0, 1).
+        decoding: temperature, top_k and top_p.
+
+    Returns:
+        (n,) token ids.
     """
+    assert uniforms is not None
     if decoding.temperature != 1.0:
         scores = scores / decoding.temperature
     if decoding.top_k is None and decoding.top_p >= 1.0:
@@ -45,14 +58,19 @@ def sample(scores: Tensor, uniforms: Tensor, decoding: DecodingSettings) -> Tens
     else:
         chances, tokens = _likeliest(torch.softmax(scores, -1), decoding.top_p)
     if decoding.top_p < 1.0:
-        chances = chances * (
-            chances.cumsum(-1) - chances < decoding.top_p
-        )  # what comes before it has less than top_p
+        before = chances.cumsum(-1) - chances  # probability of all tokens that are more likely
+        chances = chances * (before < decoding.top_p)
     return tokens.gather(1, _first_above(chances, uniforms)[:, None])[:, 0]
 
 
 def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """Falling probabilities and their tokens, as many as `mass` needs in every row: sorting all of a vocabulary costs more than a model's step."""
+    """Most likely tokens of each row, at least enough to cover the probability `mass`.
+
+    Sorting the whole vocabulary costs more than a decoding step, so it is the last resort.
+
+    Returns:
+        Probabilities, decreasing, and token ids, each (n, k).
+    """
     count, size = 64, chances.shape[-1]
     while count < size:
         best, tokens = chances.topk(count, dim=-1)
@@ -64,7 +82,7 @@ def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """As `_first_above`, for a whole vocabulary: first the block of tokens, then the token in it."""
+    """Same as `_first_above` for a whole vocabulary: find the block of tokens, then the token in it."""
     rows, size = chances.shape
     padded = torch.nn.functional.pad(chances, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
     blocks = padded.sum(-1)
@@ -72,16 +90,15 @@ def _inverse(chances: Tensor, uniforms: Tensor) -> Tensor:
     sums = blocks.cumsum(-1)
     before = (sums - blocks).gather(1, block[:, None])[:, 0]
     inside = padded[torch.arange(rows, device=chances.device), block]
-    left = ((uniforms * sums[:, -1] - before) / inside.sum(-1)).clamp(0, 1 - 2**-24)
-    return block * _BLOCK + _first_above(inside, left)
+    rest = ((uniforms * sums[:, -1] - before) / inside.sum(-1)).clamp(0, 1 - 2**-24)
+    return block * _BLOCK + _first_above(inside, rest)
 
 
 def _first_above(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """First place of each row (n, k) whose running sum is above uniform x sum; never one of probability 0."""
+    """First index of each row (n, k) whose running sum exceeds uniform * sum; never one of probability 0."""
     sums = chances.cumsum(-1)
     total = sums[:, -1:]
     passed = (sums <= (uniforms[:, None] * total)).sum(-1)
-    last = (
-        chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)
-    )  # rounding may put the threshold at the very end
+    # rounding may put the threshold behind the last token of positive probability
+    last = chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)
     return torch.minimum(passed, last)

@@ -1,4 +1,4 @@
-"""What a model's generation_config says about the tokens that may come next."""
+"""Rules of a model's generation_config about the tokens that may come next."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,53 +14,73 @@ Scores = Callable[[Tensor, Tensor], Tensor]  # (tokens so far (n, t), scores (n,
 
 @dataclass(frozen=True)
 class Rules:
-    """Which token may stand where in a translation."""
+    """Special tokens of a translation and the tokens that are forbidden in it."""
 
     start: int
-    """stands before it"""
+    """decoder start token, which precedes the translation"""
     ends: tuple[int, ...]
     pad: int
     first: int | None = None
-    """what it begins with"""
+    """forced first token of the translation"""
     forced_end: int | None = None
-    """what a translation that reaches its bound ends with; null: it is cut there"""
+    """forced last token of a translation that reaches its limit; None: it is cut there"""
     banned: tuple[int, ...] = ()
     others: tuple[Scores, ...] = field(default=(), compare=False)
-    """rarer ones, which look at the tokens before: transformers' own"""
+    """logits processors of transformers, for the rarer rules that depend on the tokens before"""
 
     def apply(
-        self, scores: Tensor, step: int, least: Tensor, least_at_all: int, written: Callable[[], Tensor]
+        self,
+        scores: Tensor,
+        step: int,
+        min_tokens: Tensor,
+        highest_min: int,
+        written: Callable[[], Tensor],
     ) -> Tensor:
-        """Scores (n, V), float32, in place: -inf for what may not come at `step`; least (n,): tokens of each row at least, their maximum beside it."""
+        """Set the scores of tokens that are forbidden at `step` to -inf, in place.
+
+        Args:
+            scores: (n, V) float32.
+            step: tokens written so far.
+            min_tokens: (n,) minimum length of each row.
+            highest_min: maximum of `min_tokens`, known without waiting for the device.
+            written: returns the (n, step + 1) tokens so far; called only if a rule needs them.
+
+        Returns:
+            (n, V) scores.
+        """
         if self.others:
-            scores = self._looked_back(scores, written())
+            tokens = written()
+            for other in self.others:
+                scores = other(tokens, scores)
         for token in self.banned:  # one by one: a list of them would be copied to the device at every step
             scores[:, token] = -torch.inf
-        if step < least_at_all:
+        if step < highest_min:
             for end in self.ends:
-                scores[:, end].masked_fill_(least > step, -torch.inf)
-        return scores
-
-    def _looked_back(self, scores: Tensor, written: Tensor) -> Tensor:
-        for other in self.others:
-            scores = other(written, scores)
+                scores[:, end].masked_fill_(min_tokens > step, -torch.inf)
         return scores
 
 
 def rules_of(model: Any, first: int | None, start: int | None, where: str) -> Rules:
-    """Of a transformers model; first and start: the target language's token, where the tokenizer says it. ModelError where the model does not say how a translation
-    starts or ends.
+    """Read the rules of a transformers model.
+
+    Args:
+        model: with a generation_config.
+        first: token of the target language, if translations begin with it.
+        start: token of the target language, if it is the decoder start token.
+        where: the model's path, for errors.
+
+    Raises:
+        ModelError: the model does not define the start or the end of a translation.
     """
     known = model.generation_config
     ends = _several(known.eos_token_id)
-    begins = next(
-        (each for each in (start, known.decoder_start_token_id, known.bos_token_id) if each is not None), None
-    )
+    candidates = (start, known.decoder_start_token_id, known.bos_token_id)
+    begins = next((token for token in candidates if token is not None), None)
     if begins is None or not ends:
         found = f"decoder_start_token_id {begins}, eos_token_id {known.eos_token_id}"
         raise ModelError(
             where,
-            "how a translation starts and ends in generation_config.json or config.json",
+            "the start and end tokens of a translation in generation_config.json or config.json",
             found,
             "restore the file",
         )
@@ -96,5 +116,7 @@ def _others(known: Any, ends: tuple[int, ...]) -> tuple[Scores, ...]:
 
 
 def _several(value: Any) -> tuple[int, ...]:
-    """Ids in a configuration: one, several or none."""
-    return () if value is None else tuple(value) if isinstance(value, list | tuple) else (int(value),)
+    """Token ids of a configuration value, which is None, an id or a list of ids."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (int(value),)

@@ -1,4 +1,4 @@
-"""A model's forward pass, one token of many translations at a time."""
+"""Forward pass of a translation model, one token of many translations at a time."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,28 +7,35 @@ from torch import Tensor
 
 
 class Course(Protocol):
-    """Translations that are being written."""
+    """State of the translations of one batch: the encoder's states and the decoder's cache."""
 
     def scores(self, tokens: Tensor) -> Tensor:
-        """(n, V) logits of what comes after `tokens` (n,), the last ones written."""
+        """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone, (m,) in rising order."""
+        """Drop all rows but these, (m,) indices in increasing order."""
         ...
 
 
 class Stepper(Protocol):
-    """A model that begins courses."""
+    """Model that decodes step by step."""
 
     def begin(self, ids: Tensor, mask: Tensor, copies: int, longest: int) -> Course:
-        """Of `copies` translations of each text in ids (n, L), mask (n, L) 1 for its tokens; of at most `longest` tokens."""
+        """Encode the texts and start their translations.
+
+        Args:
+            ids: (n, L) source tokens.
+            mask: (n, L), 1 for tokens and 0 for padding.
+            copies: translations of each text; the rows of one text are adjacent.
+            longest: limit on the tokens of a translation.
+        """
         ...
 
 
 @dataclass
 class GeneralCourse:
-    """Through the model's own forward pass and cache, whatever its architecture."""
+    """Decoding through the model's own forward pass and cache, for any architecture."""
 
     model: Any
     states: Tensor
@@ -36,6 +43,7 @@ class GeneralCourse:
     cache: Any
 
     def scores(self, tokens: Tensor) -> Tensor:
+        """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
         from transformers.modeling_outputs import BaseModelOutput
 
         given = {
@@ -49,17 +57,19 @@ class GeneralCourse:
         return scores
 
     def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, (m,) indices in increasing order."""
         self.states, self.mask = self.states.index_select(0, rows), self.mask.index_select(0, rows)
         self.cache.reorder_cache(rows)
 
 
 class GeneralStepper:
-    """Any encoder-decoder of transformers."""
+    """Stepper of any encoder-decoder model of transformers."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def begin(self, ids: Tensor, mask: Tensor, copies: int, longest: int) -> GeneralCourse:
+        """Encode the texts and start `copies` translations of each; see `Stepper.begin`."""
         from transformers import DynamicCache, EncoderDecoderCache
 
         states = encoded(self._model, ids, mask)
@@ -69,7 +79,7 @@ class GeneralStepper:
 
 
 def encoded(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """(n, L, d): the encoder's last states."""
+    """Last hidden states of the encoder, (n, L, d), for ids and mask (n, L)."""
     states: Tensor = model.get_encoder()(
         input_ids=ids, attention_mask=mask, return_dict=True
     ).last_hidden_state

@@ -1,4 +1,7 @@
-"""Sequence-to-sequence models: what a folder holds, its languages, texts to tokens and back. Imports torch and transformers where a model or a tokenizer is loaded."""
+"""Sequence-to-sequence models: their folders, languages, tokenizers and weights.
+
+torch and transformers are imported only where a model or a tokenizer is loaded.
+"""
 
 import difflib
 import re
@@ -35,42 +38,43 @@ _TOKENIZER_FILES = (
 _MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")  # their tokenizers have a code for every language
 _OTHER_TASKS = re.compile(r"Classification|QuestionAnswering|EncoderModel|ForCausalLM")
 _CODE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")  # of M2M100; of NLLB and mBART
-_OUTPUT_BIAS = (
-    "final_logits_bias"  # of Marian, BART and mBART: a buffer, and part of what Marian was trained to say
-)
+_OUTPUT_BIAS = "final_logits_bias"  # a buffer of Marian, BART and mBART, which Marian's training changes
 _NO_LIMIT = 100_000  # tokenizers without a limit write 1e30
-_PLAIN_LIMIT = 512  # of a model that names none, such as T5's with relative positions
+_PLAIN_LIMIT = 512  # of a model without a limit of its own, such as T5 with relative positions
 
 
 @dataclass(frozen=True)
 class TranslatorFolder:
-    """A resolved model."""
+    """Resolved folder of a translation model."""
 
     path: Path
     config: Mapping[str, Any] = field(repr=False)
     longest: int
-    """tokens of a source text at most"""
+    """maximum tokens of a source text"""
     positions: int
-    """tokens of a translation at most"""
+    """maximum tokens of a translation"""
     weights: tuple[str, ...]
 
     def digests(self) -> dict[str, JsonValue]:
-        """sha256 of each file that decides what the model writes, by its name."""
+        """Hash the files that the model's translations depend on: sha256 by file name."""
         names = ("config.json", "generation_config.json", *_TOKENIZER_FILES, *self.weights)
-        return {
-            name: digest_of_file(self.path / name) for name in sorted(names) if (self.path / name).is_file()
-        }
+        files = {name: self.path / name for name in sorted(names)}
+        return {name: digest_of_file(file) for name, file in files.items() if file.is_file()}
 
 
 def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
-    """The model that `settings` mean. ModelError where there is none, or one that does not turn texts into texts; ConfigError for a limit above its positions."""
+    """Find the model of `settings` and read its configuration.
+
+    Raises:
+        ModelError: there is no model at the path, or it is not a sequence-to-sequence model.
+        ConfigError: max_length is above the model's positions.
+    """
     path = _located(settings.path)
     config = read_config(path)
     check_code(path, "AutoModelForSeq2SeqLM")
     architectures = [str(name) for name in config.get("architectures") or ()]
-    if not config.get("is_encoder_decoder") or (
-        architectures and all(_OTHER_TASKS.search(name) for name in architectures)
-    ):
+    other_task = bool(architectures) and all(_OTHER_TASKS.search(name) for name in architectures)
+    if other_task or not config.get("is_encoder_decoder"):
         found = f"{', '.join(architectures) or config.get('model_type', 'no model_type')}"
         raise ModelError(
             str(path / "config.json"),
@@ -92,28 +96,32 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
 
 
 def anywhere(settings: TranslatorSettings) -> TranslatorSettings:
-    """The same model for a worker, whose working directory may be another: a relative path in full."""
-    place = Path(settings.path).expanduser()
-    return (
-        settings
-        if "://" in settings.path or not place.exists()
-        else settings.model_copy(update={"path": str(place.resolve())})
-    )
+    """Make a local path absolute, for a worker, which may have another working directory."""
+    path = Path(settings.path).expanduser()
+    if "://" in settings.path or not path.exists():
+        return settings
+    return settings.model_copy(update={"path": str(path.resolve())})
 
 
 def check_languages(folder: TranslatorFolder, settings: TranslatorSettings) -> None:
-    """ConfigError as `load_wording` gives; a model that has no languages, of which none is asked for, costs no import."""
-    if (
-        settings.source
-        or settings.target
-        or settings.prefix.startswith(">>")
-        or folder.config.get("model_type") in _MULTILINGUAL
-    ):
+    """Refuse unknown and missing languages.
+
+    Loads the tokenizer (and transformers) only if the settings name a language or the model is multilingual.
+
+    Raises:
+        ConfigError: see `load_wording`.
+    """
+    named = settings.source or settings.target or settings.prefix.startswith(">>")
+    if named or folder.config.get("model_type") in _MULTILINGUAL:
         load_wording(folder, settings)
 
 
 def check_weights(folder: TranslatorFolder) -> None:
-    """ModelError for a safetensors file that is cut off or otherwise damaged where its contents are listed; reads no tensor."""
+    """Read the headers of the safetensors files, but no tensor.
+
+    Raises:
+        ModelError: a file is truncated or its header is corrupt.
+    """
     from safetensors import SafetensorError, safe_open
 
     for name in folder.weights:
@@ -132,17 +140,17 @@ def check_weights(folder: TranslatorFolder) -> None:
 
 @dataclass(frozen=True)
 class Wording:
-    """Texts to source tokens, and written tokens to texts."""
+    """Tokenizer of a translation model, set to its source and target language."""
 
     tokenizer: Any
     prefix: str
     first: int | None
-    """the token that every translation begins with: the target language's"""
+    """token of the target language, if every translation begins with it"""
     start: int | None
-    """the token that stands before a translation, where the tokenizer's language says it (mBART-25)"""
+    """token of the target language, if it is the decoder start token (mBART-25)"""
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, special tokens included; nothing is cut."""
+        """Token ids of each text, special tokens included, not truncated."""
         if not texts:
             return []
         texts = [self.prefix + text for text in texts]
@@ -152,17 +160,19 @@ class Wording:
         return found
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """What ids say, without special tokens."""
-        own = [ids[1:] if self.first is not None and ids and ids[0] == self.first else ids for ids in tokens]
-        return [
-            text.strip()
-            for text in self.tokenizer.batch_decode([list(ids) for ids in own], skip_special_tokens=True)
-        ]
+        """Text of each translation, given its tokens; special tokens are skipped."""
+        rows = [list(ids) for ids in tokens]
+        if self.first is not None:
+            rows = [ids[1:] if ids[:1] == [self.first] else ids for ids in rows]
+        return [text.strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
 
 def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Wording:
-    """The tokenizer, set to the languages of `settings`. ConfigError for a language that it does not know (with codes like it), that is missing, or that it cannot be
-    told; ModelError where transformers cannot load it.
+    """Load the tokenizer and set it to the languages of `settings`.
+
+    Raises:
+        ConfigError: a language is unknown (with similar codes), is missing, or the model has no languages.
+        ModelError: transformers cannot load the tokenizer.
     """
     tokenizer = _load_tokenizer(folder.path)
     codes = _codes(tokenizer)
@@ -172,21 +182,24 @@ def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Word
     if settings.source is not None:
         tokenizer.src_lang = settings.source
     target = codes.get(settings.target) if settings.target is not None else None
-    starts = type(tokenizer).__name__.startswith(
-        "MBartTokenizer"
-    )  # mBART-25 puts the language before the translation, all others begin it with that
+    # mBART-25 has the language as decoder start token, all others as first token of the translation
+    starts = type(tokenizer).__name__.startswith("MBartTokenizer")
     return Wording(tokenizer, settings.prefix, None if starts else target, target if starts else None)
 
 
 def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
-    """Load the transformers model, for inference. ModelError if its weights are damaged, incomplete or other than config.json says."""
+    """Load the transformers model for inference.
+
+    Raises:
+        ModelError: the weights are corrupt, incomplete or do not match config.json.
+    """
     from transformers import AutoModelForSeq2SeqLM
 
     from pipeline.models.layers.weights import open_files
 
     wanted = "a model that AutoModelForSeq2SeqLM loads"
     model = load_whole(AutoModelForSeq2SeqLM, folder.path, wanted, dtype=dtype).eval()
-    if _OUTPUT_BIAS in model.state_dict():  # transformers makes it zero where it is missing, and says nothing
+    if _OUTPUT_BIAS in model.state_dict():  # transformers sets it to zero without a warning if it is missing
         files = [folder.path / name for name in folder.weights if not name.endswith(".index.json")]
         open_files(str(folder.path), files).check_present([_OUTPUT_BIAS])
     return model
@@ -195,19 +208,18 @@ def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
 def _located(path: str) -> Path:
     if "://" not in path and Path(path).expanduser().is_file():
         raise ModelError(
-            path, "the folder of a translation model", "a file", "give the folder that it lies in"
+            path, "the folder of a translation model", "a file", "give the folder that contains it"
         )
     try:
         return locate(path)
-    except ModelError as error:  # which speaks of encoders
-        expected = "a translation model: a folder, a URI of one or a hub id"
-        raise ModelError(
-            path, expected, error.found, "check the path; a model of the hub needs the network once"
-        ) from None
+    except ModelError as error:  # its message is about encoders
+        expected = "a translation model: a folder, the URI of a folder or a hub id"
+        remedy = "check the path; a model of the hub needs the network once"
+        raise ModelError(path, expected, error.found, remedy) from None
 
 
 def _positions(config: Mapping[str, Any], side: str) -> int:
-    """LED names them for each side; two models in one folder have a configuration each."""
+    """Positions of one side: named per side by LED, in a nested configuration by an encoder-decoder pair."""
     named = config.get(f"max_{side}_position_embeddings")
     own = config.get(side)
     return int(named or positions_of(own if isinstance(own, dict) else config))
@@ -228,7 +240,7 @@ def _load_tokenizer(path: Path) -> Any:
 
 
 def _codes(tokenizer: Any) -> dict[str, int]:
-    """Id of the token of each language by the name that the tokenizer's src_lang takes; none for a model of one pair."""
+    """Token id of each language code that the tokenizer accepts; empty for a model of one language pair."""
     if not hasattr(tokenizer, "src_lang"):
         return {}
     if named := getattr(tokenizer, "lang_code_to_id", None):
@@ -247,23 +259,23 @@ def _check_code(role: str, settings: TranslatorSettings, codes: Mapping[str, int
     if value is None and codes:
         raise ConfigError(
             where,
-            "a language code: the model has several languages",
+            "a language code, as the model has several languages",
             "none",
             f"set {role}, for instance {_some(codes)}",
         )
     if value is not None and not codes:
         raise ConfigError(
             where,
-            "null: the model's tokenizer has no languages",
+            "null, as the model's tokenizer has no languages",
             repr(value),
-            "leave it out; a prefix is what some models go by",
+            "leave it out; some models take the language from prefix instead",
         )
     if value is not None and value not in codes:
         raise ConfigError(where, "a language code of the model", repr(value), _near(value, codes))
 
 
 def _check_prefix(settings: TranslatorSettings, tokenizer: Any) -> None:
-    """A Marian model reads an unknown >>code<< as unknown words."""
+    """Refuse an unknown >>code<<, which a Marian model would read as unknown words."""
     known = getattr(tokenizer, "supported_language_codes", None) or []
     code = settings.prefix.partition("<<")[0] + "<<"
     if settings.prefix.startswith(">>") and code not in known:
@@ -276,13 +288,13 @@ def _check_prefix(settings: TranslatorSettings, tokenizer: Any) -> None:
 
 
 def _near(value: str, codes: Mapping[str, int] | Sequence[str]) -> str:
-    near = (
-        difflib.get_close_matches(value, list(codes), n=3, cutoff=0.5)
-        or [code for code in codes if code.startswith(value[:2])][:3]
-    )
+    """Suggest codes similar to `value`; all codes if none is."""
+    near = difflib.get_close_matches(value, list(codes), n=3, cutoff=0.5)
+    near = near or [code for code in codes if code.startswith(value[:2])][:3]
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {_some(codes)}"
 
 
 def _some(codes: Mapping[str, int] | Sequence[str]) -> str:
+    """List the first eight codes and the number of all; "none" if there are none."""
     names = sorted(codes)
     return ", ".join(names[:8]) + (f" ... ({len(names)} in all)" if len(names) > 8 else "") or "none"

@@ -1,4 +1,4 @@
-"""Texts to their translations by one loaded model."""
+"""Translation of texts by one loaded model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,13 +18,12 @@ from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, lo
 from pipeline.settings.augment import TranslatorSettings
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
-Uniforms = Callable[
-    [int, int], np.ndarray
-]  # (place of a text, tokens at most) -> (hypotheses, tokens) in [0, 1)
+# (index of a text, max_tokens) -> (hypotheses, max_tokens) random numbers in [0, 1)
+Uniforms = Callable[[int, int], np.ndarray]
 
 
 class Translator:
-    """A model, its tokenizer and how it decodes."""
+    """Translation model with its tokenizer and decoding settings, on one device."""
 
     def __init__(
         self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str
@@ -40,41 +39,48 @@ class Translator:
         self.copies = self._decoding.beams if self._decoding.method == "beam" else self._decoding.hypotheses
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Source tokens of each text."""
+        """Source token ids of each text."""
         return self._wording.tokens(texts)
 
-    def request(self, ids: Sequence[int], place: int, uniforms: Uniforms | None) -> Request:
-        """What is asked for a text, within the bounds of the settings and the positions of the model."""
+    def request(self, ids: Sequence[int], index: int, uniforms: Uniforms | None) -> Request:
+        """Build the request of one text, with length bounds from the settings and the model's positions.
+
+        Args:
+            ids: source tokens of the text.
+            index: passed to `uniforms`.
+            uniforms: random numbers for sampling; None for greedy decoding and beam search.
+        """
         decoding = self._decoding
         most = max(1, min(int(decoding.max_ratio * len(ids) + decoding.max_extra), self._positions))
-        return Request(
-            ids,
-            min(int(decoding.min_ratio * len(ids)), most),
-            most,
-            uniforms(place, most) if uniforms else None,
-        )
+        least = min(int(decoding.min_ratio * len(ids)), most)
+        return Request(ids, least, most, uniforms(index, most) if uniforms else None)
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[np.ndarray, list[list[list[int]]]]]:
-        """(places of a batch, tokens of each one's hypotheses), longest texts first. Where a GPU's memory does not suffice, what is left goes on in halves."""
+        """Translate in batches, longest texts first. Halves batch_tokens whenever the GPU runs out of memory.
+
+        Yields:
+            Indices of the requests of a batch, and for each of them the tokens of its hypotheses.
+
+        Raises:
+            ModelError: the device has not enough memory for one text.
+        """
         batches = plan([len(request.ids) for request in requests], self.batch_tokens, self.copies)
         while batches:
-            made = self._batch([requests[place] for place in batches[0]])
-            if made is not None:
-                yield batches.pop(0), made
+            hypotheses = self._batch([requests[index] for index in batches[0]])
+            if hypotheses is not None:
+                yield batches.pop(0), hypotheses
                 continue
             self._halve(len(batches[0]))
-            left = np.concatenate(batches)
-            batches = [
-                left[part]
-                for part in plan([len(requests[place].ids) for place in left], self.batch_tokens, self.copies)
-            ]
+            rest = np.concatenate(batches)
+            lengths = [len(requests[index].ids) for index in rest]
+            batches = [rest[part] for part in plan(lengths, self.batch_tokens, self.copies)]
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """What translations say."""
+        """Text of each translation, given its tokens."""
         return self._wording.texts(tokens)
 
     def _batch(self, requests: list[Request]) -> list[list[list[int]]] | None:
-        """None where the device ran out of memory; a host without memory raises another error."""
+        """Decode one batch; None if the GPU ran out of memory (a CPU without memory raises another error)."""
         try:
             if self._decoding.method == "beam":
                 return search(self._model, self._rules, requests, self._decoding, self._device)

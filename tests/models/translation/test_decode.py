@@ -145,7 +145,7 @@ def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family
     translator = opened(folders[family], family, decoding, batch_tokens=240)
     ends = set(alone.model.generation_config.eos_token_id)
     for text, found, ids in zip(SENTENCES, written(translator), translator.tokens(SENTENCES), strict=True):
-        most = translator.request(ids, 0, None).most
+        most = translator.request(ids, 0, None).max_tokens
         assert all(len(row) <= most and row[-1] in ends for row in found)
         expected = alone(text, decoding, num_beams=3, num_return_sequences=2, length_penalty=0.8)
         rows = [cut(row, ends) for row in expected]
