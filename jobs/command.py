@@ -1,4 +1,4 @@
-"""What every command shares: its options, its settings, its output, and the one place where errors become exit codes."""
+"""Options, settings, output and exit codes that all commands share."""
 
 import contextlib
 import difflib
@@ -91,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: `facts` for --json, `text` for people."""
+    """The result of a command: `facts` for --json, `text` for people."""
 
     facts: dict[str, Any]
     text: str
@@ -196,7 +196,7 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
 
 
 def _shortage(error: Exception) -> str | None:
-    """Of what this machine has too little, and how to get more; None for an error that says no such thing."""
+    """Name the resource of this machine that is short, and a way to get more; None for any other error."""
     number = error.errno or 0 if isinstance(error, OSError) else 0
     if number == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
         remedy = "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, pids.max)"
@@ -223,7 +223,10 @@ def _stop(*_: object) -> NoReturn:
 
 @contextlib.contextmanager
 def _standard_output() -> Iterator[Say]:
-    """What prints a line on standard output, while everybody else's output there (Ray's, a library's) goes to standard error."""
+    """Return the function that prints a line on standard output.
+
+    All other output there (Ray's, a library's) goes to standard error.
+    """
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -20,7 +20,7 @@ def output_width() -> int | None:
 
 
 def cells(text: str) -> int:
-    """How many cells the text takes: two for a wide character, none for a combining one."""
+    """Count the terminal cells that the text takes: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -88,7 +88,7 @@ def _recall(gates: dict[str, Any]) -> list[str]:
 
 
 def search_command(job: Job) -> str:
-    """What asks the job's release, ready for a shell."""
+    """Return the shell command that searches the job's release."""
     example = "join two paths" if job.corpus.harvest == "docstrings" else "your query"
     apart = ["--commits-root", job.release.commits_root] if job.release.commits_root else []
     return shlex.join(["manta", "search", job.release.root, example, *apart])

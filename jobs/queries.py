@@ -21,7 +21,10 @@ class Query(NamedTuple):
 
 @dataclass
 class Queries:
-    """Where queries come from. blank: how many lines or rows without a text were left out so far."""
+    """The source of queries.
+
+    blank: lines or rows without a text that were left out so far.
+    """
 
     texts: tuple[str, ...] = ()
     file: str | None = None
@@ -32,7 +35,10 @@ class Queries:
 
     @classmethod
     def of(cls, texts: Sequence[str], file: str | None, column: str | None) -> "Queries":
-        """What the command line asks for. ConfigError unless it is either texts or one source of many."""
+        """Read the queries that the command line names.
+
+        ConfigError unless it is either texts or one source of many.
+        """
         if list(texts) == ["-"] and file is None:
             texts, file = (), "-"
         if "-" in texts:
@@ -57,12 +63,12 @@ class Queries:
 
     @property
     def name(self) -> str:
-        """What messages call the source."""
+        """The name of the source in messages."""
         return "standard input" if self.file == "-" else self.file or "the command line"
 
     @property
     def of_words(self) -> bool:
-        """Whether several queries have one word each: one text may have been meant, without its quotes."""
+        """True if several queries have one word each: one text may have been meant, without its quotes."""
         return len(self.texts) > 1 and not any(" " in text.strip() for text in self.texts)
 
     def batches(self) -> Iterator[list[Query]]:

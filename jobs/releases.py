@@ -49,7 +49,7 @@ def show(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """What a release holds: rows, space, transform, index, gates, counts, where its report is."""
+    """Show one release: rows, space, transform, index, gates, counts, and the path of its report."""
     from jobs.releases_list import one
 
     _answer(lambda: one(*_chosen("show", root, number, commits_root)), as_json, verbose)
@@ -69,10 +69,10 @@ def diff(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """What release B has that A has not: rows, settings, gates, recall, drift, and answers to fixed queries.
+    """Compare two releases: rows, settings, gates, recall, drift, and answers to fixed queries.
 
-    Rows are compared by id, from the tables that releases keep; a row is changed where its text or a kept column is.
-    The fixed queries are the texts that every night encodes to see whether its encoder has changed.
+    Rows are compared by id, from the tables that releases keep; a row is changed if its text or a kept column
+    is. The fixed queries are the texts that every night encodes to see whether its encoder has changed.
     """
     from jobs.releases_diff import compare
 

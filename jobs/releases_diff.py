@@ -1,4 +1,4 @@
-"""What `manta releases diff` prints."""
+"""Output of `manta releases diff`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""What `manta releases list` and `show` print."""
+"""Output of `manta releases list` and `show`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What `manta releases quarantine` prints."""
+"""Output of `manta releases quarantine`."""
 
 from typing import TYPE_CHECKING, Any
 

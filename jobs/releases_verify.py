@@ -1,4 +1,4 @@
-"""What `manta releases verify` prints."""
+"""Output of `manta releases verify`."""
 
 from typing import TYPE_CHECKING
 

@@ -130,7 +130,7 @@ def _opened(root: str, number: int | None, commits_root: str | None) -> "OpenRel
 
 @dataclass
 class _Answers:
-    """What the release answers, batch by batch; what is missing in its answers is said once."""
+    """Answers of the release, batch by batch; warnings about missing answers are printed once."""
 
     release: "OpenRelease"
     k: int

@@ -263,7 +263,10 @@ def _parsed(text: str, name: str) -> Any:
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node holds with its aliases spelled out. known: of nodes already counted, 0 while one is being counted."""
+    """Count the values that a node holds with its aliases spelled out.
+
+    known: counts of earlier nodes, 0 while one is being counted.
+    """
     if id(node) not in known:
         known[id(node)] = 0
         children = node.value if isinstance(node, yaml.CollectionNode) else ()

@@ -1,4 +1,7 @@
-"""Where the forward pass runs, and what about that place can change the bits of a vector. torch is imported at first use."""
+"""The device of the forward pass, with everything about it that can change the bits of a vector.
+
+torch is imported at first use.
+"""
 
 import functools
 import platform

@@ -21,7 +21,7 @@ class PipelineError(Exception):
     exit_code: ClassVar[int] = 70
 
     def facts(self) -> dict[str, Any]:
-        """Its fields by name."""
+        """The fields by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)} if is_dataclass(self) else {}
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,7 @@
-"""What a run says while it works, on standard error: events and progress, as a bar on a terminal, as plain lines elsewhere, as JSON on demand."""
+"""Events and progress of a run, on standard error.
+
+A bar on a terminal, plain lines elsewhere, JSON on demand.
+"""
 
 import contextlib
 import importlib.metadata
@@ -205,7 +208,10 @@ class Running:
 
 
 class _Pace:
-    """How fast a stage gets on since its first rows: the start of workers, which comes once, says nothing of the time left."""
+    """The pace of a stage since its first rows.
+
+    The start of workers comes once, so it says nothing of the time left.
+    """
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None

@@ -67,5 +67,5 @@ class Registry(Generic[T]):
 
 
 def _origin(entry: object) -> str:
-    """Where an entry is defined; a module that is loaded again defines the same one."""
+    """Return the place where an entry is defined; a module that is loaded again defines the same one."""
     return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', entry)}"

@@ -24,7 +24,7 @@ def refuse_others() -> None:
 
 
 def other(name: str, spec: importlib.machinery.ModuleSpec | None) -> str | None:
-    """Where another package of that name is; None if it is Manta's own, or there is none."""
+    """Return the path of another package of that name; None if it is Manta's own, or there is none."""
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or ())

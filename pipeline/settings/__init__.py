@@ -82,7 +82,7 @@ class EncoderSettings(Settings):
 
 
 class EncodeSettings(Settings):
-    """How the corpus is cut into units and encoded."""
+    """Units of the corpus, and the arithmetic that encodes them."""
 
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
     """rows of a unit: the unit of work, retry, resume and output"""
@@ -199,7 +199,10 @@ class IndexSettings(Settings):
 
 
 class GateSettings(Settings):
-    """What a candidate must show before it is published; null switches a gate off. Row conservation, unique ids and finite vectors are always asked for."""
+    """Demands on a candidate before it is published; null switches a gate off.
+
+    Row conservation, unique ids and finite vectors are always checked.
+    """
 
     recall_at_10: Annotated[float, Field(ge=0, le=1)] | None = 0.95
     """share of the exact ten nearest found; refused when even the upper end of its 95 % Wilson interval stays below"""
@@ -227,7 +230,7 @@ class GateSettings(Settings):
 
 
 class ReleaseSettings(Settings):
-    """Where releases are published."""
+    """The place of releases."""
 
     root: Annotated[str, _NAMED] = "releases"
     """a directory or an s3:// URI"""
@@ -293,8 +296,10 @@ class ClusterSettings(Settings):
 
 
 class CandidateSettings(Settings):
-    """What is evaluated: an encoder, alone or with a fitted transform, or a published release with both. A plain string is a release (release:current, release:7,
-    ROOT#7, ROOT#current) or else an encoder's path."""
+    """An encoder to evaluate, alone or with a fitted transform, or a published release with both.
+
+    A plain string is a release (release:current, release:7, ROOT#7, ROOT#current) or else an encoder's path.
+    """
 
     name: str | None = None
     """in tables; null: made from the rest"""
@@ -346,7 +351,7 @@ class TaskSettings(Settings):
 
 
 class GeometrySettings(Settings):
-    """What `manta evaluate --geometry` measures the space on."""
+    """Samples and measures of `manta evaluate --geometry`."""
 
     sentences: Annotated[int, Field(ge=10, le=100_000)] = 2_000
     """sampled from the corpus by hash of their text"""
@@ -365,7 +370,10 @@ class GeometrySettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """What `manta evaluate` measures candidates on. Without tasks of any kind it measures the published release against the gates."""
+    """Tasks and candidates of `manta evaluate`.
+
+    Without tasks of any kind it measures the published release against the gates.
+    """
 
     tasks: str | None = None
     """a folder with sts/NAME.parquet (subset, sentence1, sentence2, score), stsb-multi/NAME.parquet and senteval/NAME.parquet (text, label, split)"""

@@ -1,4 +1,4 @@
-"""How variants of a corpus's texts are made, and which of them are kept."""
+"""Settings of variants of a corpus's texts: how they are made, and which of them are kept."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -46,7 +46,7 @@ class KeepSettings(Settings):
 
 
 class DecodingSettings(Settings):
-    """How a translation is found."""
+    """Search for a translation."""
 
     method: Literal["greedy", "beam", "sample"] = "greedy"
     """the likeliest token at each place, the best of `beams` beginnings, or a token drawn by its probability"""
@@ -117,7 +117,7 @@ class TranslatorSettings(ModelSettings):
 
 
 class VariantSettings(Settings):
-    """What one kind of variants is made by. A plain name is one with its defaults."""
+    """An augmenter with its options. A plain name is one with its defaults."""
 
     method: str
     """as in pipeline/augment"""
@@ -133,7 +133,7 @@ class VariantSettings(Settings):
 
 
 class AugmentSettings(Settings):
-    """What `manta augment` makes of the corpus: for each of its texts, variants by name."""
+    """Variants of the corpus's texts, by name."""
 
     name: str = "main"
     """of the folder below augmented/ of release.root in which each run that found something new leaves a numbered manifest"""

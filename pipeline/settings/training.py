@@ -1,4 +1,4 @@
-"""What a training reads, what it trains for, how its steps go, and what it keeps."""
+"""Settings of a training: data, objective, steps, and what is kept."""
 
 import difflib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ ROLES = (*TEXTS, "score", "label", "document", "position")
 
 
 class Values(Settings):
-    """What the numbers and names in a file mean."""
+    """The meaning of numbers and names in a file."""
 
     labels: tuple[str, ...] = ("entailment", "neutral", "contradiction")
     """names of the labels; a label that is a number is a place in this list"""
@@ -52,7 +52,11 @@ class PairSettings(Settings):
         return {"uri": value} if isinstance(value, str) else value
 
     def defining(self, *without: str) -> dict[str, Any]:
-        """Its values as JSON but those of some names. `missing` is among them only where it says drop: what began before there was the choice is to be found again."""
+        """Return the values as JSON, without some names.
+
+        `missing` is included only if it is `drop`: trainings that began before the option existed keep their
+        identity.
+        """
         return self.model_dump(
             mode="json", exclude={*without, *(["missing"] if self.missing == "blank" else [])}
         )
@@ -70,7 +74,7 @@ class PairSettings(Settings):
 
 
 class OrderSettings(Settings):
-    """How rows are shuffled and dealt out."""
+    """Shuffling, and the rows of each batch."""
 
     batch_rows: Annotated[int, Field(ge=1)] = 64
     """rows of a global batch, all ranks together"""
@@ -101,7 +105,7 @@ class ObjectiveSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """What moves the weights, and how far."""
+    """The optimizer: its step size, schedule and limits."""
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
     """adam adds the weight decay to the gradient, adamw takes it off the weights"""
@@ -138,7 +142,7 @@ class ScheduleSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """What a killed training goes on from."""
+    """Checkpoints, from which a killed training continues."""
 
     steps: Annotated[int, Field(ge=1)] | None = 500
     """steps between two checkpoints; null: by time alone"""
@@ -151,7 +155,7 @@ class CheckpointSettings(Settings):
 
 
 class DevSettings(Settings):
-    """What tells during a training whether the encoder gets better."""
+    """Measurements during a training that show whether the encoder gets better."""
 
     uri: str | None = None
     """a Parquet file that is not trained on; null: the last weights are the product, and the loss of the
@@ -232,7 +236,7 @@ class MineSettings(Settings):
 
 
 class WatchSettings(Settings):
-    """What is told during a training."""
+    """Reports during a training."""
 
     steps: Annotated[int, Field(ge=1)] = 10
     """steps that one line of figures is about"""

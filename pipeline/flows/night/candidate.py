@@ -1,4 +1,4 @@
-"""What a night built, as the manifest that would be published."""
+"""The candidate of a night, as the manifest that would be published."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What one release has that another has not: rows by id, settings, gates, drift, and answers to the same queries."""
+"""The difference between two releases: rows by id, settings, gates, drift, and answers to the same queries."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -226,7 +226,7 @@ def _compared(was: pa.Table, is_: pa.Table) -> dict[str, pa.Table]:
 
 
 def _differs(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Where two columns differ; null equals null."""
+    """Return a mask of the rows at which two columns differ; null equals null."""
     one_is_null = pc.xor(left.is_null(), right.is_null())
     return pc.or_(pc.fill_null(pc.not_equal(left, right), False), one_is_null)
 

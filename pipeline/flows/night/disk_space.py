@@ -1,5 +1,6 @@
-"""How much space a night needs, part by part: estimated from sizes and row counts, without reading the
-corpus.
+"""The disk space that a night needs, part by part, estimated from sizes and row counts.
+
+The corpus is not read.
 """
 
 import tempfile
@@ -41,10 +42,10 @@ class Room:
 
 
 def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
-    """What tonight needs, most likely. files: rows of each input file.
+    """Estimate the space that tonight needs.
 
-    What a release before it holds is on the disk already and stays there: the first night of a root therefore counts
-    the index twice, since tomorrow's is written beside it.
+    files: rows of each input file. Files of the previous release are on the disk already and stay there. The
+    first night of a root therefore counts the index twice: tomorrow's is written beside it.
     """
     folder, before = open_folder(job.encoder), load_previous(open_releases(job))
     release = before.release if before.release and before.release.space_id == folder.space_id else None
@@ -71,8 +72,9 @@ def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
 
 
 def check_room(room: Room, store: Store, root: str) -> str:
-    """What there is and what is needed, in words. ConfigError where it is too little, on the root's disk or
-    on the one for temporary files.
+    """Describe the free and the needed space.
+
+    ConfigError if there is too little, on the root's disk or on the one for temporary files.
     """
     kept, free = sum(room.kept.values()), store.free_bytes()
     remedy = "make room (manta releases prune), or choose another release.root"

@@ -49,7 +49,7 @@ CANARIES = (
 
 @dataclass(frozen=True)
 class RepeatedIds:
-    """How many live ids stand more than once in a corpus's key table, a bucket in memory at a time."""
+    """Count the live ids that occur more than once in a corpus's key table, one bucket in memory at a time."""
 
     store: Store
 

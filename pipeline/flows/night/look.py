@@ -44,10 +44,10 @@ Values = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Look:
-    """What a corpus seems to be.
+    """A guess at the contents of a corpus.
 
-    language: an ISO 639 code; None where texts differ, are few, or py3langid is not installed.
-    script: that of most texts, such as latin or chinese; None where texts differ.
+    language: an ISO 639 code; None if texts differ, are few, or py3langid is not installed. script: that of
+    most texts, such as latin or chinese; None if texts differ.
     """
 
     files: int
@@ -157,7 +157,7 @@ def _text(corpus: CorpusSettings, values: Values, taken: str | None) -> str:
 
 
 def _weight(name: str) -> float:
-    """How much a column's name says that it is the text: an id may be longer than a title."""
+    """Rate a column's name as the name of the text; an id may be longer than a title."""
     return _PREFERRED if name.lower() in _TEXTS else _PREFERRED**-2 if _id_rank(name) <= len(_IDS) else 1
 
 
@@ -217,7 +217,7 @@ def _is_short(column: Sequence[Any]) -> bool:
 
 
 def _all_of(column: Sequence[Any], fits: Callable[[Any], bool]) -> bool:
-    """Whether there are values, and all of them fit."""
+    """True if there are values, and all of them fit."""
     values = [value for value in column if value is not None]
     return bool(values) and all(map(fits, values))
 

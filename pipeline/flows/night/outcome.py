@@ -27,7 +27,7 @@ Page = Callable[[int | None, PageStatus], str]
 
 @dataclass(frozen=True)
 class NightOutcome:
-    """How a night ended. release: the one that is current now."""
+    """The end of a night. release: the one that is current now."""
 
     status: NightStatus
     release: int

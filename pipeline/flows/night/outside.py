@@ -72,7 +72,10 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
 
 
 def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[float, float, float]:
-    """Of the release's index at the effort set in it, with its 95 % interval; all its rows are searched for the exact neighbours."""
+    """Return recall of the release's index at its stored effort, with its 95 % interval.
+
+    All rows are searched for the exact neighbours.
+    """
     from pipeline.index.truth import OUTSIDE
 
     store = run.store

@@ -25,7 +25,10 @@ _READERS = 16  # small files read at once: over a network each waits for an answ
 
 
 class Summary(Stored):
-    """What the page shows of one release, kept beside its manifest, which may be large. seconds: of its night."""
+    """The figures of one release on the page of all releases.
+
+    Kept beside the manifest, which may be large. seconds: of its night.
+    """
 
     release: int
     rows: int
@@ -58,7 +61,7 @@ def _value(gate: Gate | None) -> float | None:
 
 
 def summary_path(number: int) -> str:
-    """Where the summary of a release is kept; prune removes it with the release."""
+    """Return the path of a release's summary; prune removes it with the release."""
     return f"releases/{number:08d}/summary.json"
 
 

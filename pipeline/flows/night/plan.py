@@ -1,4 +1,6 @@
-"""What a night would do, estimated without doing it: from file footers, a sample of the text, and ten seconds of encoding on this machine."""
+"""An estimate of a night: from file footers, a sample of the text, and ten seconds of encoding on this
+machine.
+"""
 
 import os
 import tempfile
@@ -70,7 +72,7 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
 
 
 def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: Plan) -> dict[str, Any]:
-    """What is known of the files since the live release; rows by the share of bytes."""
+    """Compare the files with those of the live release; rows are estimated by the proportion of bytes."""
     before = load_previous(open_releases(job))
     if before.release is None:
         return {}

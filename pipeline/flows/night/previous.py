@@ -1,4 +1,7 @@
-"""What a night goes on from: the live release and its corpus, and whether tonight would make anything else. Imports neither torch nor Ray."""
+"""The live release with its corpus, and whether tonight would make anything else.
+
+Imports neither torch nor Ray.
+"""
 
 from dataclasses import dataclass
 
@@ -46,7 +49,7 @@ class PreviousRelease:
         )
 
     def _reset(self, job: Job) -> str:
-        """What of the encoder's settings is another than in the release; where nothing is, what they name is."""
+        """Name the encoder settings that differ from the release's; if none does, say that a file changed."""
         assert self.release is not None
         then, now = self.release.settings.get("encoder", {}), job.encoder.model_dump(mode="json")
         other = [
@@ -78,10 +81,12 @@ def load_previous(releases: Releases) -> PreviousRelease:
 
 
 def is_damaged(store: Store, before: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
-    """Whether files of the live release are missing or of another size; says which. Tonight's stages make them again.
+    """True if files of the live release are missing or of another size; the first is reported.
 
-    by_content: read every file. DataError for one of the right size and another content: later stages would take
-    it for whole.
+    Tonight's stages make them again.
+
+    by_content: read every file. DataError for one of the right size and another content: later stages would
+    take it for whole.
     """
     release = before.release
     if release is None:
@@ -106,7 +111,10 @@ def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> lis
 
 
 def unchanged(job: Job, previous: PreviousRelease, place: str) -> bool:
-    """Whether the live release is what the job would make: same files, same encoder (its copy lies at `place`), same settings. Opens no unit."""
+    """True if the live release is what the job would make: same files, same encoder, same settings.
+
+    place: of the encoder's copy. Opens no unit.
+    """
     release, corpus = previous.release, previous.corpus
     if release is None or corpus is None or not same_making(job, previous, place):
         return False
@@ -114,7 +122,7 @@ def unchanged(job: Job, previous: PreviousRelease, place: str) -> bool:
 
 
 def same_making(job: Job, previous: PreviousRelease, place: str) -> bool:
-    """Whether equal rows would become an equal release."""
+    """True if equal rows would become an equal release."""
     release = previous.release
     return (
         release is not None

@@ -1,4 +1,4 @@
-"""What a night did, as the value that the report shows."""
+"""The report of a night, as the value that the page shows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
 @dataclass(frozen=True)
 class Compared:
-    """What a candidate is compared with: the previous release, its summary, and the answers of the candidate to the fixed queries."""
+    """The previous release, its summary, and the candidate's answers to the fixed queries."""
 
     before: ReleaseManifest | None
     last: Summary | None

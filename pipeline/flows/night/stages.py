@@ -72,13 +72,13 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
 
 
 def may_be_small(job: Job, previous: PreviousRelease) -> bool:
-    """Whether local workers may suffice tonight, as far as the previous release shows."""
+    """True if local workers may suffice tonight, as far as the previous release shows."""
     rows = previous.release.rows if previous.release is not None else 0
     return bool(job.cluster.small_rows) and is_local(job.cluster) and rows <= _SMALL_INDEX
 
 
 def is_small(job: Job, store: Store, corpus: Corpus) -> bool:
-    """Whether local workers finish tonight's work before Ray would have started."""
+    """True if local workers finish tonight's work before Ray would have started."""
     return corpus.rows <= _SMALL_INDEX and waiting_rows(corpus, job, store) <= job.cluster.small_rows
 
 
