@@ -57,7 +57,7 @@ _WRITTEN = (
     "cluster.address",
 )
 _SHOWN = 30  # columns in the comment
-_HEAD = """# Written by `manta init` after a look at {rows:,} rows of {files:,} files. Columns there: {columns}.
+_HEAD = """# Written by `manta init` after a look at {rows:,} rows of {files}. Columns there: {columns}.
 #
 #     manta plan --config {file}          # what a night would take; nothing is done
 #     manta nightly --config {file}
@@ -104,7 +104,8 @@ def _init(uri: str, output: Path, id_column: str | None, text_column: str | None
         },
         "manta init",
     )
-    head = _HEAD.format(rows=seen.rows, files=seen.files, columns=_columns(seen), file=output)
+    files = f"{seen.files:,} {'file' if seen.files == 1 else 'files'}"
+    head = _HEAD.format(rows=seen.rows, files=files, columns=_columns(seen), file=output)
     about = _about(seen)
     _write(output, head + (f"# {about}.\n" if about else "") + "\n" + to_yaml(job, only=_WRITTEN))
     facts: dict[str, Any] = {"status": "done", "file": str(output), **vars(seen), "root": job.release.root}
@@ -116,9 +117,7 @@ def _init(uri: str, output: Path, id_column: str | None, text_column: str | None
         *([about] if about else []),
         f"next: manta nightly --config {output}",
     ]
-    return Answer(
-        facts, "\n".join([f"{output} is written: {seen.files:,} files, columns {_columns(seen)}", *lines])
-    )
+    return Answer(facts, "\n".join([f"{output} is written: {files}, columns {_columns(seen)}", *lines]))
 
 
 def _columns(seen: "Look") -> str:

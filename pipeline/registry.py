@@ -55,7 +55,9 @@ class Registry(Generic[T]):
                 if near
                 else f"known: {', '.join(self.names()) or 'none'}"
             )
-            raise ConfigError(f"{self.noun} {name!r}", f"the name of a {self.noun}", "no such name", hint)
+            article = "an" if self.noun[0] in "aeiou" else "a"
+            expected = f"the name of {article} {self.noun}"
+            raise ConfigError(f"{self.noun} {name!r}", expected, "no such name", hint)
         return self._entries[name]
 
     def _import(self) -> None:

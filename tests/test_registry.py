@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, Defect
+from pipeline.objectives import OBJECTIVES
 from pipeline.registry import Registry
 
 
@@ -55,3 +56,8 @@ def test_a_module_that_fails_to_import_fails_again(package: str, tmp_path: Path)
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
             __import__(package).FRUIT.names()
+
+
+def test_a_name_that_nobody_has_is_told_with_the_right_article() -> None:
+    with pytest.raises(ConfigError, match="expected the name of an objective"):
+        OBJECTIVES["no such objective"]

@@ -136,6 +136,7 @@ def test_a_script_that_the_default_encoder_does_not_know_is_named_without_a_lang
     ended = manta("init", uri)
     assert "Chinese texts; all-MiniLM-L6-v2 knows English" in ended.out or "seem to be in" in ended.out
     assert "knows English" in Path("night.yaml").read_text()
+    assert "is written: 1 file, columns" in ended.out
 
 
 def test_nothing_is_remarked_where_the_encoder_fits(manta: Manta):
