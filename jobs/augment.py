@@ -79,21 +79,21 @@ def _rates(made: "Augmentation") -> str:
 
 
 def _facts(worked: "Worked") -> dict[str, object]:
-    effort = worked.effort
+    stats = worked.stats
     names = ("texts", "tokens_in", "tokens_out", "padding", "seconds")
     return {
         "models": worked.title,
-        **{name: getattr(effort, name) for name in names},
+        **{name: getattr(stats, name) for name in names},
         "wall_s": worked.seconds,
     }
 
 
 def _told(worked: "Worked") -> str:
-    effort = worked.effort
-    if not effort.texts:
+    stats = worked.stats
+    if not stats.texts:
         return f"{worked.title}: nothing new"
-    share = effort.padding / max(effort.tokens_in + effort.padding, 1)
-    return f"{worked.title}: {effort.texts:,} texts, {effort.texts / max(worked.seconds, 1e-9):,.1f} a second with all workers, {share:.1%} padding"
+    share = stats.padding / max(stats.tokens_in + stats.padding, 1)
+    return f"{worked.title}: {stats.texts:,} texts, {stats.texts / max(worked.seconds, 1e-9):,.1f} a second with all workers, {share:.1%} padding"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""How variants of a text are made. One file per method; the registry finds it.
+"""Methods that make variants of a text. One file for each method; the registry finds it.
 
-A method is a settings class: its fields are its options. What edits words is quick and needs no model (`WordAugmenter`); what needs one says which models work on the
-texts one after the other (`ModelAugmenter`), so that each can have workers of its own and what it made is kept.
+A method is a settings class whose fields are its options. A `WordAugmenter` edits words, is fast and needs no
+model. A `ModelAugmenter` names the models that work on the texts one after the other, so that each model can
+have workers of its own and its outputs can be stored.
 
-Nothing drawn depends on a worker, on the order or on the neighbours of a row: words are edited by (seed, name of the variant, id, number of the variant). Models draw
-by (seed, text_key, number, step), so that a text that comes back on another night, under whatever id, has the variant that it had.
+Random draws do not depend on the worker, the order or the neighbours of a row. Words are edited by (seed,
+name of the variant, id, number of the variant). Models draw by (seed, text_key, number, step), so a text that
+comes back on another night under another id gets the same variant.
 """
 
 import hashlib
@@ -25,18 +27,24 @@ Words = list[str]
 
 
 class Augmenter(Settings):
-    """What makes variants of a text."""
+    """Makes variants of a text."""
 
     @property
     @abstractmethod
     def variants(self) -> int:
-        """How many of each text."""
+        """Number of variants of each text."""
 
     def check(self) -> None:
-        """ConfigError, DataError or ModelError for options, files or models that cannot be used; before any worker starts. Imports no torch where it can do without."""
+        """Check options, files and models before any worker starts. Imports torch only if it must.
+
+        Raises:
+            ConfigError, DataError, ModelError: the options, files or models cannot be used.
+        """
 
     def identity(self) -> JsonValue:
-        """All that decides what it makes: its options, and the content of the files that they name instead of their paths."""
+        """Everything that decides the variants: the options, with the content of files in place of their
+        paths.
+        """
         return self.model_dump(mode="json")
 
 
@@ -44,7 +52,7 @@ AUGMENTERS: Registry[type[Augmenter]] = Registry("augmenter", "pipeline.augment"
 
 
 class WordAugmenter(Augmenter):
-    """What edits the words of a text, which are what stands between white space."""
+    """Edits the words of a text, which are separated by white space."""
 
     count: Annotated[int, Field(ge=1)] = 1
     """variants of each text, drawn independently"""
@@ -55,52 +63,70 @@ class WordAugmenter(Augmenter):
 
     @abstractmethod
     def start(self) -> Callable[[Words, np.random.Generator], Words]:
-        """On the worker: what makes the words of one variant, at least one, out of the words of a text, which it does not change; what is heavy is loaded here."""
+        """Load key the edits need, on the worker.
+
+        Returns:
+            A function from the words of a text, which it leaves unchanged, and a random generator to the
+            words of one variant, at least one.
+        """
 
 
 @dataclass(frozen=True)
-class Source:
-    """A text that a model works on. key: what its draws go by, the text_key of the row with the number of the variant behind it."""
+class StageInput:
+    """A text for a model.
+
+    key: seeds the draws: the row's text_key followed by the number of the variant.
+    """
 
     text: str
     key: bytes
 
 
 @dataclass(frozen=True)
-class Made:
-    """What became of a source: `texts`, as many as the leg makes, or none and why; a single one may be empty."""
+class StageOutput:
+    """The result for one input: `texts`, as many as the stage's `outputs`, or none and the reason.
+
+    If the stage has a single output, it may be empty.
+    """
 
     texts: tuple[str, ...] = ()
     reason: str | None = None
 
 
 @dataclass
-class Effort:
-    """What a leg did, added up; for reports, never stored."""
+class ModelStats:
+    """Statistics of a stage, summed over its calls; for reports, never stored."""
 
     texts: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     padding: int = 0
-    """places of source batches that held none of tokens_in"""
+    """positions of source batches that hold padding"""
     seconds: float = 0.0
 
-    def merge(self, other: "Effort") -> "Effort":
-        return Effort(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+    def merge(self, other: "ModelStats") -> "ModelStats":
+        """Add the statistics of two stages or calls."""
+        return ModelStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
-class Working(Protocol):
-    """A leg's model, loaded. effort: of all calls so far."""
+class LoadedStage(Protocol):
+    """A stage with its model loaded. stats: of all calls so far."""
 
-    effort: Effort
+    stats: ModelStats
 
-    def __call__(self, sources: Sequence[Source]) -> Iterator[tuple[int, Made]]:
-        """(place in `sources`, what became of it), each once, as they are done. Equal sources in equal order give equal results."""
+    def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
+        """Yield (index in `sources`, output), each index once, in any order.
+
+        Equal inputs in equal order give equal outputs.
+        """
         ...
 
 
-class Leg(Protocol):
-    """One model's work on texts, a value that travels. title: for people, such as en-de; model: which, and what workers it gets; makes: texts of each source."""
+class ModelStage(Protocol):
+    """One model's work on texts; a value that can be pickled.
+
+    title: for people, such as en-de; model: the model and its workers; outputs: texts made of each input.
+    """
 
     @property
     def title(self) -> str: ...
@@ -109,46 +135,51 @@ class Leg(Protocol):
     def model(self) -> ModelSettings: ...
 
     @property
-    def makes(self) -> int: ...
+    def outputs(self) -> int: ...
 
     def check(self) -> None:
-        """As `Augmenter.check`."""
+        """Check the model before any worker starts, like `Augmenter.check`."""
         ...
 
     def identity(self) -> JsonValue:
-        """As `Augmenter.identity`: the content of the model, no path, and nothing that changes only how fast it works."""
+        """Everything that decides the outputs, like `Augmenter.identity`.
+
+        It has the content of the model, but no path and no setting that only changes the speed.
+        """
         ...
 
-    def start(self, device: Device, settings: AugmentSettings) -> Working:
-        """On the worker: the model, loaded."""
+    def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
+        """Load the model, on the worker."""
         ...
 
 
 class ModelAugmenter(Augmenter):
-    """What one model after another makes of a text."""
+    """Passes a text through one model after the other."""
 
     together: bool = True
-    """whether one worker holds all models and takes a unit through them; false: each model has a pool of its own, and a unit passes from one to the next"""
+    """whether one worker holds all models and passes a unit through them; false: each model has a pool of its
+    own, and a unit passes from one pool to the next
+    """
 
     @abstractmethod
-    def legs(self) -> tuple[Leg, ...]:
-        """The models in their order; the first one reads the text, each other one what came out before it."""
+    def model_stages(self) -> tuple[ModelStage, ...]:
+        """The models in order: the first one reads the text, each other one the output of its predecessor."""
 
     @property
     def variants(self) -> int:
-        return int(np.prod([leg.makes for leg in self.legs()]))
+        return int(np.prod([stage.outputs for stage in self.model_stages()]))
 
     def check(self) -> None:
-        for leg in self.legs():
-            leg.check()
+        for stage in self.model_stages():
+            stage.check()
 
     def identity(self) -> JsonValue:
-        return [leg.identity() for leg in self.legs()]
+        return [stage.identity() for stage in self.model_stages()]
 
 
 @dataclass(frozen=True)
-class Named:
-    """An augmenter by the name of its variants."""
+class NamedAugmenter:
+    """An augmenter with the name of its variants."""
 
     name: str
     settings: VariantSettings
@@ -156,23 +187,29 @@ class Named:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What stands behind variant_ in the names of its columns."""
+        """Suffixes of the column names of the variants, such as NAME_1 in variant_NAME_1."""
         count = self.augmenter.variants
         return (self.name,) if count == 1 else tuple(f"{self.name}_{number + 1}" for number in range(count))
 
 
-def built(settings: AugmentSettings) -> tuple[Named, ...]:
+def build_augmenters(settings: AugmentSettings) -> tuple[NamedAugmenter, ...]:
     """The augmenters of a job, in its order. ConfigError for an unknown method or option."""
     return tuple(
-        Named(name, one, validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options"))
+        NamedAugmenter(
+            name, one, validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options")
+        )
         for name, one in settings.variants.items()
     )
 
 
-def draws(*what: str | int | bytes) -> np.random.Generator:
-    """A generator that follows from `what` alone: Philox keyed by the blake2b-128 of it, each part with its length and its kind."""
+def keyed_rng(*key: str | int | bytes) -> np.random.Generator:
+    """A random generator that depends on the key only: Philox, seeded by the blake2b-128 of the parts of the
+    key.
+
+    Each part is hashed with its type and length.
+    """
     state = hashlib.blake2b(digest_size=16)
-    for part in what:
+    for part in key:
         content = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
         state.update(f"{type(part).__name__}{len(content)}:".encode())
         state.update(content)

@@ -1,4 +1,4 @@
-"""Paraphrases by translation into another language and back (Sennrich et al. 2016; as positives: CERT, Fang et al. 2020)."""
+"""Paraphrase by translating into another language and back (Sennrich et al. 2016; CERT, Fang et al. 2020)."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field, JsonValue
 
-from pipeline.augment import AUGMENTERS, Effort, Leg, Made, ModelAugmenter, Source, draws
+from pipeline.augment import (
+    AUGMENTERS,
+    ModelAugmenter,
+    ModelStage,
+    ModelStats,
+    StageInput,
+    StageOutput,
+    keyed_rng,
+)
 from pipeline.device import Device
 from pipeline.models.translation.seq2seq import anywhere, check_languages, check_weights, open_translator
 from pipeline.settings.augment import AugmentSettings, DecodingSettings, ModelSettings, TranslatorSettings
@@ -18,27 +26,27 @@ if TYPE_CHECKING:
     from pipeline.models.translation.decode import Request
     from pipeline.models.translation.translate import Translator, Uniforms
 
-_ENGINE = (
-    1  # part of what a translation is known by: raise it where the same settings begin to give other texts
-)
+_ENGINE = 1  # part of the identity: raise it when the same settings begin to give other texts
 
 
 @AUGMENTERS.register("back_translation")
 class BackTranslation(ModelAugmenter):
-    """Variants of a text by way of other languages."""
+    """Variants of a text by translation into other languages and back."""
 
     translators: Annotated[tuple[TranslatorSettings, ...], Field(min_length=1, alias="legs")]
-    """models in their order, usually one forward and one backward; more of them for several pivot languages. Each takes what the one before it wrote"""
+    """models in order, usually one forward and one backward; more of them for several pivot languages. Each
+    model reads the output of its predecessor
+    """
 
-    def legs(self) -> tuple[Leg, ...]:
+    def model_stages(self) -> tuple[ModelStage, ...]:
         return tuple(
-            Translation(anywhere(settings), number) for number, settings in enumerate(self.translators)
+            TranslationStage(anywhere(settings), number) for number, settings in enumerate(self.translators)
         )
 
 
 @dataclass(frozen=True)
-class Translation:
-    """One model's turn; number: which one of its chain it is."""
+class TranslationStage:
+    """One model of the chain. number: its index."""
 
     settings: TranslatorSettings
     number: int = 0
@@ -46,18 +54,16 @@ class Translation:
     @property
     def title(self) -> str:
         own = self.settings
-        return (
-            f"{own.source}-{own.target}"
-            if own.source and own.target
-            else PurePosixPath(own.path.rstrip("/")).name
-        )
+        if own.source and own.target:
+            return f"{own.source}-{own.target}"
+        return PurePosixPath(own.path.rstrip("/")).name
 
     @property
     def model(self) -> ModelSettings:
         return self.settings
 
     @property
-    def makes(self) -> int:
+    def outputs(self) -> int:
         return self.settings.decoding.hypotheses
 
     def check(self) -> None:
@@ -75,99 +81,107 @@ class Translation:
             "target": own.target,
             "prefix": own.prefix,
             "max_length": own.max_length,
-            "decoding": _deciding(own.decoding),
+            "decoding": _decoding_identity(own.decoding),
             **sampled,
         }
 
-    def start(self, device: Device, settings: AugmentSettings) -> "Translating":
+    def start(self, device: Device, settings: AugmentSettings) -> "LoadedTranslator":
         import torch
 
         from pipeline.models.translation.translate import Translator
 
         if device.kind == "cpu":
             torch.set_num_threads(settings.threads)
-        return Translating(
-            Translator(open_translator(self.settings), self.settings, device, settings.dtype),
-            self,
-            settings.seed,
-        )
+        translator = Translator(open_translator(self.settings), self.settings, device, settings.dtype)
+        return LoadedTranslator(translator, self, settings.seed)
 
 
-_DECIDING = {
+_DECODING_OPTIONS = {
     "greedy": (),
     "beam": ("beams", "length_penalty", "hypotheses"),
     "sample": ("temperature", "top_p", "top_k", "hypotheses"),
 }
 
 
-def _deciding(decoding: DecodingSettings) -> JsonValue:
-    """The settings that the method looks at."""
+def _decoding_identity(decoding: DecodingSettings) -> JsonValue:
+    """The settings that the decoding method uses."""
     return decoding.model_dump(
-        mode="json", include={"method", "max_ratio", "max_extra", "min_ratio", *_DECIDING[decoding.method]}
+        mode="json",
+        include={"method", "max_ratio", "max_extra", "min_ratio", *_DECODING_OPTIONS[decoding.method]},
     )
 
 
-class Translating:
-    """A leg at work."""
+class LoadedTranslator:
+    """A translation stage with its model loaded."""
 
-    def __init__(self, translator: "Translator", leg: Translation, seed: int) -> None:
-        self.effort = Effort()
-        self._translator, self._leg, self._seed = translator, leg, seed
-        self._sampled = leg.settings.decoding.method == "sample"
+    def __init__(self, translator: "Translator", stage: TranslationStage, seed: int) -> None:
+        self.stats = ModelStats()
+        self._translator, self._stage, self._seed = translator, stage, seed
+        self._sampled = stage.settings.decoding.method == "sample"
 
-    def __call__(self, sources: Sequence[Source]) -> Iterator[tuple[int, Made]]:
-        """Longest texts first, batch by batch. A text that several sources have is translated once, unless draws tell them apart."""
-        begun = time.perf_counter()
-        self.effort.texts += len(sources)
-        alike: dict[object, list[int]] = {}
-        for place, source in enumerate(sources):
-            alike.setdefault((source.text, source.key) if self._sampled else source.text, []).append(place)
-        for places, made in self._made(sources, list(alike.values())):
-            self.effort.seconds += time.perf_counter() - begun
-            for place in places:
-                yield place, made
-            begun = time.perf_counter()
-        self.effort.seconds += time.perf_counter() - begun
+    def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
+        """Yield translations batch by batch, longest texts first.
 
-    def _made(self, sources: Sequence[Source], groups: list[list[int]]) -> Iterator[tuple[list[int], Made]]:
-        """What became of the first of each group."""
-        asked: list[tuple[list[int], Request]] = []
-        for places, ids in zip(
+        Equal texts are translated once, unless sampling gives each its own translation.
+        """
+        started = time.perf_counter()
+        self.stats.texts += len(sources)
+        groups: dict[object, list[int]] = {}
+        for index, source in enumerate(sources):
+            groups.setdefault((source.text, source.key) if self._sampled else source.text, []).append(index)
+        for indices, made in self._translate_groups(sources, list(groups.values())):
+            self.stats.seconds += time.perf_counter() - started
+            for index in indices:
+                yield index, made
+            started = time.perf_counter()
+        self.stats.seconds += time.perf_counter() - started
+
+    def _translate_groups(
+        self, sources: Sequence[StageInput], groups: list[list[int]]
+    ) -> Iterator[tuple[list[int], StageOutput]]:
+        """Yield each group of equal inputs with its output."""
+        requested: list[tuple[list[int], Request]] = []
+        for indices, ids in zip(
             groups, self._translator.tokens([sources[group[0]].text for group in groups]), strict=True
         ):
-            if not sources[places[0]].text.strip():
-                yield places, Made(("",) * self._leg.makes)
+            if not sources[indices[0]].text.strip():
+                yield indices, StageOutput(("",) * self._stage.outputs)
             elif len(ids) > self._translator.longest:
-                yield places, Made(reason="too_long_for_model")
+                yield indices, StageOutput(reason="too_long_for_model")
             else:
-                asked.append(
+                requested.append(
                     (
-                        places,
+                        indices,
                         self._translator.request(
-                            ids, places[0], self._uniforms(sources) if self._sampled else None
+                            ids, indices[0], self._uniforms(sources) if self._sampled else None
                         ),
                     )
                 )
-        yield from self._translated(asked)
+        yield from self._translate(requested)
 
-    def _translated(self, asked: "list[tuple[list[int], Request]]") -> Iterator[tuple[list[int], Made]]:
-        requests = [request for _, request in asked]
+    def _translate(
+        self, requested: "list[tuple[list[int], Request]]"
+    ) -> Iterator[tuple[list[int], StageOutput]]:
+        requests = [request for _, request in requested]
         for batch, written in self._translator(requests):
-            lengths = [len(requests[place].ids) for place in batch]
-            self.effort.tokens_in += sum(lengths)
-            self.effort.padding += max(lengths) * len(lengths) - sum(lengths)
-            self.effort.tokens_out += sum(len(tokens) for hypotheses in written for tokens in hypotheses)
+            lengths = [len(requests[index].ids) for index in batch]
+            self.stats.tokens_in += sum(lengths)
+            self.stats.padding += max(lengths) * len(lengths) - sum(lengths)
+            self.stats.tokens_out += sum(len(tokens) for hypotheses in written for tokens in hypotheses)
             texts = iter(self._translator.texts([tokens for hypotheses in written for tokens in hypotheses]))
-            for place in batch:
-                yield asked[place][0], Made(tuple(next(texts) for _ in range(self._leg.makes)))
+            for index in batch:
+                yield requested[index][0], StageOutput(tuple(next(texts) for _ in range(self._stage.outputs)))
 
-    def _uniforms(self, sources: Sequence[Source]) -> "Uniforms":
-        """One number for each token of each hypothesis, which follows from the seed, the source's key and both their numbers alone."""
-        return lambda place, most: np.stack(
+    def _uniforms(self, sources: Sequence[StageInput]) -> "Uniforms":
+        """One random number for each token of each hypothesis.
+
+        It depends on the seed, the input's key, and the numbers of the stage and the hypothesis only.
+        """
+        return lambda index, length: np.stack(
             [
-                draws(self._seed, "translation", self._leg.number, sources[place].key, hypothesis).random(
-                    most
-                )
-                for hypothesis in range(self._leg.makes)
+                keyed_rng(
+                    self._seed, "translation", self._stage.number, sources[index].key, hypothesis
+                ).random(length)
+                for hypothesis in range(self._stage.outputs)
             ]
         )

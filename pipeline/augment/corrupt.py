@@ -1,4 +1,6 @@
-"""A text as a denoising auto-encoder reads it (Hill, Cho & Korhonen 2016, SDAE: N(S | p_o, p_x))."""
+"""Corrupt a text like the input of a denoising auto-encoder (Hill, Cho & Korhonen 2016, SDAE: N(S | p_o,
+p_x)).
+"""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -10,25 +12,22 @@ from pipeline.augment import AUGMENTERS, WordAugmenter, Words
 from pipeline.settings.augment import Share
 
 
-def omitted(words: Words, share: float, rng: np.random.Generator, span: int = 1) -> Words:
-    """The words less each with probability `share`, where `span` neighbours go together; one of them, drawn, where all would go.
+def omit_words(words: Words, share: float, rng: np.random.Generator, span: int = 1) -> Words:
+    """Delete each word with probability `share`; `span` neighbours are deleted together.
 
-    A gap begins at any word, or before the first one, with the probability by which each word goes with `share` whatever the span.
+    If all words would be deleted, a random one is kept. A gap starts at any word, or before the first one,
+    with the probability that makes each word's own probability `share` for every span.
     """
     count = len(words)
     if count < 2:
         return list(words)
     begins = (rng.random(count + span - 1) < 1 - (1 - share) ** (1 / span)).tolist()
-    left = (
-        [word for place, word in enumerate(words) if not any(begins[place : place + span])]
-        if any(begins)
-        else list(words)
-    )
-    return left or [words[int(rng.random() * count)]]
+    kept = [word for position, word in enumerate(words) if not any(begins[position : position + span])]
+    return kept or [words[int(rng.random() * count)]]
 
 
-def bigrams_swapped(words: Words, share: float, rng: np.random.Generator) -> Words:
-    """The words with each of the pairs (0, 1), (2, 3) ... turned round with probability `share`."""
+def swap_bigrams(words: Words, share: float, rng: np.random.Generator) -> Words:
+    """Exchange the words of each of the pairs (0, 1), (2, 3) ... with probability `share`."""
     moved = list(words)
     for pair, turned in enumerate((rng.random(len(words) // 2) < share).tolist()):
         if turned:
@@ -38,14 +37,19 @@ def bigrams_swapped(words: Words, share: float, rng: np.random.Generator) -> Wor
 
 @AUGMENTERS.register("corrupt")
 class Corrupt(WordAugmenter):
-    """Each word goes with probability `omit`; of what is left each pair of neighbours that does not overlap the one before changes places with probability `swap`."""
+    """Delete each word with probability `omit`, then exchange neighbouring words with probability `swap`.
+
+    The pairs of neighbours do not overlap.
+    """
 
     omit: Share = 0.1
-    """p_o; with 0, and `swap` 0, the text stays: a plain auto-encoder. One word stays in any case"""
+    """p_o; with omit and swap 0 the text is unchanged, as for a plain auto-encoder. At least one word
+    is kept
+    """
     swap: Share = 0.1
     """p_x"""
     span: Annotated[int, Field(ge=1)] = 1
-    """neighbouring words that go together; each word goes with probability `omit` all the same"""
+    """neighbouring words that are deleted together; each word's probability is `omit` for every span"""
 
     def start(self) -> Callable[[Words, np.random.Generator], Words]:
-        return lambda words, rng: bigrams_swapped(omitted(words, self.omit, rng, self.span), self.swap, rng)
+        return lambda words, rng: swap_bigrams(omit_words(words, self.omit, rng, self.span), self.swap, rng)

@@ -1,4 +1,4 @@
-"""A span of a text (Gao et al. 2021, SimCSE, table 1: crop)."""
+"""Keep a span of a text (Gao et al. 2021, SimCSE, table 1: crop)."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,12 @@ from pipeline.settings.augment import Share
 
 @AUGMENTERS.register("crop")
 class Crop(WordAugmenter):
-    """Neighbouring words, 1 - `share` of all, rounded, one at least; every such span is equally likely."""
+    """A span of 1 - `share` of the words, rounded, at least one; every span of that length is equally
+    likely.
+    """
 
     share: Share = 0.1
-    """of the words that go"""
+    """proportion of the words that are cut off"""
 
     def start(self) -> Callable[[Words, np.random.Generator], Words]:
         return self._cropped

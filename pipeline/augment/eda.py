@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from pipeline.augment import AUGMENTERS, Words
-from pipeline.augment.corrupt import omitted
-from pipeline.augment.insert import inserted
-from pipeline.augment.swap import swapped
-from pipeline.augment.synonym import replaced
-from pipeline.augment.synonyms import ByMeaning
-from pipeline.augment.words import amount
+from pipeline.augment.corrupt import omit_words
+from pipeline.augment.insert import insert_synonyms
+from pipeline.augment.swap import swap_words
+from pipeline.augment.synonym import replace_words
+from pipeline.augment.synonyms import SynonymAugmenter
+from pipeline.augment.words import edit_count
 from pipeline.settings.augment import Share
 
 Operation = Literal["synonym", "insert", "swap", "delete"]
@@ -21,9 +21,12 @@ OPERATIONS: tuple[Operation, ...] = ("synonym", "insert", "swap", "delete")
 
 
 @AUGMENTERS.register("eda")
-class EDA(ByMeaning):
-    """The text after one operation, drawn for each variant: n words replaced by synonyms, n synonyms put in, n exchanges of two words, or each word left out with
-    probability `share`, where n = max(1, round(share * words)) and one word stays in any case. The paper makes variants by each of the four.
+class EDA(SynonymAugmenter):
+    """The text after one operation, which is drawn for each variant.
+
+    With n = max(1, round(share * words)), the operation replaces n words by synonyms, inserts n synonyms,
+    exchanges two words n times, or deletes each word with probability `share`. At least one word is kept. The
+    paper makes variants by each of the four.
     """
 
     share: Share = 0.1
@@ -34,11 +37,13 @@ class EDA(ByMeaning):
         "swap": 1.0,
         "delete": 1.0,
     }
-    """how often each operation is drawn, in relation to the others; one that is not named never is"""
+    """how often each operation is drawn, relative to the others; an operation without a weight is never
+    drawn
+    """
 
     @field_validator("weights")
     @classmethod
-    def _something_is_drawn(cls, value: dict[Operation, float]) -> dict[Operation, float]:
+    def _one_weight_is_positive(cls, value: dict[Operation, float]) -> dict[Operation, float]:
         if not any(value.values()):
             raise ValueError(f"a weight above 0 for at least one of {', '.join(OPERATIONS)}")
         return value
@@ -48,19 +53,23 @@ class EDA(ByMeaning):
         return any(self.weights.get(name) for name in ("synonym", "insert"))
 
     def start(self) -> Callable[[Words, np.random.Generator], Words]:
-        meaning, share = self.meaning(), self.share
+        find_synonyms, share = self.find_synonyms(), self.share
         edits: dict[Operation, Callable[[Words, np.random.Generator], Words]] = {
-            "synonym": lambda words, rng: replaced(words, amount(len(words), share, None), meaning, rng),
-            "insert": lambda words, rng: inserted(words, amount(len(words), share, None), meaning, rng),
-            "swap": lambda words, rng: swapped(words, amount(len(words), share, None), rng),
-            "delete": lambda words, rng: omitted(words, share, rng),
+            "synonym": lambda words, rng: replace_words(
+                words, edit_count(len(words), share, None), find_synonyms, rng
+            ),
+            "insert": lambda words, rng: insert_synonyms(
+                words, edit_count(len(words), share, None), find_synonyms, rng
+            ),
+            "swap": lambda words, rng: swap_words(words, edit_count(len(words), share, None), rng),
+            "delete": lambda words, rng: omit_words(words, share, rng),
         }
         drawn = [(edits[name], weight) for name in OPERATIONS if (weight := self.weights.get(name))]
         bounds = list(accumulate(weight for _, weight in drawn))
 
         def edited(words: Words, rng: np.random.Generator) -> Words:
             value = rng.random() * bounds[-1]
-            place = sum(value >= bound for bound in bounds[:-1])
-            return drawn[place][0](words, rng)
+            operation = sum(value >= bound for bound in bounds[:-1])
+            return drawn[operation][0](words, rng)
 
         return edited

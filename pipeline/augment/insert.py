@@ -1,4 +1,4 @@
-"""A text with synonyms of its words put in anywhere (Wei & Zou 2019, EDA: random insertion)."""
+"""Insert synonyms of a text's words at random positions (Wei & Zou 2019, EDA: random insertion)."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -7,34 +7,36 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.augment import AUGMENTERS, Words
-from pipeline.augment.synonyms import ByMeaning, Meaning
-from pipeline.augment.words import amount
+from pipeline.augment.synonyms import FindSynonyms, SynonymAugmenter
+from pipeline.augment.words import edit_count
 from pipeline.settings.augment import Share
 
 
-def inserted(words: Words, times: int, meaning: Meaning, rng: np.random.Generator) -> Words:
-    """The words and `times` synonyms, each of any word of the text that has one, at any place; none where no word has one."""
-    longer, left = list(words), list(words)
-    while times and left:
-        place = int(rng.random() * len(left))
-        if found := meaning(left[place]):
-            at = int(rng.random() * (len(longer) + 1))
-            longer[at:at] = found.drawn(rng).split()
+def insert_synonyms(words: Words, times: int, find_synonyms: FindSynonyms, rng: np.random.Generator) -> Words:
+    """Insert `times` synonyms of random words at random positions; none if no word has a synonym."""
+    longer, candidates = list(words), list(words)
+    while times and candidates:
+        index = int(rng.random() * len(candidates))
+        if found := find_synonyms(candidates[index]):
+            position = int(rng.random() * (len(longer) + 1))
+            longer[position:position] = found.draw(rng).split()
             times -= 1
         else:
-            del left[place]
+            del candidates[index]
     return longer
 
 
 @AUGMENTERS.register("insert")
-class Insert(ByMeaning):
-    """The text with synonyms of some of its words, stop words apart, as further words at places that are drawn."""
+class Insert(SynonymAugmenter):
+    """The text with synonyms of some of its words, stop words excepted, inserted at random positions."""
 
     share: Share = 0.1
-    """insertions as a share of the number of words, rounded; one at least"""
+    """number of insertions as a proportion of the number of words, rounded; at least one"""
     times: Annotated[int, Field(ge=1)] | None = None
-    """so many insertions instead"""
+    """number of insertions; null: by share"""
 
     def start(self) -> Callable[[Words, np.random.Generator], Words]:
-        meaning = self.meaning()
-        return lambda words, rng: inserted(words, amount(len(words), self.share, self.times), meaning, rng)
+        find_synonyms = self.find_synonyms()
+        return lambda words, rng: insert_synonyms(
+            words, edit_count(len(words), self.share, self.times), find_synonyms, rng
+        )

@@ -1,4 +1,4 @@
-"""Which variants of a batch of texts are kept, and why the others are not."""
+"""Decide which variants of a batch of texts are kept, and why the others are rejected."""
 
 import functools
 import unicodedata
@@ -24,19 +24,23 @@ EMPTY, IDENTICAL, TOO_SHORT, TOO_LONG, REPETITION, LANGUAGE, UNLIKE, ALIKE, DUPL
     "alike",
     "duplicate",
 )
-"""in the order in which they are looked for: cheap ones first, the encoder after them, and last what goes by which other variants are kept"""
+"""in the order of the tests: cheap ones first, then the encoder, last the comparison with other variants"""
 
 Vectors = Callable[[list[str]], np.ndarray]
-"""n texts -> (n, d) floats, of any length"""
+"""a function from n texts to (n, d) floats of any norm"""
 
 _PUNCTUATION = r"\p{P}+"
-_STOP = "."  # stands for punctuation among words
+_STOP = "."  # replaces punctuation between words
 _BLANK = pa.scalar(" ", pa.large_string())
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a method made of n texts: n variants, null where it made none, n reasons, null where it had none to leave a text out, and which are to be kept."""
+    """The variants of n texts by one method.
+
+    variants: n, null if there is none; reasons: n, why the method made none, null if it made one; settings:
+    which variants are kept.
+    """
 
     variants: pa.Array
     reasons: pa.Array
@@ -44,9 +48,12 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Of n variants: kept (n large_strings, null where it is not), rejected (null where it is kept, or was never made), reasons (null where it is kept), similarity
-    (float32, null where it was not measured)."""
+class JudgedVariants:
+    """n variants after the tests.
+
+    kept: n large_strings, null if rejected; rejected: null if kept or never made; reasons: null if kept;
+    similarity: float32 cosine with the text, null if it was not measured.
+    """
 
     kept: pa.Array
     rejected: pa.Array
@@ -54,25 +61,36 @@ class Judged:
     similarity: pa.Array
 
     def counts(self) -> dict[str, int]:
-        """Variants that are kept, by the name kept, and those that are not by reason."""
+        """Number of variants under "kept", and of rejected ones by reason."""
         return {"kept": len(self.kept) - self.kept.null_count} | dict(
             sorted(Counter(self.reasons.drop_null().to_pylist()).items())
         )
 
 
 def check_keep(settings: KeepSettings, where: str) -> None:
-    """ConfigError, which begins with `where`, for a language that is not known, and where the package that tells languages is not installed."""
+    """ConfigError, naming `where`, if a language is unknown or the package that identifies languages is
+    missing.
+    """
     if settings.language is not None:
         check_languages((settings.language, *settings.languages), f"{where}.language")
 
 
 def judge(
     texts: pa.Array, made: Mapping[str, Candidates], vectors: Vectors | None = None
-) -> dict[str, Judged]:
-    """What is kept of the variants of n texts, by label. A rejected variant has one reason: the method's own, or the first of REASONS that holds. Where a variant
-    equals one of another label, that of the earlier label stays.
+) -> dict[str, JudgedVariants]:
+    """Decide which variants of n texts are kept, by label.
 
-    vectors: asked once, for distinct texts, and only about what nothing else rejects; needed where a similarity is bounded. ConfigError as of `check_keep`.
+    A rejected variant has one reason: the method's own, or the first of REASONS that applies. If variants of
+    two labels are equal, the earlier label's is kept.
+
+    Args:
+        texts: the texts.
+        made: the variants by label.
+        vectors: the encoder; called once with distinct texts, and only about variants that passed the other
+            tests. Required if a similarity is bounded.
+
+    Raises:
+        ConfigError: as by `check_keep`.
     """
     sources = _Sources(texts)
     trials = {label: _Trial(sources, candidates) for label, candidates in made.items()}
@@ -85,17 +103,23 @@ def judge(
 
 
 def comparable(texts: pa.Array) -> pa.Array:
-    """What texts are compared by: Unicode NFKC, case folded, punctuation left out, white space as one blank."""
+    """Texts in the form in which they are compared: NFKC, case-folded, without punctuation, white space as
+    one blank.
+    """
     return _bare(_folded(texts))
 
 
 def repetitions(texts: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) int64 each: how often a word follows itself, no punctuation between, and how often the text's commonest run of `run` words occurs. No null among the texts."""
+    """Two (n,) int64: how often a word follows itself, and how often the most frequent run of `run` words
+    occurs.
+
+    A word does not follow itself across punctuation. The texts must not be null.
+    """
     return _repetitions(_folded(texts), run)
 
 
 class _Sources:
-    """The texts, and what is worked out of them once."""
+    """The texts, and values that are computed from them once."""
 
     def __init__(self, texts: pa.Array) -> None:
         self.texts = texts.cast(pa.large_string())
@@ -117,29 +141,29 @@ class _Sources:
 
 
 class _Trial:
-    """The variants of one label while they are looked at."""
+    """The variants of one label during the tests."""
 
     def __init__(self, sources: _Sources, candidates: Candidates) -> None:
         self.sources, self.settings = sources, candidates.settings
         self.variants = candidates.variants.cast(pa.large_string())
         self.reasons = np.array(candidates.reasons.to_pylist(), object)
-        self._is_in = _mask(pc.is_null(candidates.reasons))
+        self._accepted = _mask(pc.is_null(candidates.reasons))
         self.similarity = np.full(len(self.variants), np.nan)
         self.folded = _folded(self.variants)
         self.bare = _bare(self.folded)
 
     @property
-    def left(self) -> np.ndarray:
-        """(m,) int64: places of the variants that nothing rejects so far."""
-        return np.flatnonzero(self._is_in)
+    def remaining(self) -> np.ndarray:
+        """(m,) int64: indices of the variants that no test has rejected so far."""
+        return np.flatnonzero(self._accepted)
 
     def reject(self, places: np.ndarray, reason: str) -> None:
-        self.reasons[places], self._is_in[places] = reason, False
+        self.reasons[places], self._accepted[places] = reason, False
 
-    def judged(self) -> Judged:
-        kept, missing = pa.array(self._is_in), pa.scalar(None, pa.large_string())
+    def judged(self) -> JudgedVariants:
+        kept, missing = pa.array(self._accepted), pa.scalar(None, pa.large_string())
         similarity = pa.array(self.similarity.astype(np.float32), mask=np.isnan(self.similarity))
-        return Judged(
+        return JudgedVariants(
             pc.if_else(kept, self.variants, missing),
             pc.if_else(kept, missing, self.variants),
             pa.array(self.reasons, pa.string()),
@@ -148,73 +172,77 @@ class _Trial:
 
 
 def _empty(trial: _Trial) -> None:
-    """Nothing, or nothing but punctuation where the text has more."""
-    left = trial.left
+    """Reject variants without text, or with punctuation only if the text has words."""
+    remaining = trial.remaining
     missing = pc.equal(pc.utf8_trim_whitespace(trial.variants), "").fill_null(True)
     wordless = pc.and_(pc.equal(trial.bare, "").fill_null(True), pc.not_equal(trial.sources.bare, ""))
-    trial.reject(left[_mask(pc.or_(missing, wordless))[left]], EMPTY)
+    trial.reject(remaining[_mask(pc.or_(missing, wordless))[remaining]], EMPTY)
 
 
 def _identical(trial: _Trial) -> None:
     if not trial.settings.identical:
-        left = trial.left
-        trial.reject(left[_mask(pc.equal(trial.bare, trial.sources.bare))[left]], IDENTICAL)
+        remaining = trial.remaining
+        trial.reject(remaining[_mask(pc.equal(trial.bare, trial.sources.bare))[remaining]], IDENTICAL)
 
 
 def _length(trial: _Trial) -> None:
     if trial.settings.length_ratio is None:
         return
-    left, (low, high) = trial.left, trial.settings.length_ratio
-    ratios = _lengths(trial.variants)[left] / np.maximum(trial.sources.lengths[left], 1)
-    trial.reject(left[ratios < low], TOO_SHORT)
-    trial.reject(left[ratios > high], TOO_LONG)
+    remaining, (low, high) = trial.remaining, trial.settings.length_ratio
+    ratios = _lengths(trial.variants)[remaining] / np.maximum(trial.sources.lengths[remaining], 1)
+    trial.reject(remaining[ratios < low], TOO_SHORT)
+    trial.reject(remaining[ratios > high], TOO_LONG)
 
 
 def _repetition(trial: _Trial) -> None:
     if trial.settings.repeats is None:
         return
-    left, run = trial.left, trial.settings.repeat_words
-    words, runs = _repetitions(trial.folded.take(pa.array(left)), run)
-    own_words, own_runs = (found[left] for found in trial.sources.repetitions(run))
+    remaining, run = trial.remaining, trial.settings.repeat_words
+    words, runs = _repetitions(trial.folded.take(pa.array(remaining)), run)
+    own_words, own_runs = (found[remaining] for found in trial.sources.repetitions(run))
     trial.reject(
-        left[(words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))], REPETITION
+        remaining[(words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))], REPETITION
     )
 
 
 def _language(trial: _Trial) -> None:
     if trial.settings.language is None:
         return
-    left = trial.left
-    found = languages_of(trial.variants.take(pa.array(left)).to_pylist(), trial.settings.languages)
-    trial.reject(left[np.array(found, object) != trial.settings.language], LANGUAGE)
+    remaining = trial.remaining
+    found = languages_of(trial.variants.take(pa.array(remaining)).to_pylist(), trial.settings.languages)
+    trial.reject(remaining[np.array(found, object) != trial.settings.language], LANGUAGE)
 
 
 def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
-    """Every text is encoded once, though it stands in several places."""
+    """Test the cosines. Each distinct text is encoded once."""
     places: dict[str, int] = {}
     pairs = []
     for trial in trials:
         couples = [
-            (each.take(pa.array(trial.left)).to_pylist()) for each in (trial.sources.texts, trial.variants)
+            (each.take(pa.array(trial.remaining)).to_pylist())
+            for each in (trial.sources.texts, trial.variants)
         ]
         pairs.append([[places.setdefault(text, len(places)) for text in texts] for texts in couples])
     if not places:
         return
-    assert vectors is not None, "who bounds a similarity gives vectors"
+    assert vectors is not None, "a bound on the similarity needs an encoder"
     made = np.asarray(vectors(list(places)), np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         units = made / np.linalg.norm(made, axis=1, keepdims=True)
     for trial, (own, others) in zip(trials, pairs, strict=True):
-        _bounded(trial, np.clip((units[own] * units[others]).sum(1), -1, 1))
+        _reject_by_cosine(trial, np.clip((units[own] * units[others]).sum(1), -1, 1))
 
 
-def _bounded(trial: _Trial, cosines: np.ndarray) -> None:
-    """cosines: of the variants that are left; one that is no number, of a text without a usable vector, is like nothing."""
+def _reject_by_cosine(trial: _Trial, cosines: np.ndarray) -> None:
+    """Reject by the cosines of the remaining variants.
+
+    NaN, for a text without a usable vector, counts as not similar.
+    """
     assert trial.settings.similarity is not None
-    left, (low, high) = trial.left, trial.settings.similarity
-    trial.similarity[left] = cosines
-    trial.reject(left[~(cosines >= low)], UNLIKE)
-    trial.reject(left[cosines > high], ALIKE)
+    remaining, (low, high) = trial.remaining, trial.settings.similarity
+    trial.similarity[remaining] = cosines
+    trial.reject(remaining[~(cosines >= low)], UNLIKE)
+    trial.reject(remaining[cosines > high], ALIKE)
 
 
 def _duplicates(trials: list[_Trial]) -> None:
@@ -222,24 +250,26 @@ def _duplicates(trials: list[_Trial]) -> None:
         if trial.settings.duplicates:
             continue
         for before in trials[:number]:
-            both = np.intersect1d(trial.left, before.left, assume_unique=True)
+            both = np.intersect1d(trial.remaining, before.remaining, assume_unique=True)
             trial.reject(both[_mask(pc.equal(trial.bare, before.bare))[both]], DUPLICATE)
 
 
 def _mask(found: pa.Array) -> np.ndarray:
-    """(n,) bool, null as false."""
+    """(n,) bool; null counts as false."""
     return np.array(found.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
 def _lengths(texts: pa.Array) -> np.ndarray:
-    """(n,) int64: characters, without white space at either end; 0 for null."""
+    """(n,) int64: characters without white space at both ends; 0 for null."""
     return np.asarray(
         pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False)
     )
 
 
 def _folded(texts: pa.Array) -> pa.Array:
-    """NFKC, case folded: Arrow has lower case alone, which leaves the two spellings of a German double s apart."""
+    """NFKC and case folding. Arrow only has lower case, which does not make the two spellings of a German
+    double s equal.
+    """
     return pa.array(
         [
             None if text is None else unicodedata.normalize("NFKC", text).casefold()
@@ -259,7 +289,7 @@ def _bare(folded: pa.Array) -> pa.Array:
 
 
 def _repetitions(folded: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
-    """As of `repetitions`, of texts that are folded."""
+    """`repetitions` of texts that are case-folded already."""
     parts = pc.utf8_split_whitespace(
         pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, f" {_STOP} "))
     )
@@ -270,13 +300,16 @@ def _repetitions(folded: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
     )
     spoken = codes != coded.dictionary.index(_STOP).as_py()
     follows = (codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1]) & spoken[1:]
-    return np.bincount(rows[1:][follows], minlength=len(folded)), _commonest(
+    return np.bincount(rows[1:][follows], minlength=len(folded)), _most_frequent_run(
         rows[spoken], codes[spoken], run, len(folded)
     )
 
 
-def _commonest(rows: np.ndarray, codes: np.ndarray, run: int, texts: int) -> np.ndarray:
-    """(texts,) int64: how often each text's commonest run occurs; 0 where it has fewer words. rows, codes: the text and the number of each word."""
+def _most_frequent_run(rows: np.ndarray, codes: np.ndarray, run: int, texts: int) -> np.ndarray:
+    """(texts,) int64: how often each text's most frequent run of words occurs; 0 if the text has fewer words.
+
+    rows, codes: the text and the number of each word.
+    """
     most, runs = np.zeros(texts, np.int64), codes
     for further in range(1, run):
         following = codes[further:]

@@ -1,12 +1,13 @@
-"""Words of a text as a masked language model guesses them (Gao et al. 2021, SimCSE, table 1: MLM 15 %)."""
+"""Replace words by guesses of a masked language model (Gao et al. 2021, SimCSE, table 1: MLM 15 %)."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from pipeline.augment import AUGMENTERS, Leg, ModelAugmenter, Working
-from pipeline.augment.words import in_full
+from pipeline.augment import AUGMENTERS, LoadedStage, ModelAugmenter, ModelStage
+from pipeline.augment.guessing import GuessOptions, LoadedGuesser
+from pipeline.augment.words import absolute_path
 from pipeline.config import digest_of
 from pipeline.device import Device
 from pipeline.errors import ModelError
@@ -15,44 +16,57 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
 from pipeline.text.tokens.templates import mask_token
 
-_RULES = 1  # part of what a variant is known by: raise it where the same settings begin to give other texts
-_HEADED = ("MaskedLM", "PreTraining")  # endings of the names of architectures that have a head over words
+_RULES = 1  # part of the identity: raise it when the same settings begin to give other texts
+_HEADED = (
+    "MaskedLM",
+    "PreTraining",
+)  # endings of the names of architectures with a masked-language-model head
 
 
 @AUGMENTERS.register("masked_lm")
-class MaskedLM(ModelAugmenter):
-    """The text with some words, drawn, replaced by guesses of a masked language model that sees the others. A word is masked whole, by one mask; what takes its place
-    is one whole word of the model's vocabulary. Signs around a word and its capitals stay.
+class MaskedLMAugmenter(ModelAugmenter):
+    """The text with some random words replaced by guesses of a masked language model that sees the others.
+
+    A word is masked as a whole by one mask token, and replaced by one whole word of the model's vocabulary.
+    Punctuation around a word and its capitals are kept.
     """
 
     model: ModelSettings
-    """a model with its head over words, such as bert-base-uncased: BERT, RoBERTa, DistilBERT, MPNet or whatever transformers loads as a masked language model"""
+    """a model with its masked-language-model head, such as bert-base-uncased: BERT, RoBERTa, DistilBERT,
+    MPNet or another that transformers loads as a masked language model
+    """
     share: Share = 0.15
-    """of the words that are replaced, rounded; one at least"""
+    """proportion of the words that are replaced, rounded; at least one word"""
     top_k: Annotated[int, Field(ge=1)] | None = 10
-    """guesses are drawn among so many of the likeliest; 1: the likeliest; null: all"""
+    """guesses are drawn among this many of the likeliest; 1: the likeliest; null: all"""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """logits are divided by it"""
+    """divides the logits; above 1 unlikely words are drawn more often"""
     other: bool = True
-    """whether a guess has to be another word than the one behind the mask"""
+    """whether a guess must differ from the word behind the mask"""
     count: Annotated[int, Field(ge=1)] = 1
     """variants of each text, drawn independently"""
 
-    def legs(self) -> tuple[Leg, ...]:
-        return (
-            Guess(
-                self.model_copy(
-                    update={"model": self.model.model_copy(update={"path": in_full(self.model.path)})}
-                )
-            ),
+    def guess_options(self) -> GuessOptions:
+        """The options that the loaded stage needs."""
+        return GuessOptions(
+            share=self.share,
+            top_k=self.top_k,
+            temperature=self.temperature,
+            other=self.other,
+            count=self.count,
+            batch_tokens=self.model.batch_tokens,
         )
+
+    def model_stages(self) -> tuple[ModelStage, ...]:
+        model = self.model.model_copy(update={"path": absolute_path(self.model.path)})
+        return (GuessStage(self.model_copy(update={"model": model})),)
 
 
 @dataclass(frozen=True)
-class Guess:
-    """The only leg of `MaskedLM`."""
+class GuessStage:
+    """The only stage of `MaskedLMAugmenter`."""
 
-    settings: MaskedLM
+    settings: MaskedLMAugmenter
 
     @property
     def title(self) -> str:
@@ -63,21 +77,25 @@ class Guess:
         return self.settings.model
 
     @property
-    def makes(self) -> int:
+    def outputs(self) -> int:
         return self.settings.count
 
     def check(self) -> None:
-        """ModelError for a folder that is no model, one whose config.json says that it has no head over words, and a tokenizer without a mask token."""
+        """Check that the folder has a masked language model and a tokenizer with a mask token.
+
+        Raises:
+            ModelError: the folder is not a model, its config.json names an architecture without a head, or
+                the tokenizer has no mask token.
+        """
         folder = self.folder()
         named = [str(name) for name in folder.config.get("architectures") or []]
         if named and not any(name.endswith(_HEADED) for name in named):
-            remedy = "use a model that was saved with its head, such as bert-base-uncased; sentence encoders are saved without"
-            raise ModelError(
-                str(folder.path),
-                "a masked language model: an encoder and its head over words",
-                ", ".join(named),
-                remedy,
+            expected = "a masked language model: an encoder and its head over words"
+            remedy = (
+                "use a model that was saved with its head, such as bert-base-uncased; "
+                "sentence encoders are saved without one"
             )
+            raise ModelError(str(folder.path), expected, ", ".join(named), remedy)
         self.mask(folder)
 
     def identity(self) -> JsonValue:
@@ -85,22 +103,17 @@ class Guess:
         return {"rules": _RULES, "files": digest_of(dict(self.folder().files)), **own}
 
     def folder(self) -> EncoderFolder:
-        """The model's folder, which is read as an encoder's is."""
+        """The model's folder, opened like an encoder's."""
         return open_folder(EncoderSettings(path=self.model.path))
 
     def mask(self, folder: EncoderFolder) -> str:
-        """The mask token. ModelError where the tokenizer has none."""
+        """The mask token. ModelError if the tokenizer has none."""
         name = mask_token(folder.beside_config(""), folder.tokenizer().vocabulary())
         if name is None:
-            raise ModelError(
-                str(folder.path),
-                "a tokenizer with a mask token, to guess words",
-                "none",
-                "use a model such as BERT",
-            )
+            expected = "a tokenizer with a mask token, to guess words"
+            raise ModelError(str(folder.path), expected, "none", "use a model such as BERT")
         return name
 
-    def start(self, device: Device, settings: AugmentSettings) -> Working:
-        from pipeline.augment.guessing import Guessing
-
-        return Guessing(self, device, settings)
+    def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
+        folder = self.folder()
+        return LoadedGuesser(folder, self.mask(folder), self.settings.guess_options(), device, settings)

@@ -1,4 +1,7 @@
-"""Words whose vectors are near each other, by blocks of exact products: only those that a text asks for are computed, and once in a worker."""
+"""Find the nearest words of a word by exact cosines of word vectors.
+
+Only the neighbours of words that texts contain are computed, once in each worker.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -11,35 +14,41 @@ from pipeline.models.folder.locate import locate
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.folder.word_vectors import TABLE
 
-_ASKED = 32  # rows of one product: words of like frequency stand side by side and occur in the same texts
-_ROWS = 8_192  # of the table in one product: with 300 dimensions 10 MB
+_BLOCK = (
+    32  # words looked up together: neighbours in the file have similar frequencies, so they occur together
+)
+_ROWS = 8_192  # of the table in one product: 10 MB with 300 dimensions
 
 
 def check_vectors(file: Path, name: str) -> None:
-    """ModelError where the beginning of the file holds no word vectors."""
+    """ModelError if the beginning of the file has no word vectors."""
     if next(read_vectors(file, name), None) is None:
         raise ModelError(name, "word vectors", "an empty file", "give another file")
 
 
 @dataclass
-class Nearest:
-    """Case-folded word -> the nearest other words by cosine, nearest first, equally near ones in the file's order. Of words that differ in case alone the first counts.
+class NearestWords:
+    """A function from a case-folded word to its nearest words by cosine, nearest first.
 
-    Rows are computed in fixed blocks of the table, so that a word's neighbours have the same digits whatever was asked for before. What has no letter is no neighbour.
+    Equally near words are in the order of the file. Of words that differ in case only, the first one counts.
+    Words without a letter are never neighbours. Cosines are computed in fixed blocks of the table, so that
+    they have the same bits whichever words were looked up before.
     """
 
     words: list[str]
     vectors: np.ndarray
-    """(n, d) float32, as they are in the file, which they may be mapped from"""
+    """(n, d) float32, as in the file, from which they may be mapped"""
     count: int
+    """number of nearest words at most"""
     least_cosine: float
+    """least cosine of a nearest word"""
     _found: dict[int, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._folded = [word.casefold() for word in self.words]
-        self._places: dict[str, int] = {}
-        for place, word in enumerate(self._folded):
-            self._places.setdefault(word, place)
+        self._index: dict[str, int] = {}
+        for index, word in enumerate(self._folded):
+            self._index.setdefault(word, index)
         lengths = np.concatenate(
             [
                 np.linalg.norm(self.vectors[start : start + _ROWS], axis=1)
@@ -47,19 +56,19 @@ class Nearest:
             ]
         )
         self._scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-        first = (self._places[word] == place for place, word in enumerate(self._folded))
+        first = (self._index[word] == index for index, word in enumerate(self._folded))
         lettered = (any(map(str.isalpha, word)) for word in self.words)
-        self._usable = np.fromiter(map(all, zip(first, lettered, strict=True)), bool, len(self.words)) & (
-            lengths > 0
-        )
+        self._is_candidate = np.fromiter(
+            map(all, zip(first, lettered, strict=True)), bool, len(self.words)
+        ) & (lengths > 0)
 
     @classmethod
-    def of(cls, path: str, count: int, least_cosine: float, vocabulary: int | None) -> "Nearest":
-        """Of the first words of a file of vectors, which is read once on this machine (`pipeline.models.folder.locate`) and mapped."""
+    def of(cls, path: str, count: int, least_cosine: float, vocabulary: int | None) -> "NearestWords":
+        """Read the first words of a file of vectors. It is converted once on this machine, then mapped."""
         folder = locate(path)
         words = (folder / "vocab.txt").read_bytes().decode().split("\n")
         file = folder / "model.safetensors"
-        with file.open("rb") as stream:  # of one tensor, which stands behind the header
+        with file.open("rb") as stream:  # the file has one tensor, after the header
             header = int.from_bytes(stream.read(8), "little")
             shape = json.loads(stream.read(header))[TABLE]["shape"]
         return cls(
@@ -70,17 +79,17 @@ class Nearest:
         )
 
     def __call__(self, word: str) -> tuple[str, ...]:
-        place = self._places.get(word)
-        if place is None:
+        index = self._index.get(word)
+        if index is None:
             return ()
-        if place not in self._found:
-            self._find(place // _ASKED * _ASKED)
-        return self._found[place]
+        if index not in self._found:
+            self._find(index // _BLOCK * _BLOCK)
+        return self._found[index]
 
     def _find(self, start: int) -> None:
-        """The neighbours of the block of words that begins at `start`."""
-        asked = slice(start, min(start + _ASKED, len(self.words)))
-        own = self.vectors[asked] * self._scale[asked, None]
+        """Find the neighbours of the block of words that begins at `start`."""
+        block = slice(start, min(start + _BLOCK, len(self.words)))
+        own = self.vectors[block] * self._scale[block, None]
         cosines = (
             np.concatenate(
                 [own @ self.vectors[first : first + _ROWS].T for first in range(0, len(self.words), _ROWS)],
@@ -88,11 +97,11 @@ class Nearest:
             )
             * self._scale
         )
-        cosines[:, ~self._usable] = -np.inf
-        for place, row in enumerate(cosines, start):
-            row[self._places[self._folded[place]]] = -np.inf
+        cosines[:, ~self._is_candidate] = -np.inf
+        for index, row in enumerate(cosines, start):
+            row[self._index[self._folded[index]]] = -np.inf
             near = np.flatnonzero(row >= self.least_cosine)
             nearest = near[np.argsort(-row[near], kind="stable")[: self.count]]
-            self._found[place] = (
-                tuple(self.words[each] for each in nearest.tolist()) if self._scale[place] else ()
+            self._found[index] = (
+                tuple(self.words[each] for each in nearest.tolist()) if self._scale[index] else ()
             )

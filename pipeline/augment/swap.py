@@ -1,4 +1,4 @@
-"""A text with words that changed places (Wei & Zou 2019, EDA: random swap)."""
+"""Exchange words of a text (Wei & Zou 2019, EDA: random swap)."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -7,12 +7,12 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.augment import AUGMENTERS, WordAugmenter, Words
-from pipeline.augment.words import amount
+from pipeline.augment.words import edit_count
 from pipeline.settings.augment import Share
 
 
-def swapped(words: Words, times: int, rng: np.random.Generator) -> Words:
-    """The words after `times` exchanges of two, whichever; later ones may undo earlier ones."""
+def swap_words(words: Words, times: int, rng: np.random.Generator) -> Words:
+    """Exchange two random words `times` times; later exchanges may undo earlier ones."""
     moved, count = list(words), len(words)
     if count < 2:
         return moved
@@ -25,12 +25,12 @@ def swapped(words: Words, times: int, rng: np.random.Generator) -> Words:
 
 @AUGMENTERS.register("swap")
 class Swap(WordAugmenter):
-    """The same words after some exchanges of two words, wherever they stand."""
+    """The same words after some exchanges of two random words."""
 
     share: Share = 0.1
-    """exchanges as a share of the number of words, rounded; one at least"""
+    """number of exchanges as a proportion of the number of words, rounded; at least one"""
     times: Annotated[int, Field(ge=1)] | None = None
-    """so many exchanges instead"""
+    """number of exchanges; null: by share"""
 
     def start(self) -> Callable[[Words, np.random.Generator], Words]:
-        return lambda words, rng: swapped(words, amount(len(words), self.share, self.times), rng)
+        return lambda words, rng: swap_words(words, edit_count(len(words), self.share, self.times), rng)

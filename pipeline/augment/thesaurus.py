@@ -1,4 +1,4 @@
-"""A user's thesaurus: Parquet, or lines of text."""
+"""Read a user's thesaurus: a Parquet file, or lines of text."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,24 +11,32 @@ from pipeline.text.corpus.columns import plain_type
 
 _REMEDY = "write Parquet with the columns word and synonym, or a line word<TAB>synonym,synonym for each word"
 
-Entries = Iterator[tuple[str, str, list[str]]]  # where, word, its synonyms
+Entries = Iterator[tuple[str, str, list[str]]]
+"""(line or row for errors, word, its synonyms)"""
 
 
 def read_thesaurus(file: Path, name: str) -> dict[str, tuple[str, ...]]:
-    """Case-folded word -> its synonyms in the file's order, none twice and none equal to the word but for case. `name` is what errors call the file.
+    """Read synonyms by case-folded word, in the order of the file.
 
-    DataError, with the line or row, for what is neither a Parquet file nor lines of text as said in `SynonymSettings`, and for a file without a synonym.
+    No synonym is listed twice or equals its word, ignoring case.
+
+    Args:
+        file: a Parquet file or lines of text, as `SynonymSettings` describes them.
+        name: name of the file in errors.
+
+    Raises:
+        DataError: the file has another format or no synonym; names the line or row.
     """
     with file.open("rb") as stream:
         parquet = stream.read(4) == b"PAR1"
     found: dict[str, dict[str, str]] = {}
     for where, word, others in _rows(file, name) if parquet else _lines(file, name):
         if not word or not all(others):
-            raise DataError(where, "a word and its synonyms", "an empty one", "mend or remove it")
-        known = found.setdefault(folded := word.casefold(), {})
+            raise DataError(where, "a word and its synonyms", "an empty one", "fix or remove it")
+        of_word = found.setdefault(folded := word.casefold(), {})
         for other in others:
             if other.casefold() != folded:
-                known.setdefault(other.casefold(), other)
+                of_word.setdefault(other.casefold(), other)
     synonyms = {word: tuple(others.values()) for word, others in found.items() if others}
     if not synonyms:
         raise DataError(name, "words and their synonyms", "no synonym of any word", _REMEDY)
@@ -47,10 +55,13 @@ def _lines(file: Path, name: str) -> Entries:
                 continue
             word, tab, others = text.partition("\t")
             if not tab:
-                raise DataError(
-                    where, "word<TAB>synonym,synonym", f"{text[:60]!a}, which has no tab", _REMEDY
-                )
-            yield where, _plain(word), [_plain(other) for other in others.split(",")]
+                found = f"{text[:60]!a}, which has no tab"
+                raise DataError(where, "word<TAB>synonym,synonym", found, _REMEDY)
+            yield (
+                where,
+                _collapse_white_space(word),
+                [_collapse_white_space(other) for other in others.split(",")],
+            )
 
 
 def _rows(file: Path, name: str) -> Entries:
@@ -59,8 +70,8 @@ def _rows(file: Path, name: str) -> Entries:
         where = f"{name}: row {number}"
         several = other if isinstance(other, list) else [other]
         if word is None or other is None or None in several:
-            raise DataError(where, "a word and its synonyms", "a missing value", "mend or remove it")
-        yield where, _plain(word), [_plain(each) for each in several]
+            raise DataError(where, "a word and its synonyms", "a missing value", "fix or remove it")
+        yield where, _collapse_white_space(word), [_collapse_white_space(each) for each in several]
 
 
 def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -70,26 +81,16 @@ def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         names = table.schema_arrow.names
         second = next((each for each in ("synonym", "synonyms") if each in names), None)
         if "word" not in names or second is None:
-            raise DataError(
-                name, "the columns word and synonym", f"the columns {', '.join(names[:8])}", _REMEDY
-            )
+            found = f"the columns {', '.join(names[:8])}"
+            raise DataError(name, "the columns word and synonym", found, _REMEDY)
         words, others = table.read(columns=["word", second]).select(["word", second]).columns
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            name, "a readable Parquet file", " ".join(str(error).split())[:200], "write the file again"
-        ) from None
-    inner = (
-        others.type.value_type
-        if pa.types.is_list(others.type) or pa.types.is_large_list(others.type)
-        else others.type
-    )
-    if not _is_text(words.type) or not _is_text(inner):
-        raise DataError(
-            name,
-            "words as strings and synonyms as strings or lists of them",
-            f"{words.type} and {others.type}",
-            _REMEDY,
-        )
+        found = " ".join(str(error).split())[:200]
+        raise DataError(name, "a readable Parquet file", found, "write the file again") from None
+    is_list = pa.types.is_list(others.type) or pa.types.is_large_list(others.type)
+    if not _is_text(words.type) or not _is_text(others.type.value_type if is_list else others.type):
+        expected = "words as strings and synonyms as strings or lists of them"
+        raise DataError(name, expected, f"{words.type} and {others.type}", _REMEDY)
     return words, others
 
 
@@ -101,6 +102,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(plain_type(kind)) or pa.types.is_large_string(plain_type(kind)))
 
 
-def _plain(word: object) -> str:
-    """Without white space at its ends, and single blanks inside."""
+def _collapse_white_space(word: object) -> str:
+    """Remove white space at both ends, and replace white space inside by single blanks."""
     return " ".join(str(word).split())

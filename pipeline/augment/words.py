@@ -1,5 +1,4 @@
-"""What methods that edit words share: how many of them, which places, how one word takes the place of another,
-and where a file is."""
+"""Edits of words: how many, at which positions, and how one word replaces another."""
 
 import functools
 import re
@@ -11,31 +10,39 @@ import numpy as np
 _POSSESSIVE = re.compile(r"(?<=.)['’][sS]$")
 
 
-def amount(words: int, share: float, exactly: int | None) -> int:
-    """How many of a text's words are meant: `exactly` so many, else that share, rounded; one at least."""
+def edit_count(words: int, share: float, exactly: int | None) -> int:
+    """Number of words to edit: `exactly`, or if that is None the proportion `share`, rounded; at least
+    one.
+    """
     return max(1, round(share * words)) if exactly is None else exactly
 
 
-def places(count: int, among: int, rng: np.random.Generator) -> list[int]:
-    """`count` different places below `among`, all equally likely, in random order: the first steps of a Fisher-Yates shuffle."""
+def draw_positions(count: int, among: int, rng: np.random.Generator) -> list[int]:
+    """Draw `count` different positions below `among`, all equally likely, in random order.
+
+    These are the first steps of a Fisher-Yates shuffle.
+    """
     moved: dict[int, int] = {}
     chosen = []
     for step, drawn in enumerate(rng.random(min(count, among)).tolist()):
-        place = step + int(drawn * (among - step))
-        chosen.append(moved.get(place, place))
-        moved[place] = moved.get(step, step)
+        position = step + int(drawn * (among - step))
+        chosen.append(moved.get(position, position))
+        moved[position] = moved.get(step, step)
     return chosen
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def parted(word: str) -> tuple[str, str, str]:
-    """(signs before it, the word itself, signs and a possessive 's behind it); what is signs alone has no word in it."""
+def split_word(word: str) -> tuple[str, str, str]:
+    """Split a word into (punctuation before it, the word, punctuation and a possessive 's after it).
+
+    The middle part is empty if there is only punctuation.
+    """
     if word.isalnum():
         return "", word, ""
     first, last = 0, len(word)
-    while first < last and _is_sign(word[first]):
+    while first < last and _is_punctuation(word[first]):
         first += 1
-    while last > first and _is_sign(word[last - 1]):
+    while last > first and _is_punctuation(word[last - 1]):
         last -= 1
     if ending := _POSSESSIVE.search(word[first:last]):
         last = first + ending.start()
@@ -43,17 +50,22 @@ def parted(word: str) -> tuple[str, str, str]:
 
 
 def cased_like(word: str, other: str) -> str:
-    """`other` in capitals where `word` is, or with a capital first letter where `word` has one; else as it stands."""
+    """`other` in capitals if `word` is in capitals, with a capital first letter if `word` has one; else
+    unchanged.
+    """
     if len(word) > 1 and word.isupper():
         return other.upper()
     return other[:1].upper() + other[1:] if word[:1].isupper() else other
 
 
-def in_full(path: str) -> str:
-    """The same file or folder for a worker, whose working directory may be another; a URI, and what is not there, as it is."""
-    place = Path(path).expanduser()
-    return str(place.resolve()) if "://" not in path and place.exists() else path
+def absolute_path(path: str) -> str:
+    """Absolute path of a file or folder, for workers with another working directory.
+
+    A URI, and a path that does not exist, is returned unchanged.
+    """
+    local = Path(path).expanduser()
+    return str(local.resolve()) if "://" not in path and local.exists() else path
 
 
-def _is_sign(character: str) -> bool:
+def _is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] in "PSC"

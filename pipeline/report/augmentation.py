@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from pipeline.augment import Effort
+from pipeline.augment import ModelStats
 from pipeline.charts.augmentation import Spread, colours, shares_chart, spread_chart
 from pipeline.charts.frame import percent
 from pipeline.report.evaluation import Chart
@@ -41,17 +41,17 @@ class Work:
     """What a stage with models did in this run. seconds: wall time, starts of workers included."""
 
     title: str
-    effort: Effort
+    stats: ModelStats
     seconds: float
 
     @property
     def padding(self) -> float:
         """Share of the places in batches that held no token."""
-        return self.effort.padding / max(self.effort.tokens_in + self.effort.padding, 1)
+        return self.stats.padding / max(self.stats.tokens_in + self.stats.padding, 1)
 
     def per_s(self, name: str) -> float:
         """Texts, tokens_in or tokens_out a second with all workers."""
-        return float(getattr(self.effort, name) / max(self.seconds, 1e-9))
+        return float(getattr(self.stats, name) / max(self.seconds, 1e-9))
 
 
 @dataclass(frozen=True)

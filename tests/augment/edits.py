@@ -1,9 +1,9 @@
-"""Word-level methods at work on texts of tests."""
+"""Word-level methods applied to test sentences."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.augment import AUGMENTERS, WordAugmenter, Words, draws
+from pipeline.augment import AUGMENTERS, WordAugmenter, Words, keyed_rng
 from pipeline.config import validated
 
 SENTENCES = tuple(
@@ -14,7 +14,8 @@ SENTENCES = tuple(
         "Snow",
         "The man's dog is in the house.",
         "of the and",
-        "A little girl in a pink dress is going into a wooden cabin, and her big brother reads a book to the small dog beside her.",
+        "A little girl in a pink dress is going into a wooden cabin, and her big brother reads a book "
+        "to the small dog beside her.",
     )
 )
 THESAURUS = {
@@ -41,17 +42,17 @@ def method(name: str, **options: object) -> WordAugmenter:
 def variants(
     augmenter: WordAugmenter, sentences: Sequence[Words] = SENTENCES, times: int = 200
 ) -> list[tuple[Words, Words]]:
-    """(a sentence, a variant of it), `times` of each, each with draws of its own."""
+    """(a sentence, a variant of it), `times` for each sentence, each with its own generator."""
     edit = augmenter.start()
     return [
-        (words, edit(list(words), draws(7, place, number)))
+        (words, edit(list(words), keyed_rng(7, place, number)))
         for place, words in enumerate(sentences)
         for number in range(times)
     ]
 
 
 def write_thesaurus(folder: Path, entries: dict[str, str] | None = None) -> Path:
-    """A file of lines."""
+    """Write a thesaurus as lines of text."""
     file = folder / "thesaurus.tsv"
     file.write_text(
         "".join(f"{word}\t{others}\n" for word, others in (THESAURUS if entries is None else entries).items())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.augment import AUGMENTERS, Made, ModelAugmenter, Source, built
+from pipeline.augment import AUGMENTERS, ModelAugmenter, StageInput, StageOutput, build_augmenters
 from pipeline.config import digest_of, load_settings
 from pipeline.device import Device
 from pipeline.errors import ConfigError, ModelError
@@ -36,12 +36,13 @@ def augmenter(*legs: dict | str) -> ModelAugmenter:
 
 def leg(folder: Path, number: int = 0, **options):
     one = {"path": str(folder), **LANGUAGES["t5"], **options}
-    return augmenter(*[one] * (number + 1)).legs()[number]
+    return augmenter(*[one] * (number + 1)).model_stages()[number]
 
 
-def made(leg, texts, seed: int = 0, keys=None) -> list[Made]:
+def made(leg, texts, seed: int = 0, keys=None) -> list[StageOutput]:
     sources = [
-        Source(text, f"{place}".encode() if keys is None else keys[place]) for place, text in enumerate(texts)
+        StageInput(text, f"{place}".encode() if keys is None else keys[place])
+        for place, text in enumerate(texts)
     ]
     found = dict(leg.start(CPU, AugmentSettings(seed=seed))(sources))
     assert sorted(found) == list(range(len(texts)))
@@ -52,7 +53,7 @@ def test_every_source_becomes_what_it_becomes_alone(folder):
     for options in ({}, {"decoding": SAMPLE}, {"decoding": {"method": "beam", "beams": 2, "hypotheses": 2}}):
         one = leg(folder, batch_tokens=60, **options)
         whole = made(one, SENTENCES)
-        assert all(len(each.texts) == one.makes and each.reason is None for each in whole)
+        assert all(len(each.texts) == one.outputs and each.reason is None for each in whole)
         assert [
             made(one, [text], keys=[f"{place}".encode()])[0] for place, text in enumerate(SENTENCES)
         ] == whole
@@ -63,7 +64,7 @@ def test_draws_go_by_seed_key_hypothesis_and_place_in_the_chain(folder):
     texts = [SENTENCES[0]] * 3
     sampled = leg(folder, decoding=SAMPLE)
     base = made(sampled, texts)
-    assert len({each.texts for each in base}) > 1  # other keys, other draws
+    assert len({each.texts for each in base}) > 1  # other keys, other keyed_rng
     assert made(sampled, texts[::-1], keys=[b"2", b"1", b"0"]) == base[::-1]
     assert made(sampled, texts, keys=[b"7"] * 3) == [made(sampled, texts[:1], keys=[b"7"])[0]] * 3
     assert made(sampled, texts, seed=1) != base
@@ -72,25 +73,25 @@ def test_draws_go_by_seed_key_hypothesis_and_place_in_the_chain(folder):
 
 def test_equal_texts_are_translated_once(folder):
     working = leg(folder).start(CPU, AugmentSettings())
-    found = dict(working([Source(text, b"%d" % place) for place, text in enumerate(SENTENCES * 3)]))
+    found = dict(working([StageInput(text, b"%d" % place) for place, text in enumerate(SENTENCES * 3)]))
     once = leg(folder).start(CPU, AugmentSettings())
     assert [found[place] for place in range(len(SENTENCES))] == [
         found[place + len(SENTENCES)] for place in range(len(SENTENCES))
     ]
-    assert dict(once([Source(text, b"") for text in SENTENCES]))[0] == found[0]
-    assert working.effort.tokens_in == once.effort.tokens_in > 0
-    assert (working.effort.texts, once.effort.texts) == (3 * len(SENTENCES), len(SENTENCES))
-    assert working.effort.tokens_out > 0
-    assert working.effort.seconds > 0
-    assert working.effort.padding > 0
+    assert dict(once([StageInput(text, b"") for text in SENTENCES]))[0] == found[0]
+    assert working.stats.tokens_in == once.stats.tokens_in > 0
+    assert (working.stats.texts, once.stats.texts) == (3 * len(SENTENCES), len(SENTENCES))
+    assert working.stats.tokens_out > 0
+    assert working.stats.seconds > 0
+    assert working.stats.padding > 0
 
 
 def test_a_text_over_the_limit_and_one_without_words_are_told_apart(folder):
     long, blank, usual = made(
         leg(folder, max_length=12, decoding=SAMPLE), [" ".join(SENTENCES), " ", SENTENCES[4]]
     )
-    assert long == Made(reason="too_long_for_model")
-    assert blank == Made(("", ""))
+    assert long == StageOutput(reason="too_long_for_model")
+    assert blank == StageOutput(("", ""))
     assert len(usual.texts) == 2
 
 
@@ -100,7 +101,7 @@ def test_no_sources_are_no_work(folder):
 
 def test_a_leg_travels_and_its_identity_is_what_decides_its_texts(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    relative = augmenter({"path": "model", **LANGUAGES["t5"]}).legs()[0]
+    relative = augmenter({"path": "model", **LANGUAGES["t5"]}).model_stages()[0]
     monkeypatch.chdir(tmp_path)
     assert made(pickle.loads(pickle.dumps(relative)), SENTENCES[:1]) == made(leg(folder), SENTENCES[:1])
     base = digest_of(leg(folder).identity())
@@ -128,23 +129,23 @@ def test_chains_of_models_multiply_their_hypotheses(folder):
         *[{"path": str(folder), "decoding": {"method": "sample", "hypotheses": count}} for count in (2, 1, 3)]
     )
     assert chain.variants == 6
-    assert [each.makes for each in chain.legs()] == [2, 1, 3]
+    assert [each.outputs for each in chain.model_stages()] == [2, 1, 3]
     assert (
         augmenter({"path": "models/nllb/", "source": "eng_Latn", "target": "deu_Latn"}, "opus-mt-de-en")
-        .legs()[0]
+        .model_stages()[0]
         .title
         == "eng_Latn-deu_Latn"
     )
-    assert augmenter("hub/opus-mt-de-en").legs()[0].title == "opus-mt-de-en"
+    assert augmenter("hub/opus-mt-de-en").model_stages()[0].title == "opus-mt-de-en"
 
 
 def test_bad_options_and_models_are_said_before_any_work(folder, tmp_path):
     wrong = tmp_path / "job.yaml"
     wrong.write_text("variants: {back: {method: back_translation, options: {legs: [{path: x, beems: 3}]}}}")
     with pytest.raises(ConfigError, match="beems"):
-        built(load_settings(AugmentSettings, wrong))
+        build_augmenters(load_settings(AugmentSettings, wrong))
     with pytest.raises(ConfigError, match="legs"):
-        built(
+        build_augmenters(
             AugmentSettings.model_validate(
                 {"variants": {"back": {"method": "back_translation", "options": {"legs": []}}}}
             )
@@ -162,7 +163,9 @@ def test_trained_models_say_a_caption_in_other_words():
         "Two young boys are playing football on the grass.",
         "A dog runs through the snow.",
     ]
-    for one in augmenter(*(str(models / f"translation-{pair}") for pair in ("en-de", "de-en"))).legs():
+    for one in augmenter(
+        *(str(models / f"translation-{pair}") for pair in ("en-de", "de-en"))
+    ).model_stages():
         texts = [each.texts[0] for each in made(one, texts)]
         assert any(("Mann" if one.title == "translation-en-de" else "man") in text for text in texts)
     assert "dog" in texts[2]

@@ -1,4 +1,4 @@
-"""What every method keeps to, whatever it makes of a text."""
+"""Properties of every augmentation method."""
 
 import os
 import pickle
@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from pipeline.augment import AUGMENTERS, Augmenter, Made, ModelAugmenter, Source, WordAugmenter, Words, draws
+from pipeline.augment import (
+    AUGMENTERS,
+    Augmenter,
+    ModelAugmenter,
+    StageInput,
+    StageOutput,
+    WordAugmenter,
+    Words,
+    keyed_rng,
+)
 from pipeline.config import canonical, validated
 from pipeline.device import Device
 from pipeline.errors import ConfigError
@@ -95,18 +104,19 @@ def edited(augmenter: WordAugmenter, rows: list[tuple[int, int]]) -> list[Words]
     """A variant of each (place in TEXTS, number)."""
     edit = augmenter.start()
     return [
-        edit(TEXTS[place], draws(0, augmenter.__class__.__name__, place, number)) for place, number in rows
+        edit(TEXTS[place], keyed_rng(0, augmenter.__class__.__name__, place, number))
+        for place, number in rows
     ]
 
 
-def test_it_says_what_it_makes_and_what_its_options_are(name: str):
+def test_method_and_options_are_documented(name: str):
     kind = AUGMENTERS[name]
     assert kind.__doc__
     assert issubclass(kind, WordAugmenter | ModelAugmenter)
     assert kind.model_fields.keys() - kind.descriptions().keys() == set()
 
 
-def test_it_builds_from_what_it_needs_and_travels(name: str, options: Options):
+def test_method_builds_and_pickles(name: str, options: Options):
     augmenter = made(name, options)
     augmenter.check()
     other = pickle.loads(pickle.dumps(augmenter))
@@ -115,12 +125,12 @@ def test_it_builds_from_what_it_needs_and_travels(name: str, options: Options):
     assert other.variants == augmenter.variants >= 1
 
 
-def test_an_unknown_option_is_refused(name: str, options: Options):
+def test_unknown_option_is_refused(name: str, options: Options):
     with pytest.raises(ConfigError, match="colour"):
         made(name, {**options, "colour": "red"})
 
 
-def test_it_is_known_by_the_content_of_its_files_not_by_their_place(
+def test_identity_depends_on_the_content_of_files_not_on_their_paths(
     name: str, options: Options, kept: Callable[[str], Path], tmp_path: Path
 ):
     files = [file for file in kept(name).rglob("*") if file.suffix in (".tsv", ".safetensors")]
@@ -139,7 +149,7 @@ def test_it_is_known_by_the_content_of_its_files_not_by_their_place(
         shutil.copy(file, place)
 
 
-def test_words_stay_words_and_at_least_one_is_left(name: str, options: Options):
+def test_edits_give_words_and_at_least_one(name: str, options: Options):
     augmenter = of_words(name, options)
     before = pickle.dumps(TEXTS)
     for variant in edited(
@@ -150,15 +160,15 @@ def test_words_stay_words_and_at_least_one_is_left(name: str, options: Options):
     assert pickle.dumps(TEXTS) == before
 
 
-def test_a_variant_is_a_list_of_its_own(name: str, options: Options):
+def test_variant_is_a_new_list(name: str, options: Options):
     edit = of_words(name, options).start()
     for number in range(20):
         words = list(SENTENCES[1])
-        edit(words, draws(number)).append("more")
+        edit(words, keyed_rng(number)).append("more")
         assert words == SENTENCES[1]
 
 
-def test_words_follow_from_the_draws_alone(name: str, options: Options):
+def test_edits_depend_on_the_generator_only(name: str, options: Options):
     augmenter = of_words(name, options)
     rows = [(place, number) for place in range(len(TEXTS)) for number in range(10)]
     expected = dict(zip(rows, edited(augmenter, rows), strict=True))
@@ -173,29 +183,30 @@ def test_variants_of_a_text_differ(name: str, options: Options):
     assert len({tuple(variant) for variant in found}) > 1
 
 
-def test_its_models_make_what_they_say(name: str, options: Options):
+def test_models_make_as_many_texts_as_they_declare(name: str, options: Options):
     augmenter = of_models(name, options)
-    legs = augmenter.legs()
-    assert augmenter.variants == np.prod([leg.makes for leg in legs])
+    legs = augmenter.model_stages()
+    assert augmenter.variants == np.prod([leg.outputs for leg in legs])
     assert all(leg.title and leg.model.path for leg in legs)
     assert pickle.loads(pickle.dumps(legs)) == legs
     assert taken_through(augmenter, range(6)) == taken_through(augmenter, range(6))
 
 
-def taken_through(augmenter: ModelAugmenter, places: Any) -> list[Made]:
+def taken_through(augmenter: ModelAugmenter, places: Any) -> list[StageOutput]:
     """The first text of each place after all models."""
-    sources = [Source(" ".join(SENTENCES[place]), bytes([place])) for place in places]
-    found: list[Made] = []
-    for leg in augmenter.legs():
+    sources = [StageInput(" ".join(SENTENCES[place]), bytes([place])) for place in places]
+    found: list[StageOutput] = []
+    for leg in augmenter.model_stages():
         model = leg.start(Device("cpu"), AugmentSettings())
         done = dict(model(sources))
         assert sorted(done) == list(range(len(sources)))
         for one in done.values():
-            assert (len(one.texts) == leg.makes) if one.reason is None else not one.texts
-        assert model.effort.tokens_in > 0
+            assert (len(one.texts) == leg.outputs) if one.reason is None else not one.texts
+        assert model.stats.tokens_in > 0
         found = [done[place] for place in range(len(sources))]
         sources = [
-            Source((one.texts or ("",))[0], source.key) for one, source in zip(found, sources, strict=True)
+            StageInput((one.texts or ("",))[0], source.key)
+            for one, source in zip(found, sources, strict=True)
         ]
     return found
 

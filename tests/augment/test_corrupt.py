@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pipeline.augment.corrupt import bigrams_swapped, omitted
+from pipeline.augment.corrupt import omit_words, swap_bigrams
 from tests.augment.edits import SENTENCES, method, variants
 
 WORDS = [str(number) for number in range(20)]
@@ -21,32 +21,32 @@ def gone(omit: float, span: int = 1, times: int = 3_000) -> np.ndarray:
     return np.array([[word not in each for word in WORDS] for each in left])
 
 
-def test_without_either_it_is_the_text():
+def test_without_omit_and_swap_the_text_is_unchanged():
     assert all(variant == words for words, variant in variants(method("corrupt", omit=0, swap=0)))
 
 
 @pytest.mark.parametrize("span", [1, 3])
 @pytest.mark.parametrize("omit", [0.1, 0.4])
-def test_each_word_goes_as_often_whatever_goes_with_it(omit, span):
+def test_each_word_is_deleted_equally_often_for_every_span(omit, span):
     for rate in gone(omit, span).sum(axis=0).tolist():
         assert binomtest(rate, 3_000, omit).pvalue > 1e-4
 
 
-def test_gaps_inside_are_as_long_as_the_span():
+def test_inner_gaps_are_as_long_as_the_span():
     for row in gone(0.05, span=3, times=500):
         inside = "".join("x" if each else "." for each in row).strip("x")
         assert all(len(gap) >= 3 for gap in inside.split(".") if gap)
 
 
 @pytest.mark.parametrize("omit", [0.9, 1.0])
-def test_one_word_stays_and_each_may_be_it(omit):
+def test_one_word_is_kept_and_may_be_any(omit):
     found = variants(method("corrupt", omit=omit), SENTENCES[:1], 500)
     assert all(variant for _, variant in found)
     if omit == 1:
         assert {tuple(variant) for _, variant in found} == {(word,) for word in SENTENCES[0]}
 
 
-def test_pairs_change_places_as_often_as_is_asked_and_no_other_words_do():
+def test_only_pairs_are_exchanged_with_their_probability():
     turned = np.zeros(10)
     for _, variant in variants(method("corrupt", omit=0, swap=0.3), [WORDS], 3_000):
         pairs = [variant[first : first + 2] for first in range(0, 20, 2)]
@@ -57,11 +57,11 @@ def test_pairs_change_places_as_often_as_is_asked_and_no_other_words_do():
 
 
 @pytest.mark.parametrize(("words", "expected"), [("abcdef", "badcfe"), ("abcde", "badce"), ("a", "a")])
-def test_all_pairs_turned_round(words, expected):
-    assert bigrams_swapped(list(words), 1.0, np.random.default_rng(0)) == list(expected)
+def test_all_pairs_are_exchanged_at_probability_one(words, expected):
+    assert swap_bigrams(list(words), 1.0, np.random.default_rng(0)) == list(expected)
 
 
-def test_what_is_left_is_in_order():
+def test_kept_words_stay_in_order():
     for number in range(50):
-        left = list(map(int, omitted(WORDS, 0.5, np.random.default_rng(number), 2)))
+        left = list(map(int, omit_words(WORDS, 0.5, np.random.default_rng(number), 2)))
         assert all(one < other for one, other in pairwise(left))

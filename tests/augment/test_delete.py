@@ -24,13 +24,13 @@ def is_part(part: list[str], words: list[str]) -> bool:
         ({"share": 1.0}, lambda words: words),
     ],
 )
-def test_so_many_words_are_gone_and_one_stays(options, gone):
+def test_the_number_of_deleted_words_and_one_is_kept(options, gone):
     for words, variant in variants(method("delete", **options)):
         assert len(variant) == max(1, len(words) - gone(len(words)))
         assert is_part(variant, words)
 
 
-def test_every_word_is_as_likely_to_go():
+def test_every_word_is_equally_likely_to_be_deleted():
     words = [str(number) for number in range(8)]
     left = Counter(
         word for _, variant in variants(method("delete", words=3), [words], 4_000) for word in variant

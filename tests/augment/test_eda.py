@@ -54,7 +54,7 @@ def found(file: str, times: int = 4_000, **options: object) -> list[tuple[str, l
     ]
 
 
-def test_every_operation_occurs_as_often(file):
+def test_operations_are_equally_likely(file):
     counts = Counter(name for name, _ in found(file))
     still = 0.9 ** len(WORDS)  # of deletions, and one exchange in 120 is undone by the second
     expected = {
@@ -67,7 +67,7 @@ def test_every_operation_occurs_as_often(file):
     assert chisquare([counts[name] for name in expected], list(expected.values())).pvalue > 0.001
 
 
-def test_each_does_what_its_paper_says(file):
+def test_each_operation_edits_as_in_the_paper(file):
     for name, variant in found(file):
         new, gone = Counter(variant) - Counter(WORDS), Counter(WORDS) - Counter(variant)
         if name == "synonym":
@@ -78,24 +78,24 @@ def test_each_does_what_its_paper_says(file):
             assert sum(one != other for one, other in zip(variant, WORDS, strict=True)) in (3, 4)
 
 
-def test_deletion_takes_each_word_with_its_probability(file):
+def test_deletion_has_the_right_probability(file):
     left = [len(variant) for _, variant in variants(method("eda", weights={"delete": 1}), [WORDS], 3_000)]
     assert binomtest(16 * 3_000 - sum(left), 16 * 3_000, 0.1).pvalue > 0.001
 
 
-def test_weights_are_kept_to(file):
+def test_operations_follow_their_weights(file):
     counts = Counter(name for name, _ in found(file, weights={"insert": 3, "synonym": 1, "swap": 0}))
     assert set(counts) == {"insert", "synonym"}
     assert binomtest(counts["insert"], 4_000, 0.75).pvalue > 0.001
 
 
 @pytest.mark.parametrize("weights", [{}, {"swap": 0}, {"turn": 1}, {"swap": -1}])
-def test_weights_that_draw_nothing_are_refused(weights):
+def test_weights_without_a_positive_one_are_refused(weights):
     with pytest.raises(ConfigError):
         method("eda", weights=weights)
 
 
-def test_one_word_stays():
+def test_one_word_is_kept():
     assert all(
         variant
         for _, variant in variants(method("eda", share=1.0, weights={"delete": 1, "swap": 1}), times=50)

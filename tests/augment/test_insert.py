@@ -18,7 +18,7 @@ def file(tmp_path) -> str:
 @pytest.mark.parametrize(
     ("options", "wanted"), [({}, lambda words: max(1, round(0.1 * words))), ({"times": 4}, lambda words: 4)]
 )
-def test_so_many_synonyms_of_its_words_are_new(file, options, wanted):
+def test_the_number_of_inserted_synonyms(file, options, wanted):
     for words, variant in variants(method("insert", synonyms=file, **options)):
         new = Counter(variant) - Counter(words)
         possible = {
@@ -31,7 +31,7 @@ def test_so_many_synonyms_of_its_words_are_new(file, options, wanted):
         assert new.total() == (wanted(len(words)) if possible else 0)
 
 
-def test_every_place_word_and_synonym_is_as_likely(file):
+def test_positions_words_and_synonyms_are_equally_likely(file):
     found = Counter(
         tuple(variant)
         for _, variant in variants(method("insert", synonyms=file), [["the", "big", "red", "thing"]], 5_000)
@@ -40,13 +40,13 @@ def test_every_place_word_and_synonym_is_as_likely(file):
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_a_synonym_of_several_words_is_several_words(tmp_path):
+def test_synonym_of_several_words_is_split(tmp_path):
     file = str(write_thesaurus(tmp_path, {"house": "dwelling place"}))
     found = {tuple(variant) for _, variant in variants(method("insert", synonyms=file), [["House."]], 50)}
     assert found == {("dwelling", "place", "House."), ("House.", "dwelling", "place")}
 
 
-def test_a_text_without_such_words_stays(file):
+def test_text_without_synonyms_is_unchanged(file):
     assert all(
         variant == words
         for words, variant in variants(method("insert", synonyms=file), [["of", "the"], ["Snow"], []])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.augment.keep import REASONS, Candidates, Judged, comparable, judge, repetitions
+from pipeline.augment.keep import REASONS, Candidates, JudgedVariants, comparable, judge, repetitions
 from pipeline.settings.augment import KeepSettings
 
 ALL = KeepSettings(
@@ -72,7 +72,7 @@ def counted(text: str, run: int) -> tuple[int, int]:
 
 
 @given(st.lists(SENTENCES, min_size=1, max_size=6), st.integers(1, 4))
-def test_what_is_compared_and_what_repeats_is_what_a_plain_program_finds(texts: list[str], run: int):
+def test_comparable_texts_and_repetitions_equal_plain_python(texts: list[str], run: int):
     assert comparable(strings(texts)).to_pylist() == [spelled(text) for text in texts]
     words, runs = repetitions(strings([text or "x" for text in texts]), run)
     assert list(zip(words.tolist(), runs.tolist(), strict=True)) == [
@@ -104,7 +104,7 @@ def test_what_is_compared_and_what_repeats_is_what_a_plain_program_finds(texts: 
         ("a toy and a toy and a toy and a toy", {"repeats": 2, "repeat_words": 3}, "repetition"),
     ],
 )
-def test_each_test_on_its_own(variant: str | None, keep: dict[str, Any], reason: str | None):
+def test_each_reason(variant: str | None, keep: dict[str, Any], reason: str | None):
     assert one(TEXT, variant, **keep) == reason
 
 
@@ -118,11 +118,11 @@ def test_each_test_on_its_own(variant: str | None, keep: dict[str, Any], reason:
         ("I like this. It is good.", "I like it. It is good.", None),
     ],
 )
-def test_a_variant_may_repeat_as_much_as_its_text(text: str, variant: str, reason: str | None):
+def test_variant_may_repeat_as_much_as_its_text(text: str, variant: str, reason: str | None):
     assert one(text, variant, repeats=2) == reason
 
 
-def test_a_text_of_punctuation_alone_may_have_a_variant_of_punctuation_alone():
+def test_punctuation_may_be_a_variant_of_punctuation():
     assert one("?!", "!?") is None
     assert one("?!", "!?", identical=False) == "identical"
 
@@ -145,11 +145,11 @@ def test_cosines_at_the_bounds_are_kept(variant: str, reason: str | None):
     assert one("0", variant, angles, similarity=bounds) == reason
 
 
-def test_a_text_is_like_itself_up_to_the_bound_of_one():
+def test_equal_texts_have_similarity_one():
     assert one("45", "45", angles, similarity=(0.5, 1.0)) is None
 
 
-def test_the_encoder_is_asked_once_for_distinct_texts_and_only_about_what_is_still_in():
+def test_encoder_is_called_once_with_distinct_texts_of_remaining_variants():
     asked = []
 
     def vectors(texts: list[str]) -> np.ndarray:
@@ -177,11 +177,11 @@ def test_the_encoder_is_asked_once_for_distinct_texts_and_only_about_what_is_sti
     assert judged["c"].similarity.null_count == 4
 
 
-def test_without_anything_left_the_encoder_is_not_asked():
+def test_encoder_is_not_called_without_remaining_variants():
     assert one("a", "a", None, similarity=(0, 1), identical=False) == "identical"
 
 
-def test_of_equal_variants_of_a_row_the_first_that_is_kept_stays():
+def test_first_of_equal_variants_is_kept():
     none, keep = pa.nulls(4, pa.string()), ALL.model_copy(update={"duplicates": False})
     made = {
         "a": Candidates(
@@ -197,7 +197,7 @@ def test_of_equal_variants_of_a_row_the_first_that_is_kept_stays():
     assert judged["d"].reasons.to_pylist() == [None, "duplicate", "duplicate", "duplicate"]
 
 
-def test_the_method_s_own_reason_stands():
+def test_reason_of_the_method_is_kept():
     made = {
         "a": Candidates(
             strings([None, "half a sent", "fine"]),
@@ -215,7 +215,7 @@ def language(text: str, variant: str, *among: str) -> str | None:
     return one(text, variant, language="en", languages=among)
 
 
-def test_a_variant_in_another_language_is_found():
+def test_variant_in_another_language_is_rejected():
     pytest.importorskip("py3langid")
     assert language(TEXT, "Zwei junge Männer spielen draußen mit einem Spielzeug.", "en", "de") == "language"
     assert language(TEXT, "Two young men are playing outside with a wooden toy.", "en", "de") is None
@@ -235,7 +235,7 @@ def test_a_variant_in_another_language_is_found():
     st.sampled_from([None, (0.5, 2.0)]),
     st.sampled_from([None, 1, 2]),
 )
-def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbours(
+def test_every_rejection_has_a_reason_and_rows_are_independent(
     rows: list[Any], identical: bool, duplicates: bool, ratio: Any, repeats: Any
 ):
     keep = KeepSettings(
@@ -243,7 +243,7 @@ def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbou
     )
     texts, left, right, own = (list(column) for column in zip(*rows, strict=True))
 
-    def found(places: slice) -> dict[str, Judged]:
+    def found(places: slice) -> dict[str, JudgedVariants]:
         reasons, none = pa.array(own[places], pa.string()), pa.nulls(len(own[places]))
         made = {
             "a": Candidates(strings(left[places]), reasons, keep),
@@ -272,7 +272,7 @@ def test_nothing_is_dropped_without_a_reason_and_rows_do_not_know_their_neighbou
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_types_do_not_depend_on_the_rows(rows: int):
+def test_types_do_not_depend_on_the_number_of_rows(rows: int):
     judged = judge(
         strings(["a b"] * rows),
         {"a": Candidates(pa.array(["b a"] * rows, pa.string()), pa.nulls(rows), KeepSettings())},

@@ -22,7 +22,7 @@ TEXTS = {
 }
 
 
-def test_each_choice_of_languages_is_one_s_own_whatever_other_threads_ask_for():
+def test_choices_of_languages_do_not_affect_other_threads():
     choices = [(), ("en", "de"), ("de", "fr"), ("fr", "en", "de")] * 8
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda among: languages_of(list(TEXTS.values()), among), choices))
@@ -33,7 +33,7 @@ def test_each_choice_of_languages_is_one_s_own_whatever_other_threads_ask_for():
         assert set(languages) <= set(among or TEXTS)
 
 
-def test_an_unknown_code_is_told_with_those_that_are_known():
+def test_unknown_code_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"augment.keep.language: expected .* found 'eng'; known: .*\ben\b"):
         check_keep(KeepSettings(language="eng"), "augment.keep")
     with pytest.raises(ConfigError, match="'xx'"):
@@ -43,7 +43,7 @@ def test_an_unknown_code_is_told_with_those_that_are_known():
 
 @pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="needs the evaluation data")
 @pytest.mark.parametrize("other", ["de", "fr", "cs"])
-def test_one_caption_in_two_hundred_at_most_is_taken_for_the_other_language(other: str):
+def test_at_most_one_caption_in_two_hundred_is_misidentified(other: str):
     table = pq.read_table(
         Path(os.environ["MANTA_EVAL_DATA"]) / "parallel" / f"multi30k.en-{other}.parquet"
     ).slice(0, 2_000)
@@ -52,8 +52,8 @@ def test_one_caption_in_two_hundred_at_most_is_taken_for_the_other_language(othe
         assert found.count(right) >= 0.995 * len(found)
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
-    language._loaded.cache_clear()
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    language._load.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     with pytest.raises(
         ConfigError, match=r"py3langid.*not installed; pip install 'manta-embeddings\[augment\]'"

@@ -1,4 +1,4 @@
-"""Words become guesses of a masked language model: those that transformers gives for the same masks, whatever else is in the batch."""
+"""Guesses equal those of transformers for the same masks, whatever else is in the batch."""
 
 import pickle
 import re
@@ -13,10 +13,10 @@ import torch
 import transformers
 from scipy.stats import chisquare
 
-from pipeline.augment import Made, Source
-from pipeline.augment.guessing import Guessing
-from pipeline.augment.masked_lm import MaskedLM
-from pipeline.augment.words import parted
+from pipeline.augment import StageInput, StageOutput
+from pipeline.augment.guessing import LoadedGuesser
+from pipeline.augment.masked_lm import MaskedLMAugmenter
+from pipeline.augment.words import split_word
 from pipeline.config import validated
 from pipeline.device import Device
 from pipeline.errors import ModelError
@@ -39,7 +39,7 @@ SENTENCES = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """Models that say something: random biases and tables that are not nearly 0."""
+    """Models with random biases and tables that are not nearly 0, so that their guesses differ."""
     top = tmp_path_factory.mktemp("models")
     return {family: spread(folder_of_language_model(top / family, family=family)) for family in FAMILIES}
 
@@ -54,22 +54,30 @@ def spread(path: Path) -> Path:
     return path
 
 
-def working(path: Path | str, *, seed: int = 0, batch_tokens: int = 512, **options: object) -> Guessing:
+def load_stage(
+    path: Path | str, *, seed: int = 0, batch_tokens: int = 512, **options: object
+) -> LoadedGuesser:
     augmenter = validated(
-        MaskedLM, {"model": {"path": str(path), "batch_tokens": batch_tokens}, **options}, "masked_lm"
+        MaskedLMAugmenter,
+        {"model": {"path": str(path), "batch_tokens": batch_tokens}, **options},
+        "masked_lm",
     )
     augmenter.check()
-    found = pickle.loads(pickle.dumps(augmenter)).legs()[0].start(Device("cpu"), AugmentSettings(seed=seed))
-    assert isinstance(found, Guessing)
+    found = (
+        pickle.loads(pickle.dumps(augmenter))
+        .model_stages()[0]
+        .start(Device("cpu"), AugmentSettings(seed=seed))
+    )
+    assert isinstance(found, LoadedGuesser)
     return found
 
 
-def made(
-    model: Guessing, texts: Sequence[str] = SENTENCES, keys: Sequence[bytes] | None = None
-) -> list[Made]:
-    """In the order of the texts; each comes once."""
+def run_stage(
+    model: LoadedGuesser, texts: Sequence[str] = SENTENCES, keys: Sequence[bytes] | None = None
+) -> list[StageOutput]:
+    """Outputs in the order of the texts; each comes once."""
     sources = [
-        Source(text, key)
+        StageInput(text, key)
         for text, key in zip(texts, keys or [bytes([place]) for place in range(len(texts))], strict=True)
     ]
     found = list(model(sources))
@@ -77,34 +85,34 @@ def made(
     return [one for _, one in sorted(found, key=lambda each: each[0])]
 
 
-def changed(text: str, variant: str) -> list[tuple[str, str]]:
-    """Words of the text with those that stand there now."""
+def changed_words(text: str, variant: str) -> list[tuple[str, str]]:
+    """Words of the text that were replaced, with their replacements."""
     words, others = text.split(), variant.split()
     assert len(words) == len(others)
     return [(word, other) for word, other in zip(words, others, strict=True) if word != other]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_likeliest_guess_is_that_of_transformers_for_one_mask_in_the_place_of_the_word(folders, family):
+def test_likeliest_guess_equals_transformers(folders, family):
     path = folders[family]
     tokenizer, model = (
         transformers.AutoTokenizer.from_pretrained(path),
         transformers.AutoModelForMaskedLM.from_pretrained(path).eval(),
     )
-    guessing = working(path, top_k=1, share=0.01)
-    for one, text in zip(made(guessing), SENTENCES, strict=True):
+    guessing = load_stage(path, top_k=1, share=0.01)
+    for one, text in zip(run_stage(guessing), SENTENCES, strict=True):
         (variant,) = one.texts
-        if not any(parted(word)[1] for word in text.split()):
+        if not any(split_word(word)[1] for word in text.split()):
             assert variant == text
             continue
-        ((word, other),) = changed(text, variant)
+        ((word, other),) = changed_words(text, variant)
         place = next(
             place
             for place, (old, new) in enumerate(zip(text.split(), variant.split(), strict=True))
             if old != new
         )
         match = list(re.finditer(r"\S+", text))[place]
-        before, core, behind = parted(word)
+        before, core, behind = split_word(word)
         first, last = match.start() + len(before), match.end() - len(behind)
         encoded = tokenizer(text, return_offsets_mapping=True)
         ids, at = list[int](), -1
@@ -117,11 +125,13 @@ def test_the_likeliest_guess_is_that_of_transformers_for_one_mask_in_the_place_o
         with torch.no_grad():
             ranked = model(input_ids=torch.tensor([ids])).logits[0, at].argsort(descending=True).tolist()
         words = (whole_word(tokenizer, family, number) for number in ranked if number < len(tokenizer))
-        assert parted(other)[1].casefold() == next(word for word in words if word and word != core.casefold())
+        assert split_word(other)[1].casefold() == next(
+            word for word in words if word and word != core.casefold()
+        )
 
 
 def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, number: int) -> str | None:
-    """The case-folded word that a token is; None for a piece of one, for signs and for what is special."""
+    """The case-folded word of a token; None for pieces of words, punctuation and special tokens."""
     token = tokenizer.convert_ids_to_tokens(number)
     if number in tokenizer.all_special_ids or not (
         token.startswith("Ġ") if family == "roberta" else not token.startswith("##")
@@ -132,52 +142,59 @@ def whole_word(tokenizer: transformers.PreTrainedTokenizerFast, family: str, num
 
 
 @pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
-def test_so_many_words_change_and_signs_and_capitals_stay(folders, share):
+def test_number_of_changed_words_and_punctuation_and_capitals_are_kept(folders, share):
     for one, text in zip(
-        made(working(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True
+        run_stage(load_stage(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True
     ):
-        words = [word for word in text.split() if parted(word)[1]]
+        words = [word for word in text.split() if split_word(word)[1]]
         for variant in one.texts:
-            found = changed(text, variant)
+            found = changed_words(text, variant)
             assert len(found) == (max(1, round(share * len(words))) if words else 0)
             for word, other in found:
-                (before, core, behind), (left, guess, right) = parted(word), parted(other)
+                (before, core, behind), (left, guess, right) = split_word(word), split_word(other)
                 assert (left, right) == (before, behind)
                 assert guess.casefold() != core.casefold()
                 assert not (core[0].isupper() and guess[0].islower() and guess[0].upper() != guess[0])
 
 
-def test_the_same_word_may_come_back_where_that_is_asked(folders):
-    same = made(
-        working(folders["bert"], other=False, top_k=None, temperature=50.0, share=1.0, count=500),
+def test_same_word_may_be_guessed_if_other_is_false(folders):
+    same = run_stage(
+        load_stage(folders["bert"], other=False, top_k=None, temperature=50.0, share=1.0, count=500),
         ["the dog"] * 4,
     )
     assert any("the" in variant.split() or "dog" in variant.split() for one in same for variant in one.texts)
 
 
-def test_variants_do_not_depend_on_order_neighbours_or_batches(folders):
+def test_variants_do_not_depend_on_order_or_batches(folders):
     texts, keys = [*SENTENCES, *TEXTS], [bytes([place, 7]) for place in range(len(SENTENCES) + len(TEXTS))]
-    expected = made(working(folders["bert"], count=3), texts, keys)
+    expected = run_stage(load_stage(folders["bert"], count=3), texts, keys)
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
-    assert made(
-        working(folders["bert"], count=3), [texts[place] for place in order], [keys[place] for place in order]
+    assert run_stage(
+        load_stage(folders["bert"], count=3),
+        [texts[place] for place in order],
+        [keys[place] for place in order],
     ) == [expected[place] for place in order]
-    model = working(folders["bert"], count=3, batch_tokens=100)
-    assert [made(model, [text], [key])[0] for text, key in zip(texts, keys, strict=True)] == expected
+    model = load_stage(folders["bert"], count=3, batch_tokens=100)
+    assert [run_stage(model, [text], [key])[0] for text, key in zip(texts, keys, strict=True)] == expected
 
 
-def test_seed_key_and_number_draw(folders):
+def test_draws_depend_on_seed_key_and_number(folders):
     texts = [SENTENCE] * 3
-    (first, second, third) = made(working(folders["bert"], count=6, top_k=None), texts, [b"a", b"b", b"a"])
+    (first, second, third) = run_stage(
+        load_stage(folders["bert"], count=6, top_k=None), texts, [b"a", b"b", b"a"]
+    )
     assert first == third != second
     assert len(set(first.texts)) > 1
-    assert made(working(folders["bert"], count=2, top_k=None), [SENTENCE], [b"a"])[0].texts == first.texts[:2]
-    assert made(working(folders["bert"], count=6, top_k=None, seed=1), [SENTENCE], [b"a"])[0] != first
+    assert (
+        run_stage(load_stage(folders["bert"], count=2, top_k=None), [SENTENCE], [b"a"])[0].texts
+        == first.texts[:2]
+    )
+    assert run_stage(load_stage(folders["bert"], count=6, top_k=None, seed=1), [SENTENCE], [b"a"])[0] != first
 
 
 def test_guesses_are_drawn_by_their_probability(folders):
     options = {"top_k": 4, "temperature": 8.0}
-    (one,) = made(working(folders["bert"], count=2_000, **options), ["Dogs"])
+    (one,) = run_stage(load_stage(folders["bert"], count=2_000, **options), ["Dogs"])
     tokenizer, model = (
         transformers.AutoTokenizer.from_pretrained(folders["bert"]),
         transformers.AutoModelForMaskedLM.from_pretrained(folders["bert"]).eval(),
@@ -200,59 +217,61 @@ def test_guesses_are_drawn_by_their_probability(folders):
     )  # the tokenizer's training breaks ties by chance: no seed fixes this
 
 
-def test_a_text_that_is_too_long_says_so_and_the_others_are_made(folders):
-    first, long, last = made(working(folders["bert"]), [SENTENCE, LONG, SENTENCE], [b"a", b"b", b"a"])
-    assert long == Made(reason="too_long_for_model")
+def test_too_long_text_has_a_reason_and_others_are_guessed(folders):
+    first, long, last = run_stage(load_stage(folders["bert"]), [SENTENCE, LONG, SENTENCE], [b"a", b"b", b"a"])
+    assert long == StageOutput(reason="too_long_for_model")
     assert first == last
     assert first.texts
 
 
-def test_effort_adds_up(folders):
-    model = working(folders["bert"], count=2)
-    made(model)
-    made(model, [SENTENCE])
+def test_stats_add_up(folders):
+    model = load_stage(folders["bert"], count=2)
+    run_stage(model)
+    run_stage(model, [SENTENCE])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
     assert (
-        model.effort.texts
-        == len([text for text in SENTENCES if any(parted(word)[1] for word in text.split())]) + 1
+        model.stats.texts
+        == len([text for text in SENTENCES if any(split_word(word)[1] for word in text.split())]) + 1
     )
     assert (
         0
-        < model.effort.tokens_in
+        < model.stats.tokens_in
         <= 2 * sum(len(tokenizer(text)["input_ids"]) for text in (*SENTENCES, SENTENCE))
     )
-    assert model.effort.tokens_out >= 2 * model.effort.texts
-    assert model.effort.padding > 0
-    assert model.effort.seconds > 0
+    assert model.stats.tokens_out >= 2 * model.stats.texts
+    assert model.stats.padding > 0
+    assert model.stats.seconds > 0
 
 
-def test_an_encoder_without_a_head_is_refused_before_any_worker_starts():
+def test_encoder_without_a_head_is_refused_by_check():
     with pytest.raises(ModelError, match="head over words") as error:
-        working("all-MiniLM-L6-v2")
+        load_stage("all-MiniLM-L6-v2")
     assert error.value.exit_code == 4
 
 
-def test_weights_without_a_head_are_refused_whatever_the_folder_says(folders, tmp_path):
+def test_weights_without_a_head_are_refused_whatever_the_config_says(folders, tmp_path):
     path = tmp_path / "bare"
     transformers.AutoModel.from_pretrained(folders["bert"]).save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folders["bert"] / name, path)
     edit_json(path / "config.json", architectures=["BertForMaskedLM"])
     with pytest.raises(ModelError, match="weights missing: cls"):
-        working(path)
+        load_stage(path)
 
 
-def test_what_is_no_model_is_refused(tmp_path):
+def test_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelError):
-        working(tmp_path / "nowhere")
+        load_stage(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"config\.json"):
-        working(tmp_path)
+        load_stage(tmp_path)
 
 
-def test_it_is_known_by_the_model_and_what_decides_alone(folders, tmp_path):
+def test_identity_depends_on_the_model_and_deciding_options_only(folders, tmp_path):
     def identity(path: Path, **options: object) -> object:
         return validated(
-            MaskedLM, {"model": {"path": str(path), **options.pop("model", {})}, **options}, "masked_lm"
+            MaskedLMAugmenter,
+            {"model": {"path": str(path), **options.pop("model", {})}, **options},
+            "masked_lm",
         ).identity()
 
     first = identity(folders["bert"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.augment import nearest
-from pipeline.augment.nearest import Nearest, check_vectors
+from pipeline.augment.nearest import NearestWords, check_vectors
 from pipeline.errors import ModelError
 from tests.models.folder.wordfiles import FORMS, write_words
 
@@ -55,40 +55,40 @@ def expected(word: str, count: int, least: float) -> list[str]:
 
 
 @pytest.mark.parametrize(("count", "least"), [(5, 0.0), (400, -1.0), (10, 0.7)])
-def test_they_are_the_nearest_by_cosine(count, least):
-    near = Nearest(list(WORDS), table(), count, least)
+def test_nearest_words_equal_numpy(count, least):
+    near = NearestWords(list(WORDS), table(), count, least)
     for word in ("dog", "cat", "1990", ",", WORDS[40], *WORDS[50:70]):
         assert list(near(word)) == expected(word, count, least)
 
 
-def test_an_unknown_word_has_none_and_one_of_another_case_is_the_same():
-    near = Nearest(list(WORDS), table(), 5, 0.0)
+def test_unknown_word_has_none_and_case_is_ignored():
+    near = NearestWords(list(WORDS), table(), 5, 0.0)
     assert near("unicorn") == ()
     assert near("Dog") == ()  # it is looked up case-folded
 
 
-def test_answers_do_not_depend_on_the_order_of_questions(monkeypatch):
+def test_result_does_not_depend_on_the_order_of_lookups(monkeypatch):
     monkeypatch.setattr(nearest, "_ROWS", 64)
     words = [word.casefold() for word in WORDS]
-    one, other = (Nearest(list(WORDS), table(), 5, 0.3) for _ in range(2))
+    one, other = (NearestWords(list(WORDS), table(), 5, 0.3) for _ in range(2))
     answers = {word: one(word) for word in words}
     random.Random(0).shuffle(words)
     assert {word: other(word) for word in words} == answers
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_of_any_form_is_read_up_to_the_vocabulary(tmp_path, form):
+def test_file_of_every_format_is_read_up_to_the_vocabulary(tmp_path, form):
     file = write_words(tmp_path / "vectors.gz", WORDS, table(), form)
-    whole, first = (Nearest.of(str(file), 5, 0.0, vocabulary) for vocabulary in (None, 100))
+    whole, first = (NearestWords.of(str(file), 5, 0.0, vocabulary) for vocabulary in (None, 100))
     assert list(whole("dog")) == expected("dog", 5, 0.0)
-    assert WORDS[150] in whole._places
+    assert WORDS[150] in whole._index
     assert first(WORDS[150]) == ()
     assert set(first("dog")) <= set(WORDS[:100])
     assert isinstance(whole.vectors, np.memmap)
 
 
 @pytest.mark.parametrize("content", [b"", b"only words\n"])
-def test_what_is_no_file_of_vectors_is_refused(tmp_path, content):
+def test_file_without_vectors_is_refused(tmp_path, content):
     file = tmp_path / "vectors.txt"
     file.write_bytes(content)
     with pytest.raises(ModelError, match=r"vectors\.txt"):

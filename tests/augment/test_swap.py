@@ -9,12 +9,12 @@ from tests.augment.edits import method, variants
 
 
 @pytest.mark.parametrize("options", [{}, {"share": 0.5}, {"times": 3}])
-def test_the_words_are_the_same(options):
+def test_swap_keeps_the_words(options):
     for words, variant in variants(method("swap", **options)):
         assert sorted(variant) == sorted(words)
 
 
-def test_one_exchange_moves_two_words_wherever_they_stand():
+def test_one_exchange_moves_any_two_words():
     words = list("abcde")
     found = Counter("".join(variant) for _, variant in variants(method("swap", times=1), [words], 5_000))
     expected = set()
@@ -27,7 +27,7 @@ def test_one_exchange_moves_two_words_wherever_they_stand():
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_a_tenth_of_twenty_four_words_is_two_exchanges():
+def test_share_of_one_tenth_of_24_words_is_two_exchanges():
     places = [
         sum(place != int(word) for place, word in enumerate(variant))
         for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from pipeline.augment import draws
-from pipeline.augment.words import parted
+from pipeline.augment import keyed_rng
+from pipeline.augment.words import split_word
 from tests.augment.edits import SENTENCES, THESAURUS, method, variants, write_thesaurus
 
 
@@ -17,7 +17,7 @@ def file(tmp_path) -> str:
 
 
 def replaceable(words: list[str]) -> int:
-    return sum(parted(word)[1].casefold() in THESAURUS for word in words)
+    return sum(split_word(word)[1].casefold() in THESAURUS for word in words)
 
 
 @pytest.mark.parametrize(
@@ -28,20 +28,20 @@ def replaceable(words: list[str]) -> int:
         ({"words": None, "share": 0.2}, lambda words: max(1, round(0.2 * words))),
     ],
 )
-def test_so_many_words_become_one_of_their_synonyms(file, options, wanted):
+def test_the_number_of_replaced_words(file, options, wanted):
     for words, variant in variants(
         method("synonym", synonyms=file, **options), [words for words in SENTENCES if "house." not in words]
     ):
         changed = [(word, other) for word, other in zip(words, variant, strict=True) if word != other]
         assert len(changed) == min(wanted(len(words)), replaceable(words))
         for word, other in changed:
-            before, core, behind = parted(word)
-            assert (before, behind) == (parted(other)[0], parted(other)[2])
-            assert parted(other)[1].casefold() in THESAURUS[core.casefold()].split(",")
-            assert core[0].isupper() == parted(other)[1][0].isupper()
+            before, core, behind = split_word(word)
+            assert (before, behind) == (split_word(other)[0], split_word(other)[2])
+            assert split_word(other)[1].casefold() in THESAURUS[core.casefold()].split(",")
+            assert core[0].isupper() == split_word(other)[1][0].isupper()
 
 
-def test_signs_and_capitals_stay_and_a_synonym_may_be_several_words(file):
+def test_punctuation_and_capitals_are_kept_and_a_synonym_may_be_several_words(file):
     edit = method("synonym", synonyms=file, words=9).start()
     found = {
         " ".join(edit(["The", "“House’s”", "GIRL", "(red)."], np.random.default_rng(number)))
@@ -50,7 +50,7 @@ def test_signs_and_capitals_stay_and_a_synonym_may_be_several_words(file):
     assert found == {"The “Home’s” LASS (crimson).", "The “Dwelling place’s” LASS (crimson)."}
 
 
-def test_every_word_and_every_synonym_is_as_likely(file):
+def test_words_and_synonyms_are_equally_likely(file):
     words = ["dog", "the", "man", "runs", "Small"]
     found = Counter(
         tuple(variant) for _, variant in variants(method("synonym", synonyms=file), [words], 6_000)
@@ -59,7 +59,7 @@ def test_every_word_and_every_synonym_is_as_likely(file):
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_a_text_without_such_words_stays(file):
+def test_text_without_synonyms_is_unchanged(file):
     assert all(
         variant == words
         for words, variant in variants(
@@ -68,11 +68,12 @@ def test_a_text_without_such_words_stays(file):
     )
 
 
-def test_the_words_of_one_row_follow_from_its_draws_alone(file):
+def test_edits_of_a_row_depend_on_its_generator_only(file):
     edit, again = (method("synonym", synonyms=file).start() for _ in range(2))
     rows = [(place, number) for place in range(len(SENTENCES)) for number in range(20)]
-    expected = {row: edit(SENTENCES[row[0]], draws(0, *row)) for row in rows}
+    expected = {row: edit(SENTENCES[row[0]], keyed_rng(0, *row)) for row in rows}
     np.random.default_rng(3).shuffle(rows)
     assert all(
-        again(SENTENCES[place], draws(0, place, number)) == expected[place, number] for place, number in rows
+        again(SENTENCES[place], keyed_rng(0, place, number)) == expected[place, number]
+        for place, number in rows
     )

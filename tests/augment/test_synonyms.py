@@ -1,4 +1,4 @@
-"""Synonyms come from the one file that is named, wherever it lies, and are known by its content."""
+"""ReplaceableWord come from the one file that is named, wherever it lies, and are known by its content."""
 
 import gzip
 import pickle
@@ -28,25 +28,25 @@ def source(**options: object) -> SynonymSettings:
     return validated(SynonymSettings, options, "synonyms")
 
 
-def test_a_plain_string_is_a_thesaurus(tmp_path):
+def test_plain_string_is_a_thesaurus(tmp_path):
     file = str(write_thesaurus(tmp_path))
     assert method("synonym", synonyms=file) == method("synonym", synonyms={"thesaurus": file})
 
 
 @pytest.mark.parametrize("options", [{}, {"thesaurus": "a", "vectors": "b"}])
-def test_one_source_is_named(options):
+def test_exactly_one_source_is_required(options):
     with pytest.raises(ConfigError, match="either a thesaurus or vectors"):
         source(**options)
 
 
 @pytest.mark.parametrize("name", ["synonym", "insert", "eda"])
-def test_without_a_source_there_is_no_such_method(name):
-    with pytest.raises(ConfigError, match="a source of them"):
+def test_methods_that_need_a_source_are_refused_without(name):
+    with pytest.raises(ConfigError, match="synonyms: a source"):
         method(name)
 
 
 @pytest.mark.parametrize("kind", ["thesaurus", "vectors"])
-def test_a_uri_is_a_file_too(tmp_path, s3, kind):
+def test_file_may_be_a_uri(tmp_path, s3, kind):
     local = (
         write_thesaurus(tmp_path)
         if kind == "thesaurus"
@@ -64,23 +64,23 @@ def test_a_uri_is_a_file_too(tmp_path, s3, kind):
 
 @pytest.mark.parametrize("kind", ["thesaurus", "vectors"])
 @pytest.mark.parametrize("path", ["nowhere.tsv", "owner/name", "folder/nowhere.tsv"])
-def test_a_file_that_is_not_there_is_said_so(tmp_path, monkeypatch, kind, path):
+def test_missing_file_is_named_in_the_error(tmp_path, monkeypatch, kind, path):
     monkeypatch.chdir(tmp_path)
     for ask in (source(**{kind: path}).check, source(**{kind: path}).identity, source(**{kind: path}).start):
         with pytest.raises(ConfigError, match=f"no file {path}"):
             ask()
 
 
-def test_a_relative_path_is_the_same_file_in_another_folder(tmp_path, monkeypatch):
+def test_relative_path_works_from_another_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_thesaurus(tmp_path)
     edit = method("synonym", synonyms="thesaurus.tsv")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert pickle.loads(pickle.dumps(edit)).meaning()("dog") is not None
+    assert pickle.loads(pickle.dumps(edit)).find_synonyms()("dog") is not None
 
 
-def test_what_is_wrong_with_a_file_is_found_before_the_work(tmp_path):
+def test_check_finds_unusable_files(tmp_path):
     with pytest.raises(DataError, match="line 1"):
         method("eda", synonyms=str(write_thesaurus(tmp_path, {"dog": ""}))).check()
     empty = tmp_path / "vectors.txt"
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_a_file_is_found_before_the_work(tmp_path):
         method("insert", synonyms={"vectors": str(empty)}).check()
 
 
-def test_a_file_is_known_by_its_content_and_the_options_that_matter(tmp_path):
+def test_identity_depends_on_content_and_deciding_options(tmp_path):
     file = write_words(tmp_path / "vectors.txt", WORDS, VECTORS)
     first = source(vectors=str(file)).identity()
     assert source(vectors=str(file), nearest=3).identity() != first
@@ -103,7 +103,7 @@ def test_a_file_is_known_by_its_content_and_the_options_that_matter(tmp_path):
     assert source(vectors=str(moved)).identity() != first
 
 
-def test_near_words_are_those_above_the_least_cosine(tmp_path):
+def test_synonyms_have_at_least_the_least_cosine(tmp_path):
     file = str(write_words(tmp_path / "vectors.txt", WORDS, VECTORS))
     assert source(vectors=file).start()("dog") == ("hound", "Puppy")
     assert source(vectors=file, least_cosine=0.95).start()("dog") == ("hound",)
@@ -111,15 +111,15 @@ def test_near_words_are_those_above_the_least_cosine(tmp_path):
     assert source(vectors=file, vocabulary=2).start()("cloud") == ()
 
 
-def test_stop_words_are_left_alone(tmp_path):
+def test_stop_words_are_not_replaced(tmp_path):
     file = str(write_thesaurus(tmp_path, {"the": "a", "dog": "hound", "it": "that"}))
-    meaning = method("synonym", synonyms=file).meaning()
+    meaning = method("synonym", synonyms=file).find_synonyms()
     assert [meaning(word) for word in ("The", "the,", "it's", "cat", "...", "")] == [None] * 6
     assert meaning("(DOGS)") is None
     found = meaning("(Dog’s).")
     assert found is not None
-    assert (found.before, found.word, found.behind, found.others) == ("(", "Dog", "’s).", ("hound",))
-    other = method("synonym", synonyms=file, stop_words=["Dog"]).meaning()
+    assert (found.before, found.word, found.behind, found.synonyms) == ("(", "Dog", "’s).", ("hound",))
+    other = method("synonym", synonyms=file, stop_words=["Dog"]).find_synonyms()
     assert other("dog") is None
     assert other("the") is not None
     assert "the" in STOP_WORDS

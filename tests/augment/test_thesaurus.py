@@ -44,18 +44,18 @@ def parquet(folder: Path, **columns: object) -> Path:
         "\ufeffdog\thound,dog,HOUND,puppy\nhouse\t dwelling place\nHaß\tÄrger\n",
     ],
 )
-def test_lines_of_text(tmp_path, content):
+def test_lines_of_text_are_read(tmp_path, content):
     assert of(lines(tmp_path, content)) == EXPECTED
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-def test_a_row_for_each_synonym(tmp_path, kind):
+def test_parquet_with_a_row_for_each_synonym_is_read(tmp_path, kind):
     words, others = (pa.array(each, pa.string()).cast(kind) for each in zip(*ROWS, strict=True))
     assert of(parquet(tmp_path, word=words, synonym=others)) == EXPECTED
 
 
 @pytest.mark.parametrize("name", ["synonym", "synonyms"])
-def test_a_row_with_all_of_them(tmp_path, name):
+def test_parquet_with_lists_of_synonyms_is_read(tmp_path, name):
     columns = {
         "word": ["dog", "dog", "house", "Haß", "rare"],
         name: [["hound"], ["puppy", "dog"], ["dwelling place"], ["Ärger"], []],
@@ -77,7 +77,7 @@ def test_a_row_with_all_of_them(tmp_path, name):
         (b"PAR1 and so on", "the file", "Parquet"),
     ],
 )
-def test_a_line_that_is_wrong_is_named(tmp_path, content, where, found):
+def test_invalid_line_is_named(tmp_path, content, where, found):
     with pytest.raises(DataError, match=found) as error:
         of(lines(tmp_path, content))
     assert error.value.where == where
@@ -96,7 +96,7 @@ def test_a_line_that_is_wrong_is_named(tmp_path, content, where, found):
         ({"word": pa.array([], pa.string()), "synonym": pa.array([], pa.string())}, "the file", "no synonym"),
     ],
 )
-def test_a_column_or_row_that_is_wrong_is_named(tmp_path, columns, where, found):
+def test_invalid_column_or_row_is_named(tmp_path, columns, where, found):
     with pytest.raises(DataError, match=found) as error:
         of(parquet(tmp_path, **columns))
     assert error.value.where == where

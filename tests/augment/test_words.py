@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from pipeline.augment.words import amount, cased_like, parted, places
+from pipeline.augment.words import cased_like, draw_positions, edit_count, split_word
 from pipeline.text.tokens.stop_words import STOP_WORDS
 
 
@@ -27,9 +27,9 @@ from pipeline.text.tokens.stop_words import STOP_WORDS
         ("A", ("", "A", "")),
     ],
 )
-def test_a_word_stands_between_signs(word, expected):
-    assert parted(word) == expected
-    assert "".join(parted(word)) == word
+def test_split_word_separates_punctuation(word, expected):
+    assert split_word(word) == expected
+    assert "".join(split_word(word)) == word
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_a_word_stands_between_signs(word, expected):
         ("Ärger", "Hound"),
     ],
 )
-def test_capitals_are_those_of_the_word_before(word, expected):
+def test_cased_like_copies_capitals(word, expected):
     assert cased_like(word, "hound") == expected
 
 
-def test_what_is_written_with_capitals_keeps_them():
+def test_cased_like_keeps_existing_capitals():
     assert cased_like("city", "London") == "London"
 
 
@@ -55,20 +55,20 @@ def test_what_is_written_with_capitals_keeps_them():
     ("words", "share", "exactly", "expected"),
     [(12, 0.1, None, 1), (1, 0.1, None, 1), (17, 0.1, None, 2), (12, 0.1, 5, 5), (26, 0.2, None, 5)],
 )
-def test_an_amount_is_at_least_one(words, share, exactly, expected):
-    assert amount(words, share, exactly) == expected
+def test_edit_count_is_at_least_one(words, share, exactly, expected):
+    assert edit_count(words, share, exactly) == expected
 
 
-def test_places_are_different_and_every_order_is_as_likely():
+def test_drawn_positions_are_different_and_equally_likely():
     rng = np.random.default_rng(0)
-    found = Counter(tuple(places(2, 4, rng)) for _ in range(12_000))
+    found = Counter(tuple(draw_positions(2, 4, rng)) for _ in range(12_000))
     assert set(found) == {(one, other) for one in range(4) for other in range(4) if one != other}
     assert chisquare(list(found.values())).pvalue > 0.001
-    assert sorted(places(9, 5, rng)) == list(range(5))
-    assert places(3, 0, rng) == []
+    assert sorted(draw_positions(9, 5, rng)) == list(range(5))
+    assert draw_positions(3, 0, rng) == []
 
 
-def test_stop_words_are_as_they_are_looked_up():
+def test_stop_words_are_case_folded():
     assert {word.casefold() for word in STOP_WORDS} == STOP_WORDS
     assert {"the", "is", "don't"} <= STOP_WORDS
     assert not {"dog", "man"} & STOP_WORDS

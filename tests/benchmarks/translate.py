@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.augment import AUGMENTERS, Source
+from pipeline.augment import AUGMENTERS, StageInput
 from pipeline.device import Device
 from pipeline.settings.augment import AugmentSettings, DecodingSettings
 from tests.benchmarks.machine import machine, print_table, spread
@@ -51,12 +51,12 @@ def working(pair: str, decoding: DecodingSettings, batch_tokens: int | None = No
     options = {
         "legs": [{"path": model_path(pair), "decoding": decoding.model_dump(), "batch_tokens": batch_tokens}]
     }
-    leg = AUGMENTERS["back_translation"].model_validate(options).legs()[0]  # type: ignore[attr-defined]
+    leg = AUGMENTERS["back_translation"].model_validate(options).model_stages()[0]  # type: ignore[attr-defined]
     return leg.start(Device("cpu"), AugmentSettings(threads=torch.get_num_threads()))
 
 
 def translated(working: Any, texts: Sequence[str]) -> list[str]:
-    found = dict(working([Source(text, str(place).encode()) for place, text in enumerate(texts)]))
+    found = dict(working([StageInput(text, str(place).encode()) for place, text in enumerate(texts)]))
     return [found[place].texts[0] for place in range(len(texts))]
 
 
@@ -163,9 +163,9 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
                 f"{name}, ours",
                 took["ours"],
                 count,
-                own.effort.tokens_out,
-                own.effort.padding,
-                own.effort.tokens_in,
+                own.stats.tokens_out,
+                own.stats.padding,
+                own.stats.tokens_in,
                 "",
                 spread(ratios),
             ),

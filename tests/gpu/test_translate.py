@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.augment import Source
-from pipeline.augment.back_translation import Translation
+from pipeline.augment import StageInput
+from pipeline.augment.back_translation import TranslationStage
 from pipeline.device import Device
 from pipeline.settings.augment import AugmentSettings, DecodingSettings, TranslatorSettings
 
@@ -31,10 +31,10 @@ def written(device: Device, dtype: str, method: str) -> list[str]:
         str(Path(os.environ["MANTA_EVAL_MODELS"]) / "translation-en-de"),
         DecodingSettings.model_validate({"method": method, **METHODS[method]}),
     )
-    working = Translation(TranslatorSettings(path=path, decoding=decoding)).start(
+    working = TranslationStage(TranslatorSettings(path=path, decoding=decoding)).start(
         device, AugmentSettings.model_validate({"dtype": dtype})
     )
-    made = dict(working([Source(text, b"%d" % number) for number, text in enumerate(captions)]))
+    made = dict(working([StageInput(text, b"%d" % number) for number, text in enumerate(captions)]))
     return [made[number].texts[0] for number in range(len(captions))]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.augment import built
+from pipeline.augment import build_augmenters
 from pipeline.augment.keep import check_keep
 from pipeline.config import load_settings
 from pipeline.settings import Job
@@ -28,7 +28,7 @@ def test_its_methods_take_their_options_and_it_names_the_command_that_runs_it(fi
     called = f"manta augment --config {file.relative_to(ROOT)}"
     command = next(line for line in comment if line.startswith(called))
     job = load_settings(Job, file, tuple(command.removeprefix(called).split()))
-    for each in built(job.augment):
+    for each in build_augmenters(job.augment):
         assert each.labels
         check_keep(each.settings.keep or job.augment.keep, "augment.keep")
 
@@ -38,7 +38,10 @@ def test_it_trains_on_the_variants_that_it_makes(file: Path):
     job = load_settings(Job, file)
     (source,) = job.train.data
     assert source.uri == f"{job.release.root}/augmented/{job.augment.name}"
-    made = {job.corpus.text, *(f"variant_{label}" for each in built(job.augment) for label in each.labels)}
+    made = {
+        job.corpus.text,
+        *(f"variant_{label}" for each in build_augmenters(job.augment) for label in each.labels),
+    }
     assert source.columns
     assert made >= set(source.columns.values())
 

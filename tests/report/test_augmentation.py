@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.augment import Effort
+from pipeline.augment import ModelStats
 from pipeline.augment.keep import REASONS
 from pipeline.charts.augmentation import Spread
 from pipeline.report.augmentation import (
@@ -61,7 +61,7 @@ FULL = Report(
         {"unlike": (Rejected("de", "a dog runs", "a cat sleeps"),), "alike": (Rejected("de", "a man runs", None), Rejected("de", "a man", ""))},
     ),
     quarantined=7, changes={"new": 5, "changed": 2, "deleted": 1}, encoder="some/encoder", seed=11, seconds=184.0, created="2026-01-02 03:04 UTC",
-    worked=(Work("de: en-de", Effort(500, 6_000, 7_000, 2_000, 40.0), 20.0), Work("de: de-en", Effort(), 0.4)), settings_text="augment:\n  name: a<b\n",
+    worked=(Work("de: en-de", ModelStats(500, 6_000, 7_000, 2_000, 40.0), 20.0), Work("de: de-en", ModelStats(), 0.4)), settings_text="augment:\n  name: a<b\n",
     packages={"six": "1.0"},
 )  # fmt: skip
 

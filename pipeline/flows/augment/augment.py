@@ -7,7 +7,7 @@ from functools import reduce
 from hashlib import sha256
 from typing import Literal
 
-from pipeline.augment import Effort, Leg, ModelAugmenter, Named, built
+from pipeline.augment import ModelAugmenter, ModelStage, ModelStats, NamedAugmenter, build_augmenters
 from pipeline.augment.keep import check_keep
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError
@@ -42,7 +42,7 @@ class Worked:
     """What a stage with models did in this run. title: of the variants and the models."""
 
     title: str
-    effort: Effort
+    stats: ModelStats
     seconds: float
 
 
@@ -136,9 +136,9 @@ def _shown(made: Augmentation, making: "_Making", stages: Stages) -> Augmentatio
     return made
 
 
-def _checked(job: Job) -> tuple[Named, ...]:
+def _checked(job: Job) -> tuple[NamedAugmenter, ...]:
     """The augmenters, fit for use."""
-    named = built(job.augment)
+    named = build_augmenters(job.augment)
     if not named:
         remedy = "name one, such as augment.variants.crop=crop, or give a config of jobs/configs/augment"
         raise ConfigError("augment.variants", "at least one variant to make", "none", remedy)
@@ -174,12 +174,12 @@ def _checked(job: Job) -> tuple[Named, ...]:
     return named
 
 
-def keeps(named: Sequence[Named], settings: AugmentSettings) -> list[KeepSettings]:
+def keeps(named: Sequence[NamedAugmenter], settings: AugmentSettings) -> list[KeepSettings]:
     """The rules of each."""
     return [each.settings.keep or settings.keep for each in named]
 
 
-def measures(named: Sequence[Named], settings: AugmentSettings) -> bool:
+def measures(named: Sequence[NamedAugmenter], settings: AugmentSettings) -> bool:
     """Whether any of them asks for similarities."""
     return any(keep.similarity is not None for keep in keeps(named, settings))
 
@@ -199,8 +199,8 @@ class _Making:
     """What a job makes, whatever the corpus."""
 
     job: Job
-    named: tuple[Named, ...]
-    legs: Mapping[str, tuple[Leg, ...]] = field(init=False)
+    named: tuple[NamedAugmenter, ...]
+    legs: Mapping[str, tuple[ModelStage, ...]] = field(init=False)
     folders: Mapping[str, tuple[str, ...]] = field(init=False)
     """of what each model of an augmenter makes, by the name of the variants"""
     digest: str = field(init=False)
@@ -208,7 +208,7 @@ class _Making:
 
     def __post_init__(self) -> None:
         legs = {
-            each.name: each.augmenter.legs()
+            each.name: each.augmenter.model_stages()
             for each in self.named
             if isinstance(each.augmenter, ModelAugmenter)
         }
@@ -271,7 +271,7 @@ class _Making:
             list(waiting(task.store, task.folders[-1], corpus.units)),
             len(task.legs) * rows_of(corpus.units),
         )
-        effort = Effort()
+        stats = ModelStats()
         with run.stages(title, rows) as bar:
             bar.skip(rows - len(task.legs) * rows_of(todo))
             if todo:
@@ -279,10 +279,10 @@ class _Making:
                     _placed(self.job.cluster, [leg.model for leg in task.legs]), len(todo)
                 )
                 for _, (_, spent) in run.workers.map_units(task, todo, pool, bar):
-                    effort = reduce(Effort.merge, spent, effort)
+                    stats = reduce(ModelStats.merge, spent, stats)
             bar.reach(len(task.legs) * rows_of(todo))
-            bar.stage.note = _rate(effort)
-        return Worked(title, effort, run.stages.seconds()[title])
+            bar.stage.note = _rate(stats)
+        return Worked(title, stats, run.stages.seconds()[title])
 
     def assembled(self, run: Run, corpus: Corpus) -> tuple[UnitRecord, ...]:
         """The units of variants, in the corpus's order; those without a live row are left out."""
@@ -344,13 +344,13 @@ def _placed(cluster: ClusterSettings, models: Sequence[ModelSettings]) -> Cluste
     )
 
 
-def _rate(effort: Effort) -> str:
+def _rate(stats: ModelStats) -> str:
     """What a stage did, in words."""
-    if not effort.texts:
+    if not stats.texts:
         return ""
     per_s = (
-        f"{effort.texts / effort.seconds:,.0f} texts and {effort.tokens_out / effort.seconds:,.0f} tokens written a second of a worker"
-        if effort.seconds
+        f"{stats.texts / stats.seconds:,.0f} texts and {stats.tokens_out / stats.seconds:,.0f} tokens written a second of a worker"
+        if stats.seconds
         else ""
     )
-    return f"{effort.texts:,} texts; {per_s}; padding {effort.padding / max(effort.tokens_in + effort.padding, 1):.1%}"
+    return f"{stats.texts:,} texts; {per_s}; padding {stats.padding / max(stats.tokens_in + stats.padding, 1):.1%}"

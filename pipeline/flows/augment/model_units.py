@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.augment import Effort, Leg, Made, Source, Working
+from pipeline.augment import LoadedStage, ModelStage, ModelStats, StageInput, StageOutput
 from pipeline.config import digest_of
 from pipeline.device import resolve
 from pipeline.errors import MODEL_FAILURES, Defect, ModelError
@@ -23,7 +23,7 @@ _TOP = "units/made"
 _NO_SOURCE = "no_source"  # of a text that the model before gave nothing for, and no reason
 
 
-def makings(legs: Sequence[Leg], seed: int) -> tuple[str, ...]:
+def makings(legs: Sequence[ModelStage], seed: int) -> tuple[str, ...]:
     """Folder of each leg's units: by the legs up to it and the seed."""
     identities = [leg.identity() for leg in legs]
     return tuple(
@@ -46,7 +46,7 @@ class MakeUnit:
     """Take a corpus unit through `legs`. A leg's unit that has its record is taken as it is."""
 
     store: Store
-    legs: tuple[Leg, ...]
+    legs: tuple[ModelStage, ...]
     folders: tuple[str, ...]
     first: int
     """legs before these: their texts are read from the folder of the last of them, `reads`"""
@@ -55,24 +55,24 @@ class MakeUnit:
     known: Mapping[int, str] = field(default_factory=dict)
     """sha256 of earlier corpus units by ordinal: a text that stands in one of them became what it became then"""
 
-    def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, tuple[Effort, ...]]]:
-        working: dict[int, Working] = {}
+    def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, tuple[ModelStats, ...]]]:
+        working: dict[int, LoadedStage] = {}
 
-        def model(number: int) -> Working:
+        def model(number: int) -> LoadedStage:
             if number not in working:
                 working[number] = _started(self.legs[number], self.settings)
             return working[number]
 
-        def work(unit: CorpusUnit) -> tuple[UnitRecord, tuple[Effort, ...]]:
+        def work(unit: CorpusUnit) -> tuple[UnitRecord, tuple[ModelStats, ...]]:
             record, before, spent = None, self.reads, []
             for number, folder in enumerate(self.folders):
                 path = made_path(folder, unit.sha256)
-                record, effort = UnitRecord.left(self.store, path), Effort()
+                record, stats = UnitRecord.left(self.store, path), ModelStats()
                 if record is None or not record.is_whole(self.store):
-                    record, effort = self._made(unit, number, before, model)
+                    record, stats = self._made(unit, number, before, model)
                     record = create_record(self.store, path, record)
                 before = folder
-                spent.append(effort)
+                spent.append(stats)
                 progress(unit.rows * (number + 1), last=True)  # a model may have to be loaded next
             assert record is not None
             return record, tuple(spent)
@@ -80,15 +80,15 @@ class MakeUnit:
         return work
 
     def _made(
-        self, unit: CorpusUnit, number: int, before: str | None, model: Callable[[int], Working]
-    ) -> tuple[UnitRecord, Effort]:
+        self, unit: CorpusUnit, number: int, before: str | None, model: Callable[[int], LoadedStage]
+    ) -> tuple[UnitRecord, ModelStats]:
         given, keys = _given(self.store, unit, before)
-        makes, folder = self.legs[number].makes, self.folders[number]
+        makes, folder = self.legs[number].outputs, self.folders[number]
         texts = np.full((unit.rows, len(given) * makes), None, object)
         reasons = np.full_like(texts, None)
         known = self._copied(unit, folder, texts, reasons)
         first, again = _first_of_each(keys, ~known)
-        effort = Effort()
+        stats = ModelStats()
         for column, (sources, why) in enumerate(given):
             place = slice(column * makes, (column + 1) * makes)
             mark, todo, asked = f"{self.first + number}.{column}".encode(), [], []
@@ -97,18 +97,18 @@ class MakeUnit:
                     reasons[row, place] = why[row] or _NO_SOURCE
                 else:
                     todo.append(row)
-                    asked.append(Source(text, keys[row] + mark))
+                    asked.append(StageInput(text, keys[row] + mark))
             if not todo:
                 continue
-            start = _copy((working := model(number)).effort)
+            start = _copy((working := model(number)).stats)
             for done, (at, made) in enumerate(_blamed(working(asked), self.legs[number], unit), 1):
                 _put(texts[todo[at], place], reasons[todo[at], place], made)
                 progress(
                     unit.rows * number + unit.rows * (column * len(todo) + done) // (len(given) * len(todo))
                 )
-            effort = effort.merge(_since(working.effort, start))
+            stats = stats.merge(_since(working.stats, start))
         texts[again[:, 0]], reasons[again[:, 0]] = texts[again[:, 1]], reasons[again[:, 1]]
-        return self._stored(unit, folder, texts, reasons, int(known.sum())), effort
+        return self._stored(unit, folder, texts, reasons, int(known.sum())), stats
 
     def _copied(self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray) -> np.ndarray:
         """Mask (n,) of the rows whose text stood in an earlier unit; what became of it then is in its place."""
@@ -163,7 +163,9 @@ class MakeUnit:
         )
 
 
-def _blamed(results: Iterator[tuple[int, Made]], leg: Leg, unit: CorpusUnit) -> Iterator[tuple[int, Made]]:
+def _blamed(
+    results: Iterator[tuple[int, StageOutput]], leg: ModelStage, unit: CorpusUnit
+) -> Iterator[tuple[int, StageOutput]]:
     """The results; ModelError for what a model raises on texts that it cannot digest."""
     try:
         yield from results
@@ -177,7 +179,7 @@ def _blamed(results: Iterator[tuple[int, Made]], leg: Leg, unit: CorpusUnit) -> 
         ) from error
 
 
-def _started(leg: Leg, settings: AugmentSettings) -> Working:
+def _started(leg: ModelStage, settings: AugmentSettings) -> LoadedStage:
     import torch
 
     torch.set_num_threads(settings.threads)
@@ -213,17 +215,19 @@ def _first_of_each(keys: Sequence[bytes], wanted: np.ndarray) -> tuple[list[int]
     return list(seen.values()), np.array(again, np.int64).reshape(-1, 2)
 
 
-def _put(texts: np.ndarray, reasons: np.ndarray, made: Made) -> None:
+def _put(texts: np.ndarray, reasons: np.ndarray, made: StageOutput) -> None:
     texts[: len(made.texts)] = made.texts
     reasons[len(made.texts) :] = made.reason or _NO_SOURCE
 
 
-def _copy(effort: Effort) -> Effort:
-    return Effort().merge(effort)
+def _copy(stats: ModelStats) -> ModelStats:
+    return ModelStats().merge(stats)
 
 
-def _since(now: Effort, before: Effort) -> Effort:
-    return Effort(*(getattr(now, name) - getattr(before, name) for name in Effort.__dataclass_fields__))
+def _since(now: ModelStats, before: ModelStats) -> ModelStats:
+    return ModelStats(
+        *(getattr(now, name) - getattr(before, name) for name in ModelStats.__dataclass_fields__)
+    )
 
 
 def rows_of(units: Sequence[CorpusUnit]) -> int:

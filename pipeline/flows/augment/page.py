@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
-from pipeline.augment import Named
+from pipeline.augment import NamedAugmenter
 from pipeline.charts.augmentation import Spread
 from pipeline.flows.augment.variant_units import columns_of
 from pipeline.log import packages
@@ -37,13 +37,13 @@ _COSINES = np.arange(-50, 51) / 50
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "py3langid", "pyarrow")
 
 
-def write_page(made: "Augmentation", named: Sequence[Named], job: Job, seconds: float) -> None:
+def write_page(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, seconds: float) -> None:
     """Leave the page of the manifest beside it. seconds: of the run so far."""
     made.store.write(made.series.page(made.number), render(report_of(made, named, job, seconds)).encode())
 
 
 def report_of(
-    made: "Augmentation", named: Sequence[Named], job: Job, seconds: float, most: int = SAMPLE
+    made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, seconds: float, most: int = SAMPLE
 ) -> Report:
     """What the page says. Reads units until there are `most` rows, and of them only the columns that are shown."""
     manifest, store, gathered = made.manifest, made.store, _gathered(made, named, job, most)
@@ -69,7 +69,7 @@ def report_of(
         else {},
         encoder=job.encoder.path if any(keep.similarity for keep in gathered.keeps) else "",
         seed=job.augment.seed,
-        worked=tuple(Work(each.title, each.effort, each.seconds) for each in made.worked),
+        worked=tuple(Work(each.title, each.stats, each.seconds) for each in made.worked),
         seconds=seconds,
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         settings_text=_settings(job, gathered.keeps),
@@ -87,7 +87,7 @@ def _settings(job: Job, keeps: Sequence[KeepSettings]) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _gathered(made: "Augmentation", named: Sequence[Named], job: Job, most: int) -> "_Gathered":
+def _gathered(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, most: int) -> "_Gathered":
     """The sample: whole units in the order of their hash, and a few more where they hold what it lacks."""
     gathered = _Gathered(named, [each.settings.keep or job.augment.keep for each in named])
     units = sorted(made.manifest.units, key=lambda unit: unit.sha256)
@@ -141,7 +141,7 @@ class _Chosen(Generic[T]):
 class _Gathered:
     """What the page shows of rows, batch by batch."""
 
-    def __init__(self, named: Sequence[Named], keeps: Sequence[KeepSettings]) -> None:
+    def __init__(self, named: Sequence[NamedAugmenter], keeps: Sequence[KeepSettings]) -> None:
         self.named, self.keeps, self.rows = named, keeps, 0
         self._labels = [label for each in named for label in each.labels]
         self._texts = np.zeros(len(self._labels), np.int64)

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.augment import Named, WordAugmenter, Words, draws
-from pipeline.augment.keep import Candidates, Judged, Vectors, judge
+from pipeline.augment import NamedAugmenter, WordAugmenter, Words, keyed_rng
+from pipeline.augment.keep import Candidates, JudgedVariants, Vectors, judge
 from pipeline.config import digest_of
 from pipeline.errors import Defect
 from pipeline.flows.augment.model_units import made_columns, made_path
@@ -52,7 +52,7 @@ class AssembleUnit:
     """One corpus unit's variants. folder: of the units made here, by all that decides what is in them; makings: of what models made, by the name of the variants."""
 
     store: Store
-    named: tuple[Named, ...]
+    named: tuple[NamedAugmenter, ...]
     makings: Mapping[str, str]
     folder: str
     settings: AugmentSettings
@@ -142,7 +142,7 @@ class AssembleUnit:
         return found
 
     def _edited(self, batch: pa.Table, name: str, number: int, edit: Edit) -> Iterator[str]:
-        generator = partial(draws, self.settings.seed, name, number)
+        generator = partial(keyed_rng, self.settings.seed, name, number)
         return (
             " ".join(edit(text.split(), generator(row_id)))
             for row_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
@@ -180,7 +180,7 @@ class AssembleUnit:
             ]
         )
 
-    def _table(self, batch: pa.Table, judged: Mapping[str, Judged], schema: pa.Schema) -> pa.Table:
+    def _table(self, batch: pa.Table, judged: Mapping[str, JudgedVariants], schema: pa.Schema) -> pa.Table:
         kept = [batch[name] for name in batch.column_names if name not in _OWN]
         variants = [
             column

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from pipeline.augment import AUGMENTERS, Effort, Leg, Made, ModelAugmenter, Source, draws
+from pipeline.augment import (
+    AUGMENTERS,
+    ModelAugmenter,
+    ModelStage,
+    ModelStats,
+    StageInput,
+    StageOutput,
+    keyed_rng,
+)
 from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.settings.augment import AugmentSettings, ModelSettings
@@ -22,28 +30,31 @@ class _Shuffling:
 
     leg: "ShuffleLeg"
     seed: int
-    effort: Effort = field(default_factory=Effort)
+    effort: ModelStats = field(default_factory=ModelStats)
 
-    def __call__(self, sources: Sequence[Source]) -> Iterator[tuple[int, Made]]:
+    def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         for place, source in reversed(list(enumerate(sources))):
             self._mishap()
             with Path(self.leg.journal).open("a") as journal:
                 journal.write(f"{self.leg.mark} {source.text}\n")
-            self.effort.texts += 1
+            self.stats.texts += 1
             yield place, self._made(source)
 
-    def _made(self, source: Source) -> Made:
+    def _made(self, source: StageInput) -> StageOutput:
         words = source.text.split()
         if len(words) >= TOO_MANY_WORDS:
-            return Made(reason="too_long_for_model")
+            return StageOutput(reason="too_long_for_model")
         orders = (
-            draws(self.seed, source.key, number).permutation(len(words)) for number in range(self.leg.makes)
+            keyed_rng(self.seed, source.key, number).permutation(len(words))
+            for number in range(self.leg.outputs)
         )
-        return Made(tuple(" ".join([self.leg.mark, *(words[place] for place in order)]) for order in orders))
+        return StageOutput(
+            tuple(" ".join([self.leg.mark, *(words[place] for place in order)]) for order in orders)
+        )
 
     def _mishap(self) -> None:
         """The process dies, once, where the leg says so."""
-        if self.leg.dies and self.effort.texts == 5 and not Path(self.leg.dies).exists():
+        if self.leg.dies and self.stats.texts == 5 and not Path(self.leg.dies).exists():
             Path(self.leg.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -70,7 +81,7 @@ class ShuffleLeg:
             raise ModelError("mark", "a word", "none", "give one")
 
     def identity(self) -> JsonValue:
-        return [self.mark, self.makes]
+        return [self.mark, self.outputs]
 
     def start(self, device: Device, settings: AugmentSettings) -> _Shuffling:
         return _Shuffling(self, settings.seed)
@@ -85,9 +96,9 @@ class Shuffles(ModelAugmenter):
     makes: int = 1
     dies: str = ""
 
-    def legs(self) -> tuple[Leg, ...]:
+    def model_stages(self) -> tuple[ModelStage, ...]:
         return tuple(
-            ShuffleLeg(mark, self.journal, self.makes if mark == self.marks[-1] else 1, self.dies)
+            ShuffleLeg(mark, self.journal, self.outputs if mark == self.marks[-1] else 1, self.dies)
             for mark in self.marks
         )
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.augment import AUGMENTERS, WordAugmenter, draws
+from pipeline.augment import AUGMENTERS, WordAugmenter, keyed_rng
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.augment.augment import Augmentation, augment
 from pipeline.log import Stages
@@ -52,7 +52,7 @@ def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), s
         words = text.split()
         if len(words) >= TOO_MANY_WORDS:
             return None
-        order = draws(seed, row["text_key"] + f"{number}.0".encode(), 0).permutation(len(words))
+        order = keyed_rng(seed, row["text_key"] + f"{number}.0".encode(), 0).permutation(len(words))
         text = " ".join([mark, *(words[place] for place in order)])
     return str(text)
 
@@ -74,9 +74,10 @@ def test_every_row_has_its_variants_however_it_stands_in_the_files(make_job: Mak
     assert isinstance(delete, WordAugmenter)
     for row in rows.values():
         words = row["text"].split()
-        assert row["variant_cut"] == " ".join(crop.start()(list(words), draws(3, "cut", 0, row["id"])))
+        assert row["variant_cut"] == " ".join(crop.start()(list(words), keyed_rng(3, "cut", 0, row["id"])))
         assert [row["variant_less_1"], row["variant_less_2"]] == [
-            " ".join(delete.start()(list(words), draws(3, "less", number, row["id"]))) for number in range(2)
+            " ".join(delete.start()(list(words), keyed_rng(3, "less", number, row["id"])))
+            for number in range(2)
         ]
         assert row["lang"] == "en"
     table = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / "corpus").glob("*"))])
@@ -103,7 +104,7 @@ def test_models_work_one_after_the_other_or_text_by_text(make_job: MakeJob, tmp_
     assert [worked.title for worked in made.worked] == (
         ["back: shuffle a, shuffle b"] if together else ["back: shuffle a", "back: shuffle b"]
     )
-    assert sum(worked.effort.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
+    assert sum(worked.stats.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
 
 
 def test_a_leg_that_makes_several_gives_each_a_column(make_job: MakeJob, tmp_path: Path):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.augment import built
+from pipeline.augment import build_augmenters
 from pipeline.flows.augment.augment import Augmentation, augment
 from pipeline.flows.augment.page import report_of
 from pipeline.log import Stages
@@ -43,7 +43,7 @@ def page_of(made: Augmentation) -> str:
 
 
 def reported(made: Augmentation, job: Job, most: int) -> Report:
-    return report_of(made, built(job.augment), job, 1.0, most)
+    return report_of(made, build_augmenters(job.augment), job, 1.0, most)
 
 
 def test_the_page_stands_beside_its_manifest_and_says_what_is_in_the_units(make_job: MakeJob):

@@ -85,7 +85,7 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
     )
     assert all(row["variant_back"] == expected_shuffle(row) for row in rows_of(made).values())
     assert [worked.title for worked in made.worked] == ["back: shuffle a", "back: shuffle b"]
-    assert sum(worked.effort.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
+    assert sum(worked.stats.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
 
 
 @pytest.mark.slow
