@@ -10,7 +10,7 @@ from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verb
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.flows.augment.augment import Augmentation, Worked
+    from pipeline.flows.augment.result import Augmentation, StageWork
 
 
 def augment(
@@ -78,7 +78,7 @@ def _rates(made: "Augmentation") -> str:
     return table(lines, ("variant", "kept", "of the rows", "rejected"))
 
 
-def _facts(worked: "Worked") -> dict[str, object]:
+def _facts(worked: "StageWork") -> dict[str, object]:
     stats = worked.stats
     names = ("texts", "tokens_in", "tokens_out", "padding", "seconds")
     return {
@@ -88,7 +88,7 @@ def _facts(worked: "Worked") -> dict[str, object]:
     }
 
 
-def _told(worked: "Worked") -> str:
+def _told(worked: "StageWork") -> str:
     stats = worked.stats
     if not stats.texts:
         return f"{worked.title}: nothing new"

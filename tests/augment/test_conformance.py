@@ -44,7 +44,9 @@ pytestmark = pytest.mark.parametrize("name", AUGMENTERS.names())
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method cannot do without. files: puts them into a folder; options: those that name them there."""
+    """Files and options that a method requires. files: writes them to a folder; options: name them in that
+    folder.
+    """
 
     files: Callable[[Path], object]
     options: Callable[[Path], Options]

@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 
 from pipeline.config import validated
-from pipeline.flows.augment.augment import Augmentation, augment
+from pipeline.flows.augment.augment import augment
+from pipeline.flows.augment.result import Augmentation
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job

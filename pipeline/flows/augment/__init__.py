@@ -1,4 +1,4 @@
-"""Writing variants of the rows of a corpus, by rules on one core or by models on workers.
+"""Write variants of a corpus's texts: model outputs, edits, judging, manifest and page.
 
-From outside: `augment`.
+Only jobs import from here: `augment` and its result `Augmentation`.
 """

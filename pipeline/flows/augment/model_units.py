@@ -1,4 +1,8 @@
-"""What models make of a corpus unit's texts: one unit of its own for each model, row by row, whatever row is live. Kept by all that decides what is in it."""
+"""Units of model outputs: for each stage and each corpus unit, one unit with a row for every row, live or
+not.
+
+They are stored under a digest of everything that decides their content.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,59 +21,60 @@ from pipeline.settings.augment import AugmentSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.units import CorpusUnit, UnitRecord, create_record
 
-_FORMAT = 1  # of the units made here
+_FORMAT = 1  # version of these units
 _TOP = "units/made"
-# what a model raises on a text that it cannot digest; errors of storage and ours are none of these
-_NO_SOURCE = "no_source"  # of a text that the model before gave nothing for, and no reason
+_NO_SOURCE = "no_source"  # reason of a text for which the previous stage gave neither a text nor a reason
 
 
-def makings(legs: Sequence[ModelStage], seed: int) -> tuple[str, ...]:
-    """Folder of each leg's units: by the legs up to it and the seed."""
-    identities = [leg.identity() for leg in legs]
+def stage_folders(model_stages: Sequence[ModelStage], seed: int) -> tuple[str, ...]:
+    """Folder of each stage's units, from the identities of the stages up to it and the seed."""
+    identities = [stage.identity() for stage in model_stages]
     return tuple(
-        f"{_TOP}/{digest_of([_FORMAT, seed, identities[: number + 1]])[:16]}" for number in range(len(legs))
+        f"{_TOP}/{digest_of([_FORMAT, seed, identities[: number + 1]])[:16]}"
+        for number in range(len(model_stages))
     )
 
 
-def made_path(folder: str, sha256: str) -> str:
-    """Where the record of what became of that corpus unit stands."""
+def model_record_path(folder: str, sha256: str) -> str:
+    """Path of the record of a corpus unit's outputs."""
     return f"{folder}/{sha256[:24]}.json"
 
 
-def made_columns(number: int) -> tuple[str, str]:
-    """(texts, reasons): the columns of the variant of that number, from 0."""
+def model_columns(number: int) -> tuple[str, str]:
+    """(texts, reasons): names of the columns of the variant with that number, from 0."""
     return f"text_{number + 1}", f"reason_{number + 1}"
 
 
 @dataclass(frozen=True)
 class MakeUnit:
-    """Take a corpus unit through `legs`. A leg's unit that has its record is taken as it is."""
+    """Pass a corpus unit through model stages. A stage whose unit is complete is skipped."""
 
     store: Store
-    legs: tuple[ModelStage, ...]
+    model_stages: tuple[ModelStage, ...]
     folders: tuple[str, ...]
     first: int
-    """legs before these: their texts are read from the folder of the last of them, `reads`"""
+    """number of stages before these"""
     reads: str | None
+    """folder with the outputs of the stage before these; None: the first stage reads the texts"""
     settings: AugmentSettings
     known: Mapping[int, str] = field(default_factory=dict)
-    """sha256 of earlier corpus units by ordinal: a text that stands in one of them became what it became then"""
+    """sha256 of earlier corpus units by ordinal; outputs of a text in one of them are copied"""
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, tuple[ModelStats, ...]]]:
-        working: dict[int, LoadedStage] = {}
+        loaded_stages: dict[int, LoadedStage] = {}
 
         def model(number: int) -> LoadedStage:
-            if number not in working:
-                working[number] = _started(self.legs[number], self.settings)
-            return working[number]
+            if number not in loaded_stages:
+                loaded_stages[number] = _start_stage(self.model_stages[number], self.settings)
+            return loaded_stages[number]
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, tuple[ModelStats, ...]]:
             record, before, spent = None, self.reads, []
             for number, folder in enumerate(self.folders):
-                path = made_path(folder, unit.sha256)
+                path = model_record_path(folder, unit.sha256)
                 record, stats = UnitRecord.left(self.store, path), ModelStats()
                 if record is None or not record.is_whole(self.store):
-                    record, stats = self._made(unit, number, before, model)
+                    record, stats = self._make(unit, number, before, model)
                     record = create_record(self.store, path, record)
                 before = folder
                 spent.append(stats)
@@ -79,39 +84,43 @@ class MakeUnit:
 
         return work
 
-    def _made(
+    def _make(
         self, unit: CorpusUnit, number: int, before: str | None, model: Callable[[int], LoadedStage]
     ) -> tuple[UnitRecord, ModelStats]:
-        given, keys = _given(self.store, unit, before)
-        makes, folder = self.legs[number].outputs, self.folders[number]
-        texts = np.full((unit.rows, len(given) * makes), None, object)
+        given, keys = _inputs(self.store, unit, before)
+        outputs, folder = self.model_stages[number].outputs, self.folders[number]
+        texts = np.full((unit.rows, len(given) * outputs), None, object)
         reasons = np.full_like(texts, None)
-        known = self._copied(unit, folder, texts, reasons)
-        first, again = _first_of_each(keys, ~known)
+        known = self._copy_known(unit, folder, texts, reasons)
+        first, repeats = _split_repeats(keys, ~known)
         stats = ModelStats()
-        for column, (sources, why) in enumerate(given):
-            place = slice(column * makes, (column + 1) * makes)
-            mark, todo, asked = f"{self.first + number}.{column}".encode(), [], []
+        for column, (sources, missing_reasons) in enumerate(given):
+            columns = slice(column * outputs, (column + 1) * outputs)
+            suffix, rows, requests = f"{self.first + number}.{column}".encode(), [], []
             for row in first:
                 if (text := sources[row]) is None:
-                    reasons[row, place] = why[row] or _NO_SOURCE
+                    reasons[row, columns] = missing_reasons[row] or _NO_SOURCE
                 else:
-                    todo.append(row)
-                    asked.append(StageInput(text, keys[row] + mark))
-            if not todo:
+                    rows.append(row)
+                    requests.append(StageInput(text, keys[row] + suffix))
+            if not rows:
                 continue
-            start = _copy((working := model(number)).stats)
-            for done, (at, made) in enumerate(_blamed(working(asked), self.legs[number], unit), 1):
-                _put(texts[todo[at], place], reasons[todo[at], place], made)
+            start = _copy_stats((stage := model(number)).stats)
+            for done, (index, made) in enumerate(
+                _model_errors(stage(requests), self.model_stages[number], unit), 1
+            ):
+                _set_output(texts[rows[index], columns], reasons[rows[index], columns], made)
                 progress(
-                    unit.rows * number + unit.rows * (column * len(todo) + done) // (len(given) * len(todo))
+                    unit.rows * number + unit.rows * (column * len(rows) + done) // (len(given) * len(rows))
                 )
-            stats = stats.merge(_since(working.stats, start))
-        texts[again[:, 0]], reasons[again[:, 0]] = texts[again[:, 1]], reasons[again[:, 1]]
-        return self._stored(unit, folder, texts, reasons, int(known.sum())), stats
+            stats = stats.merge(_stats_since(stage.stats, start))
+        texts[repeats[:, 0]], reasons[repeats[:, 0]] = texts[repeats[:, 1]], reasons[repeats[:, 1]]
+        return self._store(unit, folder, texts, reasons, int(known.sum())), stats
 
-    def _copied(self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray) -> np.ndarray:
-        """Mask (n,) of the rows whose text stood in an earlier unit; what became of it then is in its place."""
+    def _copy_known(
+        self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray
+    ) -> np.ndarray:
+        """Copy outputs of texts that were in an earlier unit; (n,) bool: which rows were copied."""
         known = np.zeros(unit.rows, bool)
         if unit.copies is None or not self.known:
             return known
@@ -119,29 +128,29 @@ class MakeUnit:
         rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
         for ordinal in np.unique(addresses >> 32).tolist():
             record = (
-                UnitRecord.left(self.store, made_path(folder, self.known[ordinal]))
+                UnitRecord.left(self.store, model_record_path(folder, self.known[ordinal]))
                 if ordinal in self.known
                 else None
             )
             if record is None or not record.is_whole(self.store):
                 continue
             mine = addresses >> 32 == ordinal
-            earlier, at = (
+            earlier, index = (
                 pq.read_table(self.store.open(record.path, record.sha256)),
                 pa.array(addresses[mine] & 0xFFFFFFFF),
             )
             for column in range(texts.shape[1]):
-                for target, name in zip((texts, reasons), made_columns(column), strict=True):
-                    target[rows[mine], column] = earlier[name].take(at).to_numpy(zero_copy_only=False)
+                for target, name in zip((texts, reasons), model_columns(column), strict=True):
+                    target[rows[mine], column] = earlier[name].take(index).to_numpy(zero_copy_only=False)
             known[rows[mine]] = True
         return known
 
-    def _stored(
+    def _store(
         self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray, copied: int
     ) -> UnitRecord:
         columns: dict[str, pa.Array] = {}
         for column in range(texts.shape[1]):
-            text, reason = made_columns(column)
+            text, reason = model_columns(column)
             columns |= {
                 text: pa.array(texts[:, column], pa.large_string()),
                 reason: pa.array(reasons[:, column], pa.string()),
@@ -163,10 +172,10 @@ class MakeUnit:
         )
 
 
-def _blamed(
-    results: Iterator[tuple[int, StageOutput]], leg: ModelStage, unit: CorpusUnit
+def _model_errors(
+    results: Iterator[tuple[int, StageOutput]], stage: ModelStage, unit: CorpusUnit
 ) -> Iterator[tuple[int, StageOutput]]:
-    """The results; ModelError for what a model raises on texts that it cannot digest."""
+    """Yield the results; ModelError for the errors that a model raises on texts that it cannot process."""
     try:
         yield from results
     except MODEL_FAILURES as error:
@@ -175,70 +184,76 @@ def _blamed(
             "check that tokenizer and weights belong together, and the model's settings",
         )
         raise ModelError(
-            f"{leg.model.path}, unit {unit.sha256[:12]}", "something made of every text", found, remedy
+            f"{stage.model.path}, unit {unit.sha256[:12]}", "an output for every text", found, remedy
         ) from error
 
 
-def _started(leg: ModelStage, settings: AugmentSettings) -> LoadedStage:
+def _start_stage(stage: ModelStage, settings: AugmentSettings) -> LoadedStage:
     import torch
 
     torch.set_num_threads(settings.threads)
-    return leg.start(resolve(settings.device, float(gpu_assigned())), settings)
+    return stage.start(resolve(settings.device, float(gpu_assigned())), settings)
 
 
-def _given(
+def _inputs(
     store: Store, unit: CorpusUnit, before: str | None
 ) -> tuple[list[tuple[list[str | None], list[str | None]]], list[bytes]]:
-    """((texts, reasons) that the leg works on, one pair for each text of a row; the rows' keys)."""
+    """((texts, reasons) that the stage works on, one pair for each text of a row; keys of the rows)."""
     corpus = pq.read_table(store.open(unit.path, unit.sha256), columns=["text", "text_key"])
     keys = corpus["text_key"].to_pylist()
     if before is None:
         return [(corpus["text"].to_pylist(), [None] * unit.rows)], keys
-    record = UnitRecord.load(store, made_path(before, unit.sha256))
+    record = UnitRecord.load(store, model_record_path(before, unit.sha256))
     if record is None:
         raise Defect(
-            store.uri_of(made_path(before, unit.sha256)), "what the model before made", "nothing", "run again"
+            store.uri_of(model_record_path(before, unit.sha256)),
+            "what the model before made",
+            "nothing",
+            "run repeats",
         )
     table = pq.read_table(store.open(record.path, record.sha256))
-    pairs = (made_columns(number) for number in range(table.num_columns // 2))
+    pairs = (model_columns(number) for number in range(table.num_columns // 2))
     return [(table[text].to_pylist(), table[reason].to_pylist()) for text, reason in pairs], keys
 
 
-def _first_of_each(keys: Sequence[bytes], wanted: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """(rows that are wanted, the first with its key; (m, 2) the others with the row that has theirs)."""
+def _split_repeats(keys: Sequence[bytes], wanted: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """(first row of each key among the wanted rows, (m, 2) every other wanted row with the first row of its
+    key).
+    """
     seen: dict[bytes, int] = {}
-    again = [
+    repeats = [
         (row, first)
         for row in np.flatnonzero(wanted).tolist()
         if (first := seen.setdefault(keys[row], row)) != row
     ]
-    return list(seen.values()), np.array(again, np.int64).reshape(-1, 2)
+    return list(seen.values()), np.array(repeats, np.int64).reshape(-1, 2)
 
 
-def _put(texts: np.ndarray, reasons: np.ndarray, made: StageOutput) -> None:
+def _set_output(texts: np.ndarray, reasons: np.ndarray, made: StageOutput) -> None:
     texts[: len(made.texts)] = made.texts
     reasons[len(made.texts) :] = made.reason or _NO_SOURCE
 
 
-def _copy(stats: ModelStats) -> ModelStats:
+def _copy_stats(stats: ModelStats) -> ModelStats:
     return ModelStats().merge(stats)
 
 
-def _since(now: ModelStats, before: ModelStats) -> ModelStats:
+def _stats_since(now: ModelStats, before: ModelStats) -> ModelStats:
     return ModelStats(
         *(getattr(now, name) - getattr(before, name) for name in ModelStats.__dataclass_fields__)
     )
 
 
-def rows_of(units: Sequence[CorpusUnit]) -> int:
+def total_rows(units: Sequence[CorpusUnit]) -> int:
+    """Rows of all units together."""
     return sum(unit.rows for unit in units)
 
 
-def waiting(store: Store, folder: str, units: Sequence[CorpusUnit]) -> Iterator[CorpusUnit]:
-    """Those without a record in the folder, the largest first. A record whose file is gone counts as none."""
+def units_to_do(store: Store, folder: str, units: Sequence[CorpusUnit]) -> Iterator[CorpusUnit]:
+    """Yield the units without a complete record in the folder, the largest first."""
     there = {entry.path: entry.size for entry in store.list(folder)}
     for unit in sorted(units, key=lambda unit: (-unit.bytes, unit.sha256)):
-        path = made_path(folder, unit.sha256)
+        path = model_record_path(folder, unit.sha256)
         record = UnitRecord.left(store, path) if path in there else None
         if record is None or there.get(record.path) != record.bytes:
             yield unit

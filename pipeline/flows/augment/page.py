@@ -1,4 +1,4 @@
-"""The page of an augmented corpus: gathered from a sample of its units, one after the other, and written beside the manifest."""
+"""Write the report page of an augmented corpus from a sample of its units."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -23,30 +23,33 @@ from pipeline.store.base import Store
 from pipeline.store.units import Corpus, UnitRecord
 
 if TYPE_CHECKING:
-    from pipeline.flows.augment.augment import Augmentation
+    from pipeline.flows.augment.result import Augmentation
 
 T = TypeVar("T")
 Batch: TypeAlias = pa.RecordBatch
 
-SAMPLE = 100_000  # rows that histograms and shares of texts are of: an error of at most 0.3 % of the texts, if rows were independent
-_EXAMPLES, _REJECTED = 20, 5  # texts that are shown, and rejected ones for each reason
-_FURTHER = 2  # units read for a reason that the sample holds too few of
-_ROWS = 2_048  # as they are written together
+SAMPLE = 100_000  # rows of histograms and proportions: an error of at most 0.3 %, if rows are independent
+_EXAMPLES, _REJECTED = 20, 5  # texts shown, and rejected variants shown for each reason
+_EXTRA_UNITS = 2  # more units to read for a reason with too few variants in the sample
+_ROWS = 2_048  # read at once: the row groups that are written
 _RATIOS = np.arange(61) / 20
 _COSINES = np.arange(-50, 51) / 50
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "py3langid", "pyarrow")
 
 
 def write_page(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, seconds: float) -> None:
-    """Leave the page of the manifest beside it. seconds: of the run so far."""
+    """Write the page of a manifest beside it. seconds: of the run so far."""
     made.store.write(made.series.page(made.number), render(report_of(made, named, job, seconds)).encode())
 
 
 def report_of(
     made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, seconds: float, most: int = SAMPLE
 ) -> Report:
-    """What the page says. Reads units until there are `most` rows, and of them only the columns that are shown."""
-    manifest, store, gathered = made.manifest, made.store, _gathered(made, named, job, most)
+    """The contents of the page.
+
+    Reads units until there are `most` rows, and of them only the columns that are shown.
+    """
+    manifest, store, data = made.manifest, made.store, _collect(made, named, job, most)
     corpus = made.corpus or Corpus.from_json(
         store.read_checked(manifest.corpus.path, manifest.corpus.sha256), store.uri_of(manifest.corpus.path)
     )
@@ -61,24 +64,24 @@ def report_of(
         rows=manifest.rows,
         units=len(manifest.units),
         counts=made.rates(),
-        methods=tuple(gathered.methods()),
-        sample=gathered.sample(made.rates()),
+        methods=tuple(data.methods()),
+        sample=data.sample(made.rates()),
         quarantined=corpus.counts["quarantined"],
         changes={name: getattr(changes, name) for name in ("new", "changed", "deleted")}
         if changes is not None
         else {},
-        encoder=job.encoder.path if any(keep.similarity for keep in gathered.keeps) else "",
+        encoder=job.encoder.path if any(keep.similarity for keep in data.keeps) else "",
         seed=job.augment.seed,
         worked=tuple(Work(each.title, each.stats, each.seconds) for each in made.worked),
         seconds=seconds,
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        settings_text=_settings(job, gathered.keeps),
+        settings_text=_settings(job, data.keeps),
         packages=packages(*_PACKAGES),
     )
 
 
 def _settings(job: Job, keeps: Sequence[KeepSettings]) -> str:
-    """YAML of the sections that decide what is made; it may be given as --config."""
+    """The settings that decide the variants, as YAML that can be used with --config."""
     sections = ("corpus", *(("encoder",) if any(keep.similarity for keep in keeps) else ()), "augment")
     tree = {
         **{name: getattr(job, name).model_dump(mode="json") for name in sections},
@@ -87,24 +90,24 @@ def _settings(job: Job, keeps: Sequence[KeepSettings]) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _gathered(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, most: int) -> "_Gathered":
-    """The sample: whole units in the order of their hash, and a few more where they hold what it lacks."""
-    gathered = _Gathered(named, [each.settings.keep or job.augment.keep for each in named])
+def _collect(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, most: int) -> "_PageData":
+    """Collect the sample: whole units in the order of their hashes, and a few more with rare reasons."""
+    data = _PageData(named, [each.settings.keep or job.augment.keep for each in named])
     units = sorted(made.manifest.units, key=lambda unit: unit.sha256)
     read = 0
-    while read < len(units) and gathered.rows < most:
+    while read < len(units) and data.rows < most:
         for batch in _batches(made.store, units[read], made.manifest.labels):
-            gathered.add(batch.slice(0, most - gathered.rows))
-            if gathered.rows == most:
+            data.add(batch.slice(0, most - data.rows))
+            if data.rows == most:
                 break
         read += 1
     for reason, count in _by_reason(made.manifest.counts()).items():
         holding = [unit for unit in units[read:] if _by_reason(unit.counts).get(reason)]
-        for unit in sorted(holding, key=lambda unit: -_by_reason(unit.counts)[reason])[:_FURTHER]:
-            if gathered.found(reason) < min(count, _REJECTED):
+        for unit in sorted(holding, key=lambda unit: -_by_reason(unit.counts)[reason])[:_EXTRA_UNITS]:
+            if data.found(reason) < min(count, _REJECTED):
                 for batch in _batches(made.store, unit, made.manifest.labels):
-                    gathered.add_rejected(batch, only=reason)
-    return gathered
+                    data.add_rejected(batch, only=reason)
+    return data
 
 
 def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[Batch]:
@@ -114,7 +117,7 @@ def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[
 
 
 def _by_reason(counts: Mapping[str, int]) -> dict[str, int]:
-    """Rejected variants of all labels, of a record's counts."""
+    """Number of rejected variants by reason, over all labels of a record's counts."""
     found: dict[str, int] = {}
     for name, count in counts.items():
         label, _, reason = name.rpartition(":")
@@ -123,34 +126,34 @@ def _by_reason(counts: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-class _Chosen(Generic[T]):
-    """What stands at the keys with the smallest hashes, of all that were offered; each key once, the first that was offered."""
+class _KeySample(Generic[T]):
+    """The items with the smallest hashes of their keys; for equal keys the first one."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.found: dict[bytes, T] = {}
 
     def offer(self, keys: Sequence[bytes], at: Callable[[int], T]) -> None:
-        """at: what stands at a place of `keys`; asked only for what is chosen."""
+        """Offer items by their keys; `at` returns the item at an index and is called only for chosen ones."""
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
         every = list({**dict.fromkeys(self.found), **dict.fromkeys(places)})
         chosen = [every[number] for number in sample_by_key(every, self.size)] if every else []
         self.found = {key: self.found[key] if key in self.found else at(places[key]) for key in chosen}
 
 
-class _Gathered:
-    """What the page shows of rows, batch by batch."""
+class _PageData:
+    """Contents of the page, collected batch by batch."""
 
     def __init__(self, named: Sequence[NamedAugmenter], keeps: Sequence[KeepSettings]) -> None:
         self.named, self.keeps, self.rows = named, keeps, 0
         self._labels = [label for each in named for label in each.labels]
         self._texts = np.zeros(len(self._labels), np.int64)
         self._ratios, self._cosines = dict[str, Spread](), dict[str, Spread]()
-        self._examples: _Chosen[Example] = _Chosen(_EXAMPLES)
-        self._rejected: dict[str, _Chosen[Rejected]] = {}
+        self._examples: _KeySample[Example] = _KeySample(_EXAMPLES)
+        self._rejected: dict[str, _KeySample[Rejected]] = {}
 
     def add(self, batch: Batch) -> None:
-        """Count the rows in, and look for examples among them."""
+        """Count the rows and sample examples."""
         self.rows += batch.num_rows
         kept = np.stack([_mask(batch[columns_of(label)[0]].is_valid()) for label in self._labels])
         self._texts += (kept.sum(0)[:, None] > np.arange(len(self._labels))).sum(0)
@@ -161,17 +164,17 @@ class _Gathered:
         self.add_rejected(batch)
 
     def add_rejected(self, batch: Batch, only: str | None = None) -> None:
-        """Look for rejected variants alone; only: of that reason."""
+        """Sample rejected variants only. only: of this reason."""
         for label in self._labels:
             reasons = np.array(batch[columns_of(label)[2]].to_pylist(), object)
             for reason in {only} if only else {each for each in reasons if each is not None}:
                 rows = batch.take(pa.array(np.flatnonzero(reasons == reason)))
-                self._rejected.setdefault(reason, _Chosen(_REJECTED)).offer(
+                self._rejected.setdefault(reason, _KeySample(_REJECTED)).offer(
                     rows["text_key"].to_pylist(), partial(_rejected, rows, label)
                 )
 
     def found(self, reason: str) -> int:
-        """Rejected variants of that reason so far."""
+        """Number of sampled variants that were rejected for that reason."""
         return len(self._rejected[reason].found) if reason in self._rejected else 0
 
     def _measure(self, batch: Batch, label: str, name: str, keep: KeepSettings) -> None:
@@ -203,7 +206,7 @@ class _Gathered:
             )
 
     def sample(self, rates: Mapping[str, Mapping[str, int]]) -> Sample:
-        """rates: as of the manifest; reasons stand in the order of their frequency."""
+        """The sample, with reasons in the order of their frequency. rates: from the manifest."""
         total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in self._rejected}
         order = sorted(total, key=lambda reason: (-total[reason], reason))
         rejected = {
@@ -232,7 +235,7 @@ def _add(spreads: dict[str, Spread], name: str, spread: Spread) -> None:
 
 
 def _lengths(texts: pa.Array) -> np.ndarray:
-    """(n,) characters, as `length_ratio` counts them."""
+    """(n,) characters, counted as for `length_ratio`."""
     return np.asarray(
         pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False)
     )

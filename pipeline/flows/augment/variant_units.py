@@ -1,4 +1,6 @@
-"""Variants of a corpus unit's live rows beside their text: words edited here, what models made read, all of it judged, and one unit written."""
+"""Units of variants: edit words or read model outputs, judge them, and write one unit for each corpus
+unit.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +16,7 @@ from pipeline.augment import NamedAugmenter, WordAugmenter, Words, keyed_rng
 from pipeline.augment.keep import Candidates, JudgedVariants, Vectors, judge
 from pipeline.config import digest_of
 from pipeline.errors import Defect
-from pipeline.flows.augment.model_units import made_columns, made_path
+from pipeline.flows.augment.model_units import model_columns, model_record_path
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -24,32 +26,32 @@ from pipeline.store.dead import Dead
 from pipeline.store.schema import KEY, carried_name, kept_name
 from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record
 
-_ROWS = 2_048  # judged together: the encoder fills its buffers
-_OWN = (
-    "id",
-    "text",
-    "text_key",
-    "file",
-    "row",
-    carried_name("text"),
-)  # the last: what the text was before it was normalised
+_ROWS = 2_048  # judged together, so that the encoder's buffers are full
+# the last one holds the text before normalization
+_OWN = ("id", "text", "text_key", "file", "row", carried_name("text"))
 
 Edit = Callable[[Words, np.random.Generator], Words]
 
 
 def columns_of(label: str) -> tuple[str, str, str, str]:
-    """Names of a variant's columns: what is kept, what is not, why, and its cosine with the text."""
+    """Names of a variant's columns: the kept text, the rejected text, the reason, and its cosine with the
+    original.
+    """
     return f"variant_{label}", f"rejected_{label}", f"reason_{label}", f"similarity_{label}"
 
 
-def count_name(label: str, what: str) -> str:
-    """Of a record's counts: variants of that label that are kept, or were rejected for that reason."""
-    return f"{label}:{what}"
+def count_name(label: str, outcome: str) -> str:
+    """Name of a record's count: variants of a label that are kept, or rejected for a reason."""
+    return f"{label}:{outcome}"
 
 
 @dataclass(frozen=True)
 class AssembleUnit:
-    """One corpus unit's variants. folder: of the units made here, by all that decides what is in them; makings: of what models made, by the name of the variants."""
+    """Write the variants of one corpus unit.
+
+    makings: folders of model outputs, by the name of the variants; folder: for the units written here, named
+    by everything that decides their content.
+    """
 
     store: Store
     named: tuple[NamedAugmenter, ...]
@@ -59,7 +61,7 @@ class AssembleUnit:
     id_name: str
     dead: FileRef | None
     encoder: EncoderSettings | None
-    """for similarities; None where nobody asks for them"""
+    """for similarities; None if no similarity is bounded"""
     encode: EncodeSettings
 
     def start(self) -> Callable[[CorpusUnit], UnitRecord]:
@@ -71,14 +73,14 @@ class AssembleUnit:
         dead, vectors = Dead.load(self.store, self.dead), self._encoder()
 
         def work(unit: CorpusUnit) -> UnitRecord:
-            gone = dead.rows_of(unit.ordinal)
-            path = assembled_path(self.folder, unit, gone)
+            dead_rows = dead.rows_of(unit.ordinal)
+            path = variant_record_path(self.folder, unit, dead_rows)
             record = UnitRecord.left(self.store, path)
             if record is None or not record.is_whole(self.store):
                 with self.store.scratch() as scratch:
-                    counts = self._write(unit, gone, scratch / "augmented.parquet", edits, vectors)
+                    counts = self._write(unit, dead_rows, scratch / "augmented.parquet", edits, vectors)
                     record = create_record(
-                        self.store, path, self._stored(unit, gone, scratch / "augmented.parquet", counts)
+                        self.store, path, self._record(unit, dead_rows, scratch / "augmented.parquet", counts)
                     )
             return record
 
@@ -93,16 +95,16 @@ class AssembleUnit:
     def _write(
         self,
         unit: CorpusUnit,
-        gone: np.ndarray,
+        dead_rows: np.ndarray,
         file: Path,
         edits: Mapping[str, Edit],
         vectors: Vectors | None,
     ) -> Counter[str]:
         source = pq.read_table(self.store.open(unit.path, unit.sha256))
         schema, counts = self._schema(source.schema), Counter[str]()
-        made = {name: self._made(unit, folder) for name, folder in self.makings.items()}
+        made = {name: self._model_outputs(unit, folder) for name, folder in self.makings.items()}
         live = np.ones(unit.rows, bool)
-        live[gone] = False
+        live[dead_rows] = False
         with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
             for start in range(0, unit.rows, _ROWS):
                 rows = pa.array(start + np.flatnonzero(live[start : start + _ROWS]))
@@ -114,9 +116,9 @@ class AssembleUnit:
                     judged = judge(_column(batch, "text"), self._candidates(batch, parts, edits), vectors)
                     counts.update(
                         {
-                            count_name(label, what): count
+                            count_name(label, outcome): count
                             for label, each in judged.items()
-                            for what, count in each.counts().items()
+                            for outcome, count in each.counts().items()
                         }
                     )
                     writer.write_table(self._table(batch, judged, schema))
@@ -132,7 +134,7 @@ class AssembleUnit:
             keep = each.settings.keep or self.settings.keep
             for number, label in enumerate(each.labels):
                 if each.name in made:
-                    texts, reasons = (_column(made[each.name], name) for name in made_columns(number))
+                    texts, reasons = (_column(made[each.name], name) for name in model_columns(number))
                 else:
                     texts = pa.array(
                         self._edited(batch, each.name, number, edits[each.name]), pa.large_string()
@@ -148,15 +150,11 @@ class AssembleUnit:
             for row_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
         )
 
-    def _made(self, unit: CorpusUnit, folder: str) -> pa.Table:
-        record = UnitRecord.load(self.store, made_path(folder, unit.sha256))
+    def _model_outputs(self, unit: CorpusUnit, folder: str) -> pa.Table:
+        record = UnitRecord.load(self.store, model_record_path(folder, unit.sha256))
         if record is None:
-            raise Defect(
-                self.store.uri_of(made_path(folder, unit.sha256)),
-                "what the models made",
-                "nothing",
-                "run again",
-            )
+            path = self.store.uri_of(model_record_path(folder, unit.sha256))
+            raise Defect(path, "the outputs of the models", "no such file", "run again")
         return pq.read_table(self.store.open(record.path, record.sha256))
 
     def _schema(self, corpus: pa.Schema) -> pa.Schema:
@@ -192,20 +190,24 @@ class AssembleUnit:
             [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
         )
 
-    def _stored(self, unit: CorpusUnit, gone: np.ndarray, file: Path, counts: Counter[str]) -> UnitRecord:
-        digest, size, rows = sha256_of(file), file.stat().st_size, unit.rows - len(gone)
+    def _record(
+        self, unit: CorpusUnit, dead_rows: np.ndarray, file: Path, counts: Counter[str]
+    ) -> UnitRecord:
+        digest, size, rows = sha256_of(file), file.stat().st_size, unit.rows - len(dead_rows)
         path = f"{self.folder}/{unit.sha256[:24]}-{digest[:12]}.parquet"
         self.store.put(file, path)
-        name = assembled_path(self.folder, unit, gone).removesuffix(".json")
+        name = variant_record_path(self.folder, unit, dead_rows).removesuffix(".json")
         numbers = {"rows": rows, **dict(sorted(counts.items()))}
         return UnitRecord(
             name=name, path=path, rows=rows, bytes=size, sha256=digest, counts=numbers, source=unit.sha256
         )
 
 
-def assembled_path(folder: str, unit: CorpusUnit, gone: np.ndarray) -> str:
-    """Where the record of that corpus unit's variants stands while those of its rows are dead."""
-    return f"{folder}/{unit.sha256[:24]}{f'-{digest_of(gone.tolist())[:8]}' if len(gone) else ''}.json"
+def variant_record_path(folder: str, unit: CorpusUnit, dead_rows: np.ndarray) -> str:
+    """Path of the record of a corpus unit's variants while these of its rows are dead."""
+    return (
+        f"{folder}/{unit.sha256[:24]}{f'-{digest_of(dead_rows.tolist())[:8]}' if len(dead_rows) else ''}.json"
+    )
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

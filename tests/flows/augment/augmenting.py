@@ -1,4 +1,4 @@
-"""Models for the tests of augmentation, without weights; in a module that a worker can import."""
+"""Models without weights for the tests of augmentation, in a module that a worker can import."""
 
 import os
 import signal
@@ -25,47 +25,47 @@ TOO_MANY_WORDS = 16
 
 
 @dataclass
-class _Shuffling:
-    """Words in another order. journal: gets a line for every text that is worked on."""
+class _LoadedShuffle:
+    """Shuffle the words of a text; the stage's journal gets a line for every text."""
 
-    leg: "ShuffleLeg"
+    stage: "ShuffleStage"
     seed: int
-    effort: ModelStats = field(default_factory=ModelStats)
+    stats: ModelStats = field(default_factory=ModelStats)
 
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
-        for place, source in reversed(list(enumerate(sources))):
-            self._mishap()
-            with Path(self.leg.journal).open("a") as journal:
-                journal.write(f"{self.leg.mark} {source.text}\n")
+        for index, source in reversed(list(enumerate(sources))):
+            self._maybe_die()
+            with Path(self.stage.journal).open("a") as journal:
+                journal.write(f"{self.stage.mark} {source.text}\n")
             self.stats.texts += 1
-            yield place, self._made(source)
+            yield index, self._shuffle(source)
 
-    def _made(self, source: StageInput) -> StageOutput:
+    def _shuffle(self, source: StageInput) -> StageOutput:
         words = source.text.split()
         if len(words) >= TOO_MANY_WORDS:
             return StageOutput(reason="too_long_for_model")
         orders = (
             keyed_rng(self.seed, source.key, number).permutation(len(words))
-            for number in range(self.leg.outputs)
+            for number in range(self.stage.outputs)
         )
         return StageOutput(
-            tuple(" ".join([self.leg.mark, *(words[place] for place in order)]) for order in orders)
+            tuple(" ".join([self.stage.mark, *(words[place] for place in order)]) for order in orders)
         )
 
-    def _mishap(self) -> None:
-        """The process dies, once, where the leg says so."""
-        if self.leg.dies and self.stats.texts == 5 and not Path(self.leg.dies).exists():
-            Path(self.leg.dies).touch()
+    def _maybe_die(self) -> None:
+        """Kill the process, once, if the stage says so."""
+        if self.stage.dies and self.stats.texts == 5 and not Path(self.stage.dies).exists():
+            Path(self.stage.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
-class ShuffleLeg:
-    """Puts `mark` before the words of a text, in an order that is drawn."""
+class ShuffleStage:
+    """Puts `mark` before the words of a text, which are shuffled."""
 
     mark: str
     journal: str
-    makes: int = 1
+    outputs: int = 1
     dies: str = ""
 
     @property
@@ -83,22 +83,26 @@ class ShuffleLeg:
     def identity(self) -> JsonValue:
         return [self.mark, self.outputs]
 
-    def start(self, device: Device, settings: AugmentSettings) -> _Shuffling:
-        return _Shuffling(self, settings.seed)
+    def start(self, device: Device, settings: AugmentSettings) -> _LoadedShuffle:
+        return _LoadedShuffle(self, settings.seed)
 
 
 @AUGMENTERS.register("test_shuffles")
 class Shuffles(ModelAugmenter):
-    """One leg for each mark; the last one makes `makes` texts."""
+    """One stage for each mark; the last one makes `outputs` texts."""
 
     marks: tuple[str, ...] = ("a", "b")
+    """one for each stage"""
     journal: str = ""
-    makes: int = 1
+    """file that gets a line for every text that is worked on"""
+    outputs: int = 1
+    """texts of the last stage"""
     dies: str = ""
+    """file that is written when the process dies, once; empty: it does not"""
 
     def model_stages(self) -> tuple[ModelStage, ...]:
         return tuple(
-            ShuffleLeg(mark, self.journal, self.outputs if mark == self.marks[-1] else 1, self.dies)
+            ShuffleStage(mark, self.journal, self.outputs if mark == self.marks[-1] else 1, self.dies)
             for mark in self.marks
         )
 

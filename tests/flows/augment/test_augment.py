@@ -1,4 +1,4 @@
-"""A corpus augmented: every row has its variants, whoever makes them and whenever; nothing is made twice, and nothing is lost."""
+"""Every row gets its variants; nothing is computed twice, and nothing is lost."""
 
 import json
 import os
@@ -18,7 +18,8 @@ import pytest
 
 from pipeline.augment import AUGMENTERS, WordAugmenter, keyed_rng
 from pipeline.errors import ConfigError, DataError, ModelError
-from pipeline.flows.augment.augment import Augmentation, augment
+from pipeline.flows.augment.augment import augment
+from pipeline.flows.augment.result import Augmentation
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import Job
@@ -108,7 +109,7 @@ def test_models_work_one_after_the_other_or_text_by_text(make_job: MakeJob, tmp_
 
 
 def test_a_leg_that_makes_several_gives_each_a_column(make_job: MakeJob, tmp_path: Path):
-    made = augment(make_job(LENIENT, shuffles(tmp_path, makes=3)), Stages())
+    made = augment(make_job(LENIENT, shuffles(tmp_path, outputs=3)), Stages())
     assert made.manifest.labels == ("back_1", "back_2", "back_3")
     row = next(row for row in rows_of(made).values() if row["variant_back_1"])
     variants = {row[f"variant_{label}"] for label in made.manifest.labels}

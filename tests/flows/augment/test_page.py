@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.augment import build_augmenters
-from pipeline.flows.augment.augment import Augmentation, augment
+from pipeline.flows.augment.augment import augment
 from pipeline.flows.augment.page import report_of
+from pipeline.flows.augment.result import Augmentation
 from pipeline.log import Stages
 from pipeline.report.augmentation import Report
 from pipeline.settings import Job

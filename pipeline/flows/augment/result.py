@@ -1,0 +1,54 @@
+"""The result of an augmentation run."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.augment import ModelStats
+from pipeline.store.augmented import Augmented, Series
+from pipeline.store.base import Store
+from pipeline.store.units import Corpus
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """The work of a model stage in this run.
+
+    title: names of the variants and of the models; seconds: wall time.
+    """
+
+    title: str
+    stats: ModelStats
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The result of a run. status: unchanged if an earlier run had already made it."""
+
+    status: Literal["augmented", "unchanged"]
+    store: Store
+    series: Series
+    number: int
+    manifest: Augmented
+    corpus: Corpus | None = None
+    worked: tuple[StageWork, ...] = ()
+
+    @property
+    def uri(self) -> str:
+        """URI of the manifest."""
+        return self.store.uri_of(self.series.path(self.number))
+
+    @property
+    def report(self) -> str:
+        """URI of the report page."""
+        return self.store.uri_of(self.series.page(self.number))
+
+    def rates(self) -> dict[str, dict[str, int]]:
+        """Variants by label: number kept, and number rejected by reason, the most frequent first."""
+        counts: dict[str, Counter[str]] = {label: Counter(kept=0) for label in self.manifest.labels}
+        for name, count in self.manifest.counts().items():
+            label, sign, what = name.rpartition(":")
+            if sign:
+                counts[label][what] += count
+        return {label: dict(each.most_common()) for label, each in counts.items()}
