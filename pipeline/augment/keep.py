@@ -68,8 +68,11 @@ class JudgedVariants:
 
 
 def check_keep(settings: KeepSettings, where: str) -> None:
-    """ConfigError, naming `where`, if a language is unknown or the package that identifies languages is
-    missing.
+    """Check the languages of a setting.
+
+    Raises:
+        ConfigError: a language is unknown, or the package that identifies languages is missing; begins with
+            `where`.
     """
     if settings.language is not None:
         check_languages((settings.language, *settings.languages), f"{where}.language")
@@ -103,17 +106,20 @@ def judge(
 
 
 def comparable(texts: pa.Array) -> pa.Array:
-    """Texts in the form in which they are compared: NFKC, case-folded, without punctuation, white space as
-    one blank.
+    """Texts in the form in which they are compared.
+
+    NFKC, case-folded, without punctuation, white space as one blank.
     """
     return _bare(_folded(texts))
 
 
 def repetitions(texts: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two (n,) int64: how often a word follows itself, and how often the most frequent run of `run` words
-    occurs.
+    """Count repeated words and repeated runs of `run` words.
 
     A word does not follow itself across punctuation. The texts must not be null.
+
+    Returns:
+        Two (n,) int64: how often a word follows itself, and how often the most frequent run occurs.
     """
     return _repetitions(_folded(texts), run)
 

@@ -103,8 +103,10 @@ class SynonymSettings(Settings):
         }
 
     def start(self) -> Lookup:
-        """Load the source: a function from a case-folded word to its synonyms, without the word and without
-        repeats.
+        """Load the source.
+
+        Returns:
+            A function from a case-folded word to its synonyms, without the word itself and without repeats.
         """
         if self.vectors is None:
             known = read_thesaurus(self.file(), self.path)
@@ -164,8 +166,11 @@ class SynonymAugmenter(WordAugmenter):
         }
 
     def find_synonyms(self) -> FindSynonyms:
-        """Load the source: a function from a word of a text to its synonyms, None for a stop word or if there
-        are none.
+        """Load the source.
+
+        Returns:
+            A function from a word of a text to its synonyms; None for a stop word and for a word without
+            synonyms.
         """
         lookup: Lookup = (
             self.synonyms.start() if self.synonyms is not None and self.needs_synonyms else lambda word: ()

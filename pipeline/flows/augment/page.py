@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.augment import NamedAugmenter
 from pipeline.charts.augmentation import Spread
+from pipeline.flows.augment.result import Augmentation
 from pipeline.flows.augment.variant_units import columns_of
 from pipeline.log import packages
 from pipeline.report.augmentation import Example, Method, Rejected, Report, Sample, Work, render
@@ -21,9 +22,6 @@ from pipeline.settings.augment import KeepSettings
 from pipeline.stats.sample import sample_by_key
 from pipeline.store.base import Store
 from pipeline.store.units import Corpus, UnitRecord
-
-if TYPE_CHECKING:
-    from pipeline.flows.augment.result import Augmentation
 
 T = TypeVar("T")
 Batch: TypeAlias = pa.RecordBatch
@@ -37,13 +35,13 @@ _COSINES = np.arange(-50, 51) / 50
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "py3langid", "pyarrow")
 
 
-def write_page(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, seconds: float) -> None:
+def write_page(made: Augmentation, named: Sequence[NamedAugmenter], job: Job, seconds: float) -> None:
     """Write the page of a manifest beside it. seconds: of the run so far."""
     made.store.write(made.series.page(made.number), render(report_of(made, named, job, seconds)).encode())
 
 
 def report_of(
-    made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, seconds: float, most: int = SAMPLE
+    made: Augmentation, named: Sequence[NamedAugmenter], job: Job, seconds: float, most: int = SAMPLE
 ) -> Report:
     """The contents of the page.
 
@@ -90,7 +88,7 @@ def _settings(job: Job, keeps: Sequence[KeepSettings]) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _collect(made: "Augmentation", named: Sequence[NamedAugmenter], job: Job, most: int) -> "_PageData":
+def _collect(made: Augmentation, named: Sequence[NamedAugmenter], job: Job, most: int) -> "_PageData":
     """Collect the sample: whole units in the order of their hashes, and a few more with rare reasons."""
     data = _PageData(named, [each.settings.keep or job.augment.keep for each in named])
     units = sorted(made.manifest.units, key=lambda unit: unit.sha256)

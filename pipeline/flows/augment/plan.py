@@ -23,11 +23,7 @@ from pipeline.store.units import Corpus, FileRef, UnitRecord
 from pipeline.text.corpus.corpus_record import record_path
 
 _FORMAT = 1  # of the units written here
-
-
 _MODEL_COST = 10  # a model's output for a text takes this many times as long as the text's vector
-
-
 _EDITS_PER_VECTOR = 20  # edits that take as long as one vector
 
 

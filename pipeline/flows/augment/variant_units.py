@@ -34,8 +34,10 @@ Edit = Callable[[Words, np.random.Generator], Words]
 
 
 def columns_of(label: str) -> tuple[str, str, str, str]:
-    """Names of a variant's columns: the kept text, the rejected text, the reason, and its cosine with the
-    original.
+    """Names of a variant's columns.
+
+    Returns:
+        The kept text, the rejected text, the reason, and the cosine with the original text.
     """
     return f"variant_{label}", f"rejected_{label}", f"reason_{label}", f"similarity_{label}"
 

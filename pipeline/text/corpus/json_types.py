@@ -8,7 +8,14 @@ import pyarrow.compute as pc
 
 from pipeline.settings import CorpusSettings
 from pipeline.text.corpus.columns import FileColumns, missing_column, wrong_column_type
-from pipeline.text.corpus.json_values import Block, is_integer, is_string, parse_block, parse_line, show_value
+from pipeline.text.corpus.json_values import (
+    JsonBlock,
+    is_integer,
+    is_string,
+    parse_block,
+    parse_line,
+    show_value,
+)
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.values import widen_type
 
@@ -36,7 +43,7 @@ class TypeInspection:
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
 
-    def add(self, block: Block) -> None:
+    def add(self, block: JsonBlock) -> None:
         """Widen the types by the objects of a block. DataError for a JSON array and for a column of a wrong
         type.
         """
@@ -84,7 +91,7 @@ class TypeInspection:
             partly=frozenset(self.partly),
         )
 
-    def _has_known_types(self, block: Block) -> bool:
+    def _has_known_types(self, block: JsonBlock) -> bool:
         """Whether Arrow can parse the block with the types found so far, so that it cannot widen them.
 
         Nested types always need a look, because Arrow ignores keys that a type lacks.

@@ -9,7 +9,7 @@ import pyarrow.json as pj
 
 
 @dataclass(frozen=True)
-class Block:
+class JsonBlock:
     """Whole lines of a file. first: number of the first line, from 0; position: bytes of the file read so
     far.
     """

@@ -17,7 +17,7 @@ from pipeline.store.schema import carried_name
 from pipeline.text.corpus.columns import Columns, FileColumns
 from pipeline.text.corpus.json_rows import LineParser, keys_by_column, partition_values
 from pipeline.text.corpus.json_types import TypeInspection
-from pipeline.text.corpus.json_values import Block, parse_block
+from pipeline.text.corpus.json_values import JsonBlock, parse_block
 from pipeline.text.corpus.sift import RawBatch
 from pipeline.text.corpus.sources import SourceFile, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
@@ -64,7 +64,7 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
             yield RawBatch(lines.table(), block.position, tuple(lines.rejected), surrogates, dropped)
 
 
-def read_blocks(file: SourceFile) -> Iterator[Block]:
+def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
     """Yield the file's lines in blocks of about _BLOCK_BYTES bytes."""
     held, lines = b"", 0
     with storage_errors(file.uri), open_file(file) as stream:
@@ -73,14 +73,14 @@ def read_blocks(file: SourceFile) -> Iterator[Block]:
             held = held + piece if held or lines else piece.removeprefix(_BOM)
             end = held.rfind(b"\n") + 1
             if end:
-                yield Block(held[:end], lines, stream.tell())
+                yield JsonBlock(held[:end], lines, stream.tell())
                 lines, held = lines + held.count(b"\n", 0, end), held[end:]
             elif len(held) > _MAX_LINE_BYTES:
                 expected = f"lines of at most {_MAX_LINE_BYTES >> 20} MiB"
                 remedy = "the file is probably not JSON lines: set corpus.format, or remove it"
                 raise file.error(expected, "a longer line", remedy)
         if held:
-            yield Block(held, lines, file.size)
+            yield JsonBlock(held, lines, file.size)
 
 
 def _read_piece(source: Any, file: SourceFile) -> bytes:
@@ -94,7 +94,7 @@ def _read_piece(source: Any, file: SourceFile) -> bytes:
 
 
 def _parse_by_arrow(
-    block: Block, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings
+    block: JsonBlock, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings
 ) -> pa.Table | None:
     """Parse a block by Arrow; None unless every line is one object that fits the schema and all is valid
     UTF-8.

@@ -35,7 +35,8 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def shuffles(folder: Path, **options: Any) -> str:
-    return f"augment.variants.back={json.dumps({'method': 'test_shuffles', 'options': {'journal': str(folder / 'journal'), **options}})}"
+    settings = {"method": "test_shuffles", "options": {"journal": str(folder / "journal"), **options}}
+    return f"augment.variants.back={json.dumps(settings)}"
 
 
 def rows_of(made: Augmentation) -> dict[str, dict[str, Any]]:
@@ -58,7 +59,7 @@ def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), s
     return str(text)
 
 
-def test_every_row_has_its_variants_however_it_stands_in_the_files(make_job: MakeJob, tmp_path: Path):
+def test_variants_of_a_row_do_not_depend_on_the_files(make_job: MakeJob, tmp_path: Path):
     settings = (
         LENIENT,
         "augment.unit_rows=50",
@@ -94,7 +95,9 @@ def test_every_row_has_its_variants_however_it_stands_in_the_files(make_job: Mak
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_models_work_one_after_the_other_or_text_by_text(make_job: MakeJob, tmp_path: Path, together: bool):
+def test_models_in_one_worker_or_in_pools_of_their_own_give_the_same(
+    make_job: MakeJob, tmp_path: Path, together: bool
+):
     made = augment(make_job(LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=together)), Stages())
     rows = rows_of(made)
     assert len(rows) == 400
@@ -108,7 +111,7 @@ def test_models_work_one_after_the_other_or_text_by_text(make_job: MakeJob, tmp_
     assert sum(worked.stats.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
 
 
-def test_a_leg_that_makes_several_gives_each_a_column(make_job: MakeJob, tmp_path: Path):
+def test_stage_with_several_outputs_gives_each_a_column(make_job: MakeJob, tmp_path: Path):
     made = augment(make_job(LENIENT, shuffles(tmp_path, outputs=3)), Stages())
     assert made.manifest.labels == ("back_1", "back_2", "back_3")
     row = next(row for row in rows_of(made).values() if row["variant_back_1"])
@@ -119,9 +122,7 @@ def test_a_leg_that_makes_several_gives_each_a_column(make_job: MakeJob, tmp_pat
     }
 
 
-def test_a_later_run_works_on_new_texts_alone_and_holds_what_one_from_scratch_would(
-    make_job: MakeJob, tmp_path: Path
-):
+def test_later_run_processes_only_new_texts_and_equals_a_run_from_scratch(make_job: MakeJob, tmp_path: Path):
     settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop", shuffles(tmp_path))
     first = augment(make_job(*settings), Stages())
     journal = tmp_path / "journal"
@@ -151,7 +152,7 @@ def test_a_later_run_works_on_new_texts_alone_and_holds_what_one_from_scratch_wo
     assert len(untouched) >= 5, "units without a dead row are taken over"
 
 
-def test_other_rules_for_keeping_ask_no_model_again(make_job: MakeJob, tmp_path: Path):
+def test_other_keep_settings_run_no_model_again(make_job: MakeJob, tmp_path: Path):
     augment(make_job(LENIENT, shuffles(tmp_path)), Stages())
     (tmp_path / "journal").unlink()
     made = augment(make_job("augment.keep.length_ratio=[0.5, 1.02]", shuffles(tmp_path)), Stages())
@@ -160,7 +161,7 @@ def test_other_rules_for_keeping_ask_no_model_again(make_job: MakeJob, tmp_path:
     assert worked_on(tmp_path / "journal") == []
 
 
-def test_similarity_is_the_cosine_of_the_jobs_encoder(make_job: MakeJob, tmp_path: Path):
+def test_similarity_is_the_cosine_by_the_encoder_of_the_job(make_job: MakeJob, tmp_path: Path):
     job = make_job(
         "augment.keep.similarity=[0.2, 0.999]",
         "augment.variants.cut={method: crop, options: {share: 0.5}}",
@@ -182,7 +183,7 @@ def test_similarity_is_the_cosine_of_the_jobs_encoder(make_job: MakeJob, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_loses_no_finished_unit(tmp_path: Path, encoder: Path):
+def test_killed_driver_loses_no_finished_unit(tmp_path: Path, encoder: Path):
     write_corpus(tmp_path / "corpus", count=1200)
     arguments = [
         *job_arguments(tmp_path, encoder),
@@ -228,9 +229,7 @@ def test_a_driver_that_is_killed_loses_no_finished_unit(tmp_path: Path, encoder:
     assert found[0] == found[1]
 
 
-def test_prune_keeps_the_newest_manifests_and_all_that_a_later_run_takes_over(
-    make_job: MakeJob, tmp_path: Path
-):
+def test_prune_keeps_the_newest_manifests_and_their_units(make_job: MakeJob, tmp_path: Path):
     settings = (LENIENT, "augment.unit_rows=50", shuffles(tmp_path))
     first = augment(make_job(*settings), Stages())
     pq.write_table(
@@ -265,7 +264,7 @@ def test_prune_keeps_the_newest_manifests_and_all_that_a_later_run_takes_over(
         ("corpus.id=nothing", DataError, "nothing"),
     ],
 )
-def test_what_cannot_be_is_an_error_before_any_worker_starts(
+def test_unusable_settings_are_refused_before_any_worker_starts(
     make_job: MakeJob, override: str, error: type[Exception] | None, words: str
 ):
     stages = Stages()
@@ -277,7 +276,7 @@ def test_what_cannot_be_is_an_error_before_any_worker_starts(
     assert "cluster" not in stages.seconds()
 
 
-def test_a_damaged_unit_is_made_again(make_job: MakeJob, tmp_path: Path):
+def test_damaged_unit_is_written_again(make_job: MakeJob, tmp_path: Path):
     settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop")
     first = augment(make_job(*settings), Stages())
     rows, path = rows_of(first), tmp_path / "releases" / first.manifest.units[3].path
@@ -285,7 +284,7 @@ def test_a_damaged_unit_is_made_again(make_job: MakeJob, tmp_path: Path):
     assert rows_of(augment(make_job(*settings), Stages())) == rows
 
 
-def test_a_corpus_in_a_bucket_is_augmented_into_the_bucket(
+def test_corpus_in_s3_is_augmented_in_s3(
     s3: str, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))

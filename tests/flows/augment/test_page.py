@@ -1,4 +1,4 @@
-"""The page of an augmented corpus tells what is in its units, whatever part of them is read, and lives and dies with its manifest."""
+"""The page of an augmented corpus matches the rows of its units."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def reported(made: Augmentation, job: Job, most: int) -> Report:
     return report_of(made, build_augmenters(job.augment), job, 1.0, most)
 
 
-def test_the_page_stands_beside_its_manifest_and_says_what_is_in_the_units(make_job: MakeJob):
+def test_page_is_beside_its_manifest_and_matches_the_units(make_job: MakeJob):
     job = make_job(STRICT, "augment.keep.similarity=[0.2, 0.99]", *EDITS)
     made = augment(job, Stages())
     assert made.report == made.uri.removesuffix(".json") + ".html"
@@ -81,7 +81,7 @@ def test_the_page_stands_beside_its_manifest_and_says_what_is_in_the_units(make_
         assert method.similarities.total == sum(similarity is not None for _, _, similarity, _ in spots)
 
 
-def test_examples_are_rows_and_repeat(make_job: MakeJob, tmp_path: Path):
+def test_examples_are_rows_and_reproducible(make_job: MakeJob, tmp_path: Path):
     job = make_job(STRICT, *EDITS)
     made = augment(job, Stages())
     sample, rows = reported(made, job, most=1_000).sample, {row["text"]: row for row in rows_of(made)}
@@ -109,9 +109,7 @@ def test_examples_are_rows_and_repeat(make_job: MakeJob, tmp_path: Path):
     )
 
 
-def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(
-    make_job: MakeJob, tmp_path: Path
-):
+def test_sample_is_bounded_and_finds_rare_reasons(make_job: MakeJob, tmp_path: Path):
     texts = [f"sentence number {number} of them all" for number in range(300)]
     texts[270] = "word"  # a crop of it is itself
     pq.write_table(
@@ -127,7 +125,7 @@ def test_a_sample_holds_no_more_rows_than_asked_and_still_finds_what_is_rare(
         assert [each.text for each in sample.rejected["identical"]] == ["word"]
 
 
-def test_a_page_that_is_gone_comes_back_and_one_that_is_there_stays(make_job: MakeJob):
+def test_missing_page_is_written_again_and_existing_page_is_kept(make_job: MakeJob):
     settings = EDITS
     made = augment(make_job(*settings), Stages())
     first = page_of(made)
@@ -140,7 +138,7 @@ def test_a_page_that_is_gone_comes_back_and_one_that_is_there_stays(make_job: Ma
     assert set(stages.seconds()) == {"report"}
 
 
-def test_prune_takes_the_page_with_its_manifest(make_job: MakeJob, tmp_path: Path):
+def test_prune_deletes_the_page_with_its_manifest(make_job: MakeJob, tmp_path: Path):
     settings = EDITS
     augment(make_job(*settings), Stages())
     pq.write_table(
