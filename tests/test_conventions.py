@@ -1,4 +1,4 @@
-"""The README's table of conventions: every line of it, on both sides."""
+"""The table of conventions of trainings: every line of it, on both sides."""
 
 import inspect
 
@@ -18,7 +18,7 @@ from pipeline.settings.training import ScheduleSettings
 from pipeline.train.schedule import Schedule
 from tests.conftest import ROOT
 
-_AFTER = (ROOT / "README.md").read_text().partition("but for these conventions:")[2]
+_AFTER = (ROOT / "jobs/configs/README.md").read_text().partition("but for these conventions:")[2]
 TABLE = _AFTER.strip().partition("\n\n")[0].splitlines()[2:]
 
 

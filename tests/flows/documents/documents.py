@@ -9,6 +9,9 @@ from tests.conftest import ROOT
 DOCUMENTS = (
     ROOT / "README.md",
     ROOT / "infra" / "README.md",
+    ROOT / "jobs" / "configs" / "README.md",
+    ROOT / "pipeline" / "README.md",
+    ROOT / "pipeline" / "store" / "README.md",
     ROOT / "tests" / "benchmarks" / "README.md",
 )
 PROGRAMS = ("manta", "python", "pytest", "pip", "ray", "kubectl", "docker")

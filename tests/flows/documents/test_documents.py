@@ -24,6 +24,7 @@ from tests.flows.evaluate.evaluating import write_pairs
 
 Manta = Callable[..., Ended]
 BARE = (
+    "manta init",
     "manta train",
     "manta augment",
     "manta encode",
@@ -168,7 +169,7 @@ def test_vectors_in_one_call(capsys: pytest.CaptureFixture[str]):
 
 def test_the_model_for_mteb(encoder: Path):
     mteb = pytest.importorskip("mteb")
-    block = next(block for block in python_blocks(ROOT / "README.md") if "mteb_model" in block)
+    block = next(block for block in python_blocks(ROOT / "jobs/configs/README.md") if "mteb_model" in block)
     made = block.replace("mteb.evaluate(", "(").replace(
         "models/new", str(encoder)
     )  # which would fetch the task's data

@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands there."""
+"""The documents' Python that searches runs as it is printed."""
 
 import re
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from tests.flows.conftest import ROOT, sentences
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
 @pytest.fixture
@@ -37,6 +37,13 @@ def test_searching_from_python_and_with_plain_faiss(published: str, capsys: pyte
     assert [rows[place] for place in (0, 10, 20)] == ["row-00000", "row-00001", "row-00002"]
     assert rows == release.search(names["raw_vectors"], 10)["id"].to_pylist()
     assert "row-00000" in capsys.readouterr().out
+
+
+def test_the_readme_searches_a_release(published: str):
+    (block,) = (block for block in blocks("README.md") if "open_release" in block)
+    names: dict[str, Any] = {}
+    exec(block.replace("out/quickstart/releases", published), names)
+    assert names["table"].num_rows == 3
 
 
 def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
@@ -70,7 +77,7 @@ def searching(root: str) -> list[str]:
     """The blocks that search: with this package, with plain faiss, and what plain faiss needs for two parts."""
     found = [
         block.replace("out/quickstart/releases", root)
-        for block in blocks()
+        for block in blocks("pipeline/store/README.md")
         if "faiss" in block or "open_release" in block
     ]
     assert len(found) == 3

@@ -18,6 +18,7 @@ from tests.flows.documents.test_documents import runs_on_ray
 
 pytestmark = pytest.mark.slow
 README = ROOT / "README.md"
+SETTINGS = ROOT / "jobs" / "configs" / "README.md"
 SMALL = {
     "train": ("train.max_steps=2", "train.order.batch_rows=8", "train.watch={trackers: []}"),
     "augment": ("corpus.max_rows=60",),
@@ -37,7 +38,8 @@ def test_trainings_and_variants_run_in_the_order_of_the_page(
     (tmp_path / "out" / "quickstart" / "corpus").mkdir(parents=True)
     rows = pa.table({"id": [f"r{number}" for number in range(60)], "text": sentences(60)})
     pq.write_table(rows, tmp_path / "out" / "quickstart" / "corpus" / "part-0.parquet")
-    every = [command for command in commands(README) if runs_on_ray(command)]
+    every = [command for command in commands(SETTINGS) if runs_on_ray(command)]
+    assert {command for command in commands(README) if runs_on_ray(command)} < set(every)
     assert [command.split()[1] for command in every] == ["train", "encode", "augment", "train"]
     for command in every:
         _, verb, *given = shlex.split(command.replace("all-MiniLM-L6-v2", str(encoder)))
