@@ -8,6 +8,7 @@ from tests.conftest import ROOT
 
 DOCUMENTS = (
     ROOT / "README.md",
+    ROOT / ".github" / "CONTRIBUTING.md",
     ROOT / "infra" / "README.md",
     ROOT / "jobs" / "configs" / "README.md",
     ROOT / "pipeline" / "README.md",
