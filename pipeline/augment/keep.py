@@ -1,7 +1,6 @@
 """Decide which variants of a batch of texts are kept, and why the others are rejected."""
 
 import functools
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.augment.comparison import (
+    as_mask,
+    case_fold,
+    folded_repetitions,
+    text_lengths,
+    without_punctuation,
+)
 from pipeline.augment.language import check_languages, languages_of
 from pipeline.settings.augment import KeepSettings
 
@@ -28,10 +34,6 @@ EMPTY, IDENTICAL, TOO_SHORT, TOO_LONG, REPETITION, LANGUAGE, UNLIKE, ALIKE, DUPL
 
 Vectors = Callable[[list[str]], np.ndarray]
 """a function from n texts to (n, d) floats of any norm"""
-
-_PUNCTUATION = r"\p{P}+"
-_STOP = "."  # replaces punctuation between words
-_BLANK = pa.scalar(" ", pa.large_string())
 
 
 @dataclass(frozen=True)
@@ -105,44 +107,25 @@ def judge(
     return {label: trial.judged() for label, trial in trials.items()}
 
 
-def comparable(texts: pa.Array) -> pa.Array:
-    """Texts in the form in which they are compared.
-
-    NFKC, case-folded, without punctuation, white space as one blank.
-    """
-    return _bare(_folded(texts))
-
-
-def repetitions(texts: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count repeated words and repeated runs of `run` words.
-
-    A word does not follow itself across punctuation. The texts must not be null.
-
-    Returns:
-        Two (n,) int64: how often a word follows itself, and how often the most frequent run occurs.
-    """
-    return _repetitions(_folded(texts), run)
-
-
 class _Sources:
     """The texts, and values that are computed from them once."""
 
     def __init__(self, texts: pa.Array) -> None:
         self.texts = texts.cast(pa.large_string())
-        self.lengths = _lengths(self.texts)
+        self.lengths = text_lengths(self.texts)
         self._repetitions: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
     def folded(self) -> pa.Array:
-        return _folded(self.texts)
+        return case_fold(self.texts)
 
     @functools.cached_property
     def bare(self) -> pa.Array:
-        return _bare(self.folded)
+        return without_punctuation(self.folded)
 
     def repetitions(self, run: int) -> tuple[np.ndarray, np.ndarray]:
         if run not in self._repetitions:
-            self._repetitions[run] = _repetitions(self.folded, run)
+            self._repetitions[run] = folded_repetitions(self.folded, run)
         return self._repetitions[run]
 
 
@@ -153,10 +136,10 @@ class _Trial:
         self.sources, self.settings = sources, candidates.settings
         self.variants = candidates.variants.cast(pa.large_string())
         self.reasons = np.array(candidates.reasons.to_pylist(), object)
-        self._accepted = _mask(pc.is_null(candidates.reasons))
+        self._accepted = as_mask(pc.is_null(candidates.reasons))
         self.similarity = np.full(len(self.variants), np.nan)
-        self.folded = _folded(self.variants)
-        self.bare = _bare(self.folded)
+        self.folded = case_fold(self.variants)
+        self.bare = without_punctuation(self.folded)
 
     @property
     def remaining(self) -> np.ndarray:
@@ -182,20 +165,20 @@ def _empty(trial: _Trial) -> None:
     remaining = trial.remaining
     missing = pc.equal(pc.utf8_trim_whitespace(trial.variants), "").fill_null(True)
     wordless = pc.and_(pc.equal(trial.bare, "").fill_null(True), pc.not_equal(trial.sources.bare, ""))
-    trial.reject(remaining[_mask(pc.or_(missing, wordless))[remaining]], EMPTY)
+    trial.reject(remaining[as_mask(pc.or_(missing, wordless))[remaining]], EMPTY)
 
 
 def _identical(trial: _Trial) -> None:
     if not trial.settings.identical:
         remaining = trial.remaining
-        trial.reject(remaining[_mask(pc.equal(trial.bare, trial.sources.bare))[remaining]], IDENTICAL)
+        trial.reject(remaining[as_mask(pc.equal(trial.bare, trial.sources.bare))[remaining]], IDENTICAL)
 
 
 def _length(trial: _Trial) -> None:
     if trial.settings.length_ratio is None:
         return
     remaining, (low, high) = trial.remaining, trial.settings.length_ratio
-    ratios = _lengths(trial.variants)[remaining] / np.maximum(trial.sources.lengths[remaining], 1)
+    ratios = text_lengths(trial.variants)[remaining] / np.maximum(trial.sources.lengths[remaining], 1)
     trial.reject(remaining[ratios < low], TOO_SHORT)
     trial.reject(remaining[ratios > high], TOO_LONG)
 
@@ -204,7 +187,7 @@ def _repetition(trial: _Trial) -> None:
     if trial.settings.repeats is None:
         return
     remaining, run = trial.remaining, trial.settings.repeat_words
-    words, runs = _repetitions(trial.folded.take(pa.array(remaining)), run)
+    words, runs = folded_repetitions(trial.folded.take(pa.array(remaining)), run)
     own_words, own_runs = (found[remaining] for found in trial.sources.repetitions(run))
     trial.reject(
         remaining[(words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))], REPETITION
@@ -257,73 +240,4 @@ def _duplicates(trials: list[_Trial]) -> None:
             continue
         for before in trials[:number]:
             both = np.intersect1d(trial.remaining, before.remaining, assume_unique=True)
-            trial.reject(both[_mask(pc.equal(trial.bare, before.bare))[both]], DUPLICATE)
-
-
-def _mask(found: pa.Array) -> np.ndarray:
-    """(n,) bool; null counts as false."""
-    return np.array(found.fill_null(False).to_numpy(zero_copy_only=False), bool)
-
-
-def _lengths(texts: pa.Array) -> np.ndarray:
-    """(n,) int64: characters without white space at both ends; 0 for null."""
-    return np.asarray(
-        pc.utf8_length(pc.utf8_trim_whitespace(texts)).fill_null(0).to_numpy(zero_copy_only=False)
-    )
-
-
-def _folded(texts: pa.Array) -> pa.Array:
-    """NFKC and case folding. Arrow only has lower case, which does not make the two spellings of a German
-    double s equal.
-    """
-    return pa.array(
-        [
-            None if text is None else unicodedata.normalize("NFKC", text).casefold()
-            for text in texts.to_pylist()
-        ],
-        pa.large_string(),
-    )
-
-
-def _bare(folded: pa.Array) -> pa.Array:
-    return pc.binary_join(
-        pc.utf8_split_whitespace(
-            pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, ""))
-        ),
-        _BLANK,
-    )
-
-
-def _repetitions(folded: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
-    """`repetitions` of texts that are case-folded already."""
-    parts = pc.utf8_split_whitespace(
-        pc.utf8_trim_whitespace(pc.replace_substring_regex(folded, _PUNCTUATION, f" {_STOP} "))
-    )
-    coded = pc.list_flatten(parts).dictionary_encode()
-    rows, codes = (
-        pc.list_parent_indices(parts).to_numpy(),
-        coded.indices.to_numpy(zero_copy_only=False).astype(np.int64),
-    )
-    spoken = codes != coded.dictionary.index(_STOP).as_py()
-    follows = (codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1]) & spoken[1:]
-    return np.bincount(rows[1:][follows], minlength=len(folded)), _most_frequent_run(
-        rows[spoken], codes[spoken], run, len(folded)
-    )
-
-
-def _most_frequent_run(rows: np.ndarray, codes: np.ndarray, run: int, texts: int) -> np.ndarray:
-    """(texts,) int64: how often each text's most frequent run of words occurs; 0 if the text has fewer words.
-
-    rows, codes: the text and the number of each word.
-    """
-    most, runs = np.zeros(texts, np.int64), codes
-    for further in range(1, run):
-        following = codes[further:]
-        runs = np.unique(
-            runs[: len(following)] * (codes.max(initial=0) + 1) + following, return_inverse=True
-        )[1]
-    begin = rows[: len(runs)]
-    whole = begin == rows[len(rows) - len(runs) :]
-    keys, times = np.unique(begin[whole] * (runs.max(initial=0) + 1) + runs[whole], return_counts=True)
-    np.maximum.at(most, keys // (runs.max(initial=0) + 1), times)
-    return most
+            trial.reject(both[as_mask(pc.equal(trial.bare, before.bare))[both]], DUPLICATE)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.augment.keep import REASONS, Candidates, JudgedVariants, comparable, judge, repetitions
+from pipeline.augment.comparison import comparable, repetitions
+from pipeline.augment.keep import REASONS, Candidates, JudgedVariants, judge
 from pipeline.settings.augment import KeepSettings
 
 ALL = KeepSettings(
