@@ -125,7 +125,7 @@ class Apart:
             standstill.look(looked - before)
             if (found := (_ready(self.scratch).exists(), _told(self.scratch))) != known:
                 known = found
-                standstill.tell(known[1], counted=known[0])
+                standstill.report(known[1], counted=known[0])
             if meter.busy():
                 standstill.compute()
             if not standstill.seconds:

@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: an own one on this machine, or the one that the settings name."""
+"""Connect to workers: a Ray cluster that is started here or named in the settings, or local workers."""
 
 import contextlib
 import importlib
@@ -24,15 +24,13 @@ from pipeline.log import Stages, give_up
 from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
-_ANSWER_S = 10.0  # to connect to a cluster
-_SILENT_S = 60.0  # for the head to say its first word; a busy one needs more than a moment
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
-    (0, 0, 0, 4, 0, 0, 0, 0, 0)
-)  # an HTTP/2 client's first words (RFC 9113, 3.4), which a gRPC server answers
-_OBJECT_STORE = 256 << 20  # bytes: only records and the model's settings pass through it
-_PROCESSES = {
-    "idle_worker_killing_time_threshold_ms": 10_000
-}  # at Ray's own 1,000 each stage of a short night waits for processes of its own
+_ANSWER_S = 10.0  # timeout for connecting to a cluster
+_SILENT_S = 60.0  # timeout for the first bytes from the head; a busy head needs more than a moment
+# the bytes that open an HTTP/2 connection (RFC 9113, 3.4), which a gRPC server answers
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_OBJECT_STORE = 256 << 20  # bytes: only records and model settings pass through it
+# with Ray's default of 1,000 every stage of a short night waits for new processes
+_PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}
 
 _NO_ADDRESS = {
     "cluster.address": "set cluster.address to null for a local one",
@@ -46,9 +44,8 @@ _TOKEN = (
 )
 
 
-_local: LocalWorkers | None = (
-    None  # those of the enclosing block, as Ray itself is connected once per process
-)
+# local workers of the enclosing block: like Ray, they are connected once per process
+_local: LocalWorkers | None = None
 
 
 @contextlib.contextmanager
@@ -63,7 +60,10 @@ def _use(local: LocalWorkers) -> Iterator[None]:
 
 @contextlib.contextmanager
 def local_workers(wanted: bool, patience_s: float) -> Iterator[LocalWorkers | None]:
-    """Start local workers and end them after the block; None if not `wanted`. Those of an enclosing block are used instead."""
+    """Start local workers and stop them after the block. Yields None if not `wanted`.
+
+    Local workers of an enclosing block are reused.
+    """
     if _local is not None:
         yield _local
         return
@@ -81,9 +81,9 @@ def local_workers(wanted: bool, patience_s: float) -> Iterator[LocalWorkers | No
 def connect(
     settings: ClusterSettings, stages: Stages, *, verbose: bool = False, local: LocalWorkers | None = None
 ) -> Iterator[Workers]:
-    """Connect to workers for the duration of the block: a Ray cluster, or `local` workers without any Ray.
+    """Connect to workers for the duration of the block: a Ray cluster, or `local` workers without Ray.
 
-    Local workers of an enclosing block are used instead, as is a Ray that is already connected. A Ray that was
+    Local workers of an enclosing block are reused, and so is an existing connection to Ray. A Ray that was
     started here is stopped afterwards.
     """
     if local := local or _local:
@@ -110,9 +110,9 @@ def connect(
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[None]:
-    """Gives up when the raylet or the GCS server that this process has started is gone.
+    """Abort this process when the raylet or the GCS server that it started is gone.
 
-    Ray itself would end the process, 10 to 60 seconds later, with exit code 1 and without a word.
+    Ray itself would end the process, 10 to 60 seconds later, with exit code 1 and without a message.
     """
     from ray._private.worker import _global_node as node
 
@@ -122,14 +122,9 @@ def _guarded() -> Iterator[None]:
         while not over.wait(_LOOK_S):
             if gone := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
                 node.kill_all_processes(check_alive=False, allow_graceful=False)
-                remedy = (
-                    "look for memory that is short, or who ended it; then run again: finished units are kept"
-                )
-                give_up(
-                    TransientError(
-                        "local Ray", "its processes to run", f"none of {' and '.join(gone)}", remedy
-                    )
-                )
+                remedy = "free memory, or see what killed them; then run again: finished units are kept"
+                found = f"none of {' and '.join(gone)}"
+                give_up(TransientError("local Ray", "its processes to run", found, remedy))
                 return
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -154,11 +149,13 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     if address == "local":
         _keep_token()
     try:
-        own = (
-            {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_system_config": _PROCESSES}
-            if address == "local"
-            else {}
-        )
+        own: dict[str, Any] = {}
+        if address == "local":
+            own = {
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE,
+                "_system_config": _PROCESSES,
+            }
         with (
             _hushed(verbose) as reopen,
             _within(settings.patience_s, address, named, reopen),
@@ -167,24 +164,23 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             ray.init(address=address, **own, **noise)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
-        raise ConfigError(
-            named, "a Ray address: host:port, auto or local", found, f"correct it, or {_NO_ADDRESS[named]}"
-        ) from error
+        remedy = f"correct it, or {_NO_ADDRESS[named]}"
+        raise ConfigError(named, "a Ray address: host:port, auto or local", found, remedy) from error
     except ray.exceptions.AuthenticationError as error:
         found = " ".join(str(error).split())[:200]
         raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {_TOKEN}") from error
     except Exception as error:
-        if not (
-            isinstance(error, (ConnectionError, TimeoutError, RuntimeError)) or type(error) is Exception
-        ):  # Ray's word for a node that is not up in time
+        # Ray raises a plain Exception for a node that is not up in time
+        expected = isinstance(error, (ConnectionError, TimeoutError, RuntimeError))
+        if not expected and type(error) is not Exception:
             raise
         found = f"{type(error).__name__}: {error}"
         raise _no_answer(address, named, found) from error
 
 
 def _keep_token() -> None:
-    """Close ~/.ray to other users of this machine: Ray writes the token of local clusters there, readable by all."""
-    with contextlib.suppress(OSError):  # no home, or not ours: then Ray writes none there either
+    """Make ~/.ray private to this user: Ray writes the token of local clusters there, readable by all."""
+    with contextlib.suppress(OSError):  # without a home directory of ours Ray writes no token there either
         folder = Path.home() / ".ray"
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
@@ -198,15 +194,19 @@ def _no_answer(address: str, named: str, found: str) -> TransientError:
 
 @contextlib.contextmanager
 def _within(patience_s: float, address: str, named: str, reopen: Callable[[], None]) -> Iterator[None]:
-    """Give up, from a thread, when the block takes longer: Ray waits for ever for a head that hangs.
+    """Abort, from a thread, when the block takes longer: Ray waits forever for a head that hangs.
 
     Args:
+        patience_s: time limit.
+        address: of the cluster, for the message.
+        named: setting that names the address.
         reopen: opens standard error, where the error is written.
     """
+    failure = _no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")
 
     def end() -> None:
         reopen()
-        give_up(_no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)"))
+        give_up(failure)
 
     timer = threading.Timer(patience_s, end)
     timer.daemon = True
@@ -215,28 +215,34 @@ def _within(patience_s: float, address: str, named: str, reopen: Callable[[], No
         yield
     finally:
         timer.cancel()
-        timer.join()  # an end under way needs standard error as it is now
+        timer.join()  # `end`, if under way, needs standard error as it is now
 
 
 def _check_directory() -> None:
-    """ConfigError if the working directory has another package called pipeline: Ray's workers look there first."""
+    """Raise ConfigError if the working directory has another package called pipeline.
+
+    Ray's workers search the working directory first.
+    """
     directory = os.getcwd()
     found = importlib.machinery.PathFinder.find_spec("pipeline", [directory])
     folders = found.submodule_search_locations or () if found is not None else ()
-    if found is not None and not any(
-        Path(folder, "flows", "workers", Path(__file__).name).is_file() for folder in folders
-    ):
-        where = next(iter(folders), found.origin)
+    if found is None:
+        return
+    this_file = Path("flows", "workers", Path(__file__).name)
+    if not any(Path(folder, this_file).is_file() for folder in folders):
         raise ConfigError(
             directory,
             "no other package called pipeline, since Ray's workers import from here first",
-            str(where),
+            str(next(iter(folders), found.origin)),
             "run in another directory, or rename it",
         )
 
 
 def _check_answers(address: str, named: str, patience_s: float) -> None:
-    """TransientError for a host:port at which nobody listens, or one that listens and is silent: Ray would wait many minutes, or for ever, without a word."""
+    """Raise TransientError if nothing listens at a host:port, or if it listens but sends nothing.
+
+    Ray would wait many minutes, or forever, without a message.
+    """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
@@ -245,23 +251,20 @@ def _check_answers(address: str, named: str, patience_s: float) -> None:
     except (OSError, OverflowError) as error:
         raise _no_answer(address, named, str(error)) from None
     silent_s = min(_SILENT_S, patience_s)
-    with (
-        connection,
-        contextlib.suppress(ConnectionError),
-    ):  # one that closes the connection is no gRPC server without TLS: Ray knows what it wants
+    # a server that closes the connection may expect TLS: Ray itself finds out
+    with connection, contextlib.suppress(ConnectionError):
         connection.settimeout(silent_s)
         connection.sendall(_GREETING)
         try:
             connection.recv(1)
         except TimeoutError:
-            raise _no_answer(
-                address, named, f"a port that accepts connections and says nothing for {silent_s:g} s"
-            ) from None
+            found = f"a port that accepts connections but sends nothing for {silent_s:g} s"
+            raise _no_answer(address, named, found) from None
 
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """SIGTERM as it was handled before: Ray puts a handler of its own in place that ends the process without a word."""
+    """Restore the SIGTERM handler after the block: Ray's own ends the process without a message."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -271,59 +274,63 @@ def _own_signals() -> Iterator[None]:
 
 
 def is_local(settings: ClusterSettings) -> bool:
-    """Whether the work is this machine's, and none of it a GPU's."""
+    """Return whether all work runs on this machine and none of it on a GPU."""
     return address_of(settings)[0] == "local" and not settings.gpus_per_worker
 
 
 def address_of(settings: ClusterSettings) -> tuple[str, str]:
-    """(the address to connect to, what named it). Never Ray's own guess: a stale file must not attach us to somebody's cluster."""
+    """Return the address to connect to and the setting that named it.
+
+    Ray's own guess is never used: a stale file must not attach us to another user's cluster.
+    """
     if settings.address:
         return settings.address, "cluster.address"
     inherited = os.environ.get("RAY_ADDRESS", "")  # inside `ray job submit`: the job's own cluster
-    if inherited and not inherited.startswith(
-        ("http://", "https://")
-    ):  # those are for `ray job submit` itself: the dashboard
+    # an http address is the dashboard, for `ray job submit` itself
+    if inherited and not inherited.startswith(("http://", "https://")):
         return inherited, "RAY_ADDRESS"
     return "local", "local Ray"
 
 
 def quiet(verbose: bool) -> None:
-    """Ray's own progress bars, notices and statistics off, unless asked for. Before `import ray`, which reads the environment then."""
+    """Turn off Ray's progress bars, notices and usage statistics, unless `verbose`.
+
+    Call it before `import ray`, which reads the environment.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if verbose:
         return
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault(
-        "RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining"
-    )  # ours are counted, and end: see watch.py
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # what Ray will do by itself, without its warning
+    # our restarts are counted and limited: see watch.py
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining")
+    # the future default of Ray, without its warning
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     warnings.filterwarnings("ignore", module="ray")
-    importlib.import_module("ray.data")  # sets its loggers up: ours after that
+    importlib.import_module("ray.data")  # configures its loggers, so ours come after it
     for name in ("ray", "ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextlib.contextmanager
 def _hushed(verbose: bool) -> Iterator[Callable[[], None]]:
-    """Close standard error for the duration of the block: the native part of Ray announces its log level there.
-    Errors are raised, not printed. Yields a function that opens it earlier, from any thread.
+    """Discard standard error during the block, where Ray's native part prints its log level.
+
+    Failures are raised, not printed. Yields a function that opens standard error earlier, from any thread.
     """
     if verbose:
         yield lambda: None
         return
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
 
     def reopen() -> None:
         os.dup2(kept, 2)
 
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(devnull, 2)
         yield reopen
     finally:
         reopen()
         os.close(kept)
-        os.close(nowhere)
+        os.close(devnull)

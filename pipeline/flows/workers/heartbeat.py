@@ -1,6 +1,7 @@
-"""What workers tell while they work: rows done, how often an item was begun, whether it gets on, and that somebody is at work at all.
+"""Reports from workers to the driver: rows done, starts of each item, progress, and signs of life.
 
-How often items were begun stands in the cluster's own key-value store: where memory is short, Ray's monitor kills the board with the workers.
+The starts of each item are counted in the cluster's key-value store: when memory runs out, Ray's monitor may
+kill the board along with the workers.
 """
 
 import contextlib
@@ -17,37 +18,48 @@ from typing import Any, NamedTuple
 from pipeline.flows.workers.standstill import Meter, Standstill, Worker
 from pipeline.headway import at_headway
 
-PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to come
+PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to start
 _SIGN_S = 2.0  # between two signs of life of one worker
-_HEARD_S = 5.0  # for the board to hear of an item; longer than that it is lost
+_HEARD_S = 5.0  # timeout for the board to acknowledge an item; after that it counts as lost
 _NAMESPACE = "manta"  # in Ray's key-value store
 
 
 class _Item:
-    """An item at work, as the board knows it."""
+    """The board's entry for an item that a worker has begun."""
 
     def __init__(self, worker: Worker, now: float) -> None:
         self.worker, self.began, self.standstill, self.silence = worker, now, Standstill(), Standstill()
 
 
 class Board:
-    """An actor beside the driver. A call is one pool or task; an item that starts again counts from its new start."""
+    """The actor that collects reports, on the driver's node.
+
+    A call is one pool or task; an item that starts again counts from its new start.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calls: dict[str, _State] = {}
 
     def close(self, call: str) -> None:
+        """Forget the call."""
         self._calls.pop(call, None)
 
     def sign(self, call: str, item: int | None, worker: Worker, busy: bool, moving: bool = False) -> None:
-        """A worker lives. item: what it is at; busy: whether it computes; moving: whether bytes come or go."""
+        """Record a sign of life of a worker.
+
+        Args:
+            call: the pool or task it works for.
+            item: its current item, if any.
+            worker: the process.
+            busy: whether it used the CPU.
+            moving: whether it transferred bytes.
+        """
         state = self._of(call)
         state.heard = self._clock()
         if item is not None:
-            at_work = state.at_work.setdefault(
-                item, _Item(worker, state.heard)
-            )  # unknown to a board that was restarted
+            new = _Item(worker, state.heard)  # for a board that was restarted
+            at_work = state.at_work.setdefault(item, new)
             at_work.silence.compute()
             if moving:
                 at_work.standstill.move()
@@ -55,26 +67,30 @@ class Board:
                 at_work.standstill.compute()
 
     def begin(self, call: str, item: int, worker: Worker) -> None:
+        """Record that the worker has begun the item."""
         state = self._of(call)
         state.heard = self._clock()
         state.at_work[item] = _Item(worker, state.heard)
 
     def end(self, call: str, item: int) -> None:
+        """Record that the item is done, and how long it took."""
         state = self._of(call)
         if (ended := state.at_work.pop(item, None)) is not None:
             state.slowest_s = max(state.slowest_s, self._clock() - ended.began)
 
     def put(self, call: str, item: int, rows: int, note: str = "", counted: bool = True) -> None:
+        """Record the rows of an item that are done, a note to show, and whether more rows follow."""
         state = self._of(call)
         state.rows[item], state.note = rows, note
         if (at_work := state.at_work.get(item)) is not None:
-            at_work.standstill.tell(rows, counted)
+            at_work.standstill.report(rows, counted)
 
     def hear(self, call: str, sentence: str) -> None:
+        """Keep a sentence for the driver to print."""
         self._of(call).said.append(sentence)
 
     def look(self, call: str) -> "Look":
-        """How the call stands. A board that was restarted counts from then."""
+        """Return the state of the call. A board that was restarted counts from its restart."""
         state, now = self._of(call), self._clock()
         elapsed_s, state.looked = now - state.looked, now
         at_work = tuple(
@@ -97,7 +113,12 @@ class Board:
 
 @dataclass
 class _State:
-    """What the board knows of one call. looked, heard: when the driver last asked, and a worker last gave a sign of life."""
+    """The board's state of one call.
+
+    Attributes:
+        looked: when the driver last asked.
+        heard: when a worker last gave a sign of life.
+    """
 
     looked: float
     heard: float | None = None
@@ -109,7 +130,14 @@ class _State:
 
 
 class AtWork(NamedTuple):
-    """An item at work. still_s: without progress; silent_s: without a sign of life of its worker, which is then stopped or dead."""
+    """An item that a worker has begun.
+
+    Attributes:
+        item: its number.
+        worker: the process.
+        still_s: seconds without progress.
+        silent_s: seconds without a sign of life; a long silence means that the worker is stopped or dead.
+    """
 
     item: int
     worker: Worker
@@ -119,8 +147,16 @@ class AtWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """rows: done so far; silent_s: since a worker gave a sign of life, None where this life of the board has had none; slowest_s: of the slowest item that is done;
-    note: what was shown of it last; said: since the look before."""
+    """The state of a call.
+
+    Attributes:
+        rows: done so far.
+        silent_s: seconds since a worker gave a sign of life; None if there was none since the board started.
+        at_work: items that workers have begun.
+        slowest_s: seconds that the slowest finished item took.
+        note: the last note.
+        said: sentences since the previous look.
+    """
 
     rows: int
     silent_s: float | None
@@ -131,9 +167,10 @@ class Look:
 
 
 def open_board() -> Any:
-    """The board of this driver's connection, made where there is none; on the driver's node, since what outlives the driver is of no use.
+    """Return the board of this driver's connection, created if missing.
 
-    It lives as long as the first handle to it, which `connect` holds.
+    It runs on the driver's node, since it has no use without the driver, and lives as long as the first
+    handle to it, which `connect` holds.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -151,21 +188,20 @@ def open_board() -> Any:
 
 
 class Patience(NamedTuple):
-    """Seconds that the watches of a connection wait: cluster.patience_s and cluster.wait_s."""
+    """Timeouts of a connection's watches: cluster.patience_s and cluster.wait_s."""
 
     patience_s: float
     wait_s: float
 
 
 def expect(patience_s: float, wait_s: float | None = None) -> None:
-    """Have every watch of this connection wait so long. wait_s: None: as long as patience_s."""
-    _kv()._internal_kv_put(
-        _patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE
-    )
+    """Set the timeouts of every watch of this connection. wait_s: None for the same as patience_s."""
+    value = json.dumps([patience_s, wait_s or patience_s])
+    _kv()._internal_kv_put(_patience_key(), value, namespace=_NAMESPACE)
 
 
 def patience() -> Patience:
-    """How long the watches of this connection wait."""
+    """Return the timeouts of this connection's watches."""
     kept = _kv()._internal_kv_get(_patience_key(), namespace=_NAMESPACE)
     return Patience(*json.loads(kept)) if kept else Patience(PATIENCE_S, PATIENCE_S)
 
@@ -177,14 +213,14 @@ def _patience_key() -> str:
 
 
 def _kv() -> Any:
-    """Ray's key-value store, which is part of the cluster's head and has no other interface."""
+    """Return Ray's key-value store, which is part of the cluster's head and has no public interface."""
     from ray.experimental import internal_kv
 
     return internal_kv
 
 
 class Call:
-    """One pool or task at work, as its workers know it."""
+    """A running pool or task, as its workers see it."""
 
     def __init__(self, board: Any, name: str) -> None:
         self.board, self.name = board, name
@@ -201,27 +237,26 @@ class Call:
         return Worker.here(ray.get_runtime_context().get_node_id())
 
     def begin(self, item: int) -> int:
-        """How often the item was begun, this time included."""
+        """Record that the item is begun. Returns how often it was begun, this time included."""
         import ray
 
         count = 1 + len(_kv()._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
         _kv()._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
-        with contextlib.suppress(ray.exceptions.RayError):  # a board that is lost fails no item
+        with contextlib.suppress(ray.exceptions.RayError):  # a lost board fails no item
             with self._lock:
                 self._item = item
                 heard = self.board.begin.remote(self.name, item, self._worker)
-            ray.get(
-                heard, timeout=_HEARD_S
-            )  # a process that is stopped at once must be known, or nobody ends it
+            # wait: a process that is stopped right away must be known, or nobody kills it
+            ray.get(heard, timeout=_HEARD_S)
         return count
 
     def begun(self) -> Counter[int]:
-        """How often each item was begun that is not done yet."""
+        """Return how often each unfinished item was begun."""
         keys = _kv()._internal_kv_list(f"{self.name}/", namespace=_NAMESPACE)
         return Counter(int(key.decode().split("/")[1]) for key in keys)
 
     def end(self, item: int) -> None:
-        """The item is done. Waits for no board."""
+        """Record that the item is done. Does not wait for the board."""
         import ray
 
         _kv()._internal_kv_del(f"{self.name}/{item}/", del_by_prefix=True, namespace=_NAMESPACE)
@@ -230,21 +265,28 @@ class Call:
             self.board.end.remote(self.name, item)
 
     def put(self, item: int, rows: int, note: str = "", counted: bool = True) -> None:
-        """Waits for nobody; a board that is lost fails no item. note: a figure worth showing; counted: whether more rows follow that will be told."""
+        """Report rows of an item without waiting; a lost board fails no item.
+
+        Args:
+            item: its number.
+            rows: done so far.
+            note: a metric worth showing.
+            counted: whether more rows will be reported.
+        """
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
             self.board.put.remote(self.name, item, rows, note, counted)
 
     def say(self, sentence: str) -> None:
-        """The driver says it. Waits for nobody."""
+        """Have the driver print a sentence. Does not wait for the board."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
             self.board.hear.remote(self.name, sentence)
 
     def close(self) -> None:
-        """All is done, or given up: nothing of the call is kept."""
+        """Forget the call: it has finished, or was given up."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
@@ -253,7 +295,7 @@ class Call:
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
-        """Signs of life while the block runs."""
+        """Send signs of life while the block runs."""
         over = self.live()
         try:
             yield
@@ -261,26 +303,24 @@ class Call:
             over.set()
 
     def live(self) -> threading.Event:
-        """Signs of life from now on, until the event that comes back is set or the process ends."""
+        """Send signs of life until the returned event is set or the process ends."""
         import ray
 
         over, moved, meter = threading.Event(), threading.Event(), Meter(os.getpid())
 
-        def tell() -> None:
+        def send() -> None:
             with at_headway(moved.set):
                 while True:
-                    with contextlib.suppress(
-                        ray.exceptions.RayError
-                    ):  # a sign that is lost is no reason to give no more
+                    with contextlib.suppress(ray.exceptions.RayError):  # a lost sign is no reason to stop
                         self._sign(meter, moved)
                     if over.wait(_SIGN_S):
                         return
 
-        threading.Thread(target=tell, daemon=True).start()
+        threading.Thread(target=send, daemon=True).start()
         return over
 
     def _sign(self, meter: Meter, moved: threading.Event) -> None:
         busy, moving = meter.busy(), moved.is_set()
         moved.clear()
-        with self._lock:  # behind `end` no sign of the ended item
+        with self._lock:  # after `end` no sign of the ended item is sent
             self.board.sign.remote(self.name, self._item, self._worker, busy, moving)

@@ -1,7 +1,7 @@
-"""Tasks without a cluster: one child process of this machine does them one after the other and stays warm between them.
+"""Run tasks without a cluster: one child process works through the items and stays warm between calls.
 
-Ray takes longer to start, and to start its workers, than a small night has work. The promises of `Workers` hold
-here too: a child that dies, or that hangs and is killed for it, is started again.
+Ray takes longer to start, and to start its workers, than a small night takes to run. The guarantees of
+`Workers` hold here too: a child that dies, or that hangs and is killed, is replaced.
 """
 
 import contextlib
@@ -26,16 +26,18 @@ from pipeline.headway import at_headway
 from pipeline.log import Running, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
-MOST_STARTS = 20  # of one item: nothing dies so often by chance
+MOST_STARTS = 20  # of one item: no item kills its process this often by chance
 _LOOK_S = 0.2
 _MEASURE_S = 1.0  # between two looks at the child's CPU time, which is counted in hundredths of a second
 
-_told: Any = None  # in the child: of the item at work: how often anything was told, rows done, whether more are counted; signs of headway
-_started: tuple[bytes, Any] = (b"", None)  # in the child: the task at hand, and what its start returned
+# In the child, about its current item: number of reports, rows done, whether more follow, headway signals.
+_board: Any = None
+# In the child: the current task, pickled, and the work that its start returned.
+_started: tuple[bytes, Any] = (b"", None)
 
 
 class LocalWorkers(Workers):
-    """One child process. Tasks and items travel pickled, as to a worker of Ray.
+    """Run tasks in one child process. Tasks and items travel pickled, as to a Ray worker.
 
     Args:
         patience_s: seconds without progress of an item before the child is killed.
@@ -47,14 +49,13 @@ class LocalWorkers(Workers):
     def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
         self.patience_s = patience_s
         self._context = multiprocessing.get_context("spawn")
-        self._told = self._context.Array(
-            "q", 4, lock=False
-        )  # a child that is stopped or killed would keep a lock for ever
+        # without a lock: a stopped or killed child would hold it forever
+        self._board = self._context.Array("q", 4, lock=False)
         self._pool: ProcessPoolExecutor | None = None
         self._warmed: Future[bytes] | None = None
 
     def warm(self, task: Any) -> None:
-        """Start the task already, so that what is heavy is loaded when work comes."""
+        """Start the task now, so that its model is loaded by the time work comes."""
         self._warmed = self._executor().submit(_warm, pickle.dumps(task))
 
     @property
@@ -64,14 +65,14 @@ class LocalWorkers(Workers):
     def map_units(
         self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
     ) -> Iterator[tuple[int, Made]]:
-        """Yields in the order of the items. The pool's size does not matter."""
+        """Yield results in the order of the items. The pool's size does not matter."""
         packed = pickle.dumps(task)
         finished, slowest_s = 0, 0.0
         for number, item in enumerate(items):
             began = time.monotonic()
             name, longest = f"item {number} of {type(task).__name__}", longest_s(slowest_s, self.patience_s)
             made = self._made(packed, pickle.dumps(item), _AtWork(name, finished, longest, bar))
-            finished += self._told[1]
+            finished += self._board[1]
             slowest_s = max(slowest_s, time.monotonic() - began)
             result = pickle.loads(made)
             if isinstance(result, PipelineError):
@@ -83,31 +84,33 @@ class LocalWorkers(Workers):
         return made
 
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        here = Node(settings.cpus_per_worker)  # the child is the one worker, whatever one of Ray would take
+        here = Node(
+            settings.cpus_per_worker
+        )  # the child is the only worker, whatever a Ray worker would take
         needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker)
         if not needs.fit((here,)):
             raise needs.too_large((here,))
         return Pool(1, needs.cpus)
 
     def check(self, settings: ClusterSettings) -> None:
-        """The child is the one worker, whatever was asked of Ray's."""
+        """Accept any settings: the child is the only worker."""
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
         return self.pool(settings, work)
 
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """As many shards as one worker of Ray has CPUs."""
+        """Return the number of CPUs of one Ray worker, at most `work`."""
         cpus = max(1, int(settings.cpus_per_worker))
         return max(1, min(settings.index_workers or cpus, cpus, work))
 
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
-        """All cores, within OMP_NUM_THREADS."""
+        """Use all cores, up to OMP_NUM_THREADS."""
         bound, cores = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
         threads = min(cores, int(bound)) if bound.isdigit() and int(bound) else cores
         return encode.model_copy(update={"threads": max(encode.threads, threads)})
 
     def close(self) -> None:
-        """End the child, whatever it is at."""
+        """Kill the child, even in the middle of an item."""
         if self._pool is not None:
             for process in self._processes():
                 process.kill()
@@ -116,37 +119,42 @@ class LocalWorkers(Workers):
 
     def _made(self, task: bytes, item: bytes, at_work: "_AtWork") -> bytes:
         for _ in range(MOST_STARTS):
-            self._told[:] = [0, 0, False, 0]
+            self._board[:] = [0, 0, False, 0]
             try:
                 future = self._executor().submit(_work, task, item)
                 self._follow(future, at_work)
                 return future.result()
             except BrokenProcessPool:
                 self.close()
-        remedy = "look for memory that is short, or a model that cannot be loaded (manta preflight); then run again: finished work is kept"
-        raise TransientError(at_work.name, "a process that ends it", f"{MOST_STARTS} that died at it", remedy)
+        remedy = (
+            "free memory, or see whether the model can be loaded (manta preflight); then run again: "
+            "finished work is kept"
+        )
+        raise TransientError(
+            at_work.name, "a process that finishes it", f"{MOST_STARTS} that died at it", remedy
+        )
 
     def _follow(self, future: "Future[bytes]", at_work: "_AtWork") -> None:
         """Show the item's progress until it is done; kill a child that shows none."""
         children = self._processes()
-        if not children:  # it died at once: the future says so
+        if not children:  # it died at once: the future raises
             return
         child = children[0]
         standstill, meter, looked, times, moves = Standstill(), Meter(child.pid or 0), time.monotonic(), 0, 0
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 future.exception(timeout=_LOOK_S)
-            known, (times, rows, counted) = times, _reported(self._told)
+            known, (times, rows, counted) = times, _reported(self._board)
             if at_work.bar is not None:
                 at_work.bar.reach(at_work.finished + rows)
             if times > known:
-                standstill.tell(rows, counted)
+                standstill.report(rows, counted)
             if time.monotonic() - looked < _MEASURE_S:
                 continue
             before, looked = looked, time.monotonic()
             standstill.look(looked - before)
-            if self._told[3] != moves:
-                moves = self._told[3]
+            if self._board[3] != moves:
+                moves = self._board[3]
                 standstill.move()
             if meter.busy():
                 standstill.compute()
@@ -161,14 +169,21 @@ class LocalWorkers(Workers):
     def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                1, mp_context=self._context, initializer=_begin, initargs=(self._told,)
+                1, mp_context=self._context, initializer=_begin, initargs=(self._board,)
             )
         return self._pool
 
 
 @dataclass(frozen=True)
 class _AtWork:
-    """The item that the child has in hand. finished: rows of the items before; longest_s: without progress."""
+    """The child's current item.
+
+    Attributes:
+        name: for messages.
+        finished: rows of the items before it.
+        longest_s: seconds without progress after which the child is killed.
+        bar: progress bar.
+    """
 
     name: str
     finished: int
@@ -177,27 +192,30 @@ class _AtWork:
 
 
 def _report(rows: int, more: bool) -> None:
-    """In the child: `rows` rows of the current item are done. more: whether more follow."""
-    _told[1], _told[2] = rows, more
-    _told[0] += 1  # last: a reader of the new number reads nothing older behind it
+    """Report from the child that `rows` rows of the current item are done, and whether `more` follow."""
+    _board[1], _board[2] = rows, more
+    _board[0] += 1  # last: a reader that sees the new number also sees the new rows
 
 
-def _reported(told: Any) -> tuple[int, int, bool]:
-    """How often anything was told, and what. Without a lock: the number first, so that a report that comes meanwhile counts at the next look."""
-    times = int(told[0])
-    return times, int(told[1]), bool(told[2])
+def _reported(board: Any) -> tuple[int, int, bool]:
+    """Return the number of reports, the rows done and whether more follow.
+
+    There is no lock. The number is read first, so a report that arrives in between counts at the next look.
+    """
+    times = int(board[0])
+    return times, int(board[1]), bool(board[2])
 
 
-def _begin(told: Any) -> None:
-    global _told
-    _told = told
+def _begin(board: Any) -> None:
+    global _board
+    _board = board
     listen(_report)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends the child
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends the child
     threading.Thread(target=_follow, daemon=True).start()
 
 
 def _follow() -> None:
-    """End with the driver, however it ended, and pass on signs of headway until then."""
+    """End with the driver, however it ended, and forward headway signals until then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         with at_headway(_move):
@@ -206,11 +224,11 @@ def _follow() -> None:
 
 
 def _move() -> None:
-    _told[3] += 1  # of several threads at once one may be lost; another number is what counts
+    _board[3] += 1  # threads may race and lose a count; only a change matters
 
 
 def _warm(task: bytes) -> bytes:
-    with contextlib.suppress(PipelineError):  # whoever has work for the task will hear of it
+    with contextlib.suppress(PipelineError):  # raised again when an item of the task comes
         pickle.loads(task).start()
     return b""
 

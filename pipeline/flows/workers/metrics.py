@@ -1,7 +1,7 @@
-"""What a night tells Prometheus, through the metrics agent that every Ray node runs; without a connected Ray each call does nothing.
+"""Report metrics to Prometheus through the metrics agent of every Ray node.
 
-Ray sends a process's figures to its node's agent every ten seconds and when the process disconnects, and serves them on the node's metrics port as
-`ray_<name>`, counters with `_total` behind. An agent keeps a counter for as long as it lives, a gauge for about half a minute after its process.
+Without a connection to Ray each call does nothing. Ray sends a process's metrics to its node's agent every
+ten seconds and when the process disconnects. The node's metrics port serves them as `ray_<name>`; counters
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pipeline.errors import GatesRefused, PipelineError
 from pipeline.store.manifest import Gate
 
-_QUARANTINED = "quarantined_"  # what a count of rows set aside begins with; the reason follows
+_QUARANTINED = "quarantined_"  # prefix of a quarantine count; the reason follows
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,22 @@ ALL = (
     GATE_PASSED,
 )
 
-DOING = {
-    "forward_s": "device",
-    "waiting_s": "tokenizer",
-    "store": "store",
-    "load": "model",
-}  # what `Spent` calls it: what a chart calls it
+# names in `Spent`: values of the label `doing`
+DOING = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}
 
 
 def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:
-    """One item of a pool's work, by the name of its task; on the worker. failed: with an error of ours; restarted: begun again since the process at it died."""
+    """Count one item of a pool, on the worker, by the name of its task.
+
+    Args:
+        task: class name of the task.
+        outcome: failed means with a PipelineError; restarted means that the process at it had died.
+    """
     UNITS.record(1, task=task, outcome=outcome)
 
 
 def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
-    """One unit that was encoded just now; on the worker. seconds: as in `Spent`, whatever else stands there is passed over."""
+    """Count one encoded unit, on the worker. seconds: as in `Spent`; other keys are ignored."""
     ROWS.record(rows)
     TOKENS.record(tokens)
     for name, doing in DOING.items():
@@ -113,14 +114,14 @@ def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
 
 
 def count_quarantined(counts: Mapping[str, int]) -> None:
-    """A night's counts `quarantined_<reason>`; on the driver, once a night."""
+    """Count a night's quarantined rows, on the driver, from the counts `quarantined_<reason>`."""
     for name, rows in counts.items():
         if name.startswith(_QUARANTINED):
             QUARANTINED.record(rows, reason=name.removeprefix(_QUARANTINED))
 
 
 def record_gates(gates: Mapping[str, Gate]) -> None:
-    """What the gates found on a candidate, whether it is published or refused."""
+    """Record the results of a candidate's gates, whether it is published or refused."""
     for name, gate in gates.items():
         GATE_PASSED.record(float(gate.passed), gate=name)
         if gate.value is not None:
@@ -130,7 +131,7 @@ def record_gates(gates: Mapping[str, Gate]) -> None:
 
 
 def record_release(number: int, rows: int, committed_at: str) -> None:
-    """The release that is current now. committed_at: as its commit says, ISO 8601; empty where unknown."""
+    """Record the current release. committed_at: ISO 8601, from its commit; empty if unknown."""
     RELEASE.record(number)
     LIVE_ROWS.record(rows)
     if committed_at:
@@ -138,13 +139,13 @@ def record_release(number: int, rows: int, committed_at: str) -> None:
 
 
 def count_night(outcome: str, exit_code: int = 0) -> None:
-    """How a night ended, with the exit code that its command will have; before the driver disconnects from Ray."""
+    """Count the end of a night, with its exit code, before the driver disconnects from Ray."""
     NIGHTS.record(1, outcome=outcome, exit_code=str(exit_code))
 
 
 @contextlib.contextmanager
 def failures_counted() -> Iterator[None]:
-    """Counts the night as refused or failed when the block ends with an error of ours, which goes on."""
+    """Count the night as refused or failed if the block raises a PipelineError, which is raised on."""
     try:
         yield
     except PipelineError as error:

@@ -1,6 +1,6 @@
-"""Items through one task on a pool of Ray Data actors, or one item through a Ray task.
+"""Run one task over many items on a pool of Ray Data actors, or over one item as a Ray task.
 
-Ray moves only names of work, never tensors: an item is the record of a unit. An actor reads the unit, writes its
+Ray moves only records, never tensors: an item is the record of a unit. An actor reads the unit, writes its
 output and returns the new record.
 """
 
@@ -26,8 +26,8 @@ from pipeline.log import Running
 
 _LOOK_S = 1.0
 _REPORT_S = 0.2
-_LATE_S = 10.0  # that Ray Data has to end a call by itself that was given up
-_ENDS_S = 10.0  # that its loop has to end
+_LATE_S = 10.0  # for Ray Data to end by itself a call that was given up
+_ENDS_S = 10.0  # for Ray Data's loop to end
 
 
 class _Report:
@@ -44,7 +44,10 @@ class _Report:
 
 
 class _Worker:
-    """One actor of a pool; Ray Data constructs it once per process. An error of ours comes back as a value, since Ray's wrapping would lose its type."""
+    """One actor of a pool; Ray Data constructs it once per process.
+
+    A PipelineError comes back as a value, since Ray's wrapping would lose its type.
+    """
 
     def __init__(self, task: bytes, call: Call) -> None:
         self._task, self._call = task, call
@@ -66,7 +69,7 @@ class _Worker:
 
 
 def _begin(call: Call, number: int, task: bytes) -> None:
-    """Count the start, and send the item's progress to the board from now on."""
+    """Count the start, and from now on send the item's progress to the board."""
     if call.begin(number) > 1:
         count_unit(_name(task), "restarted")
     listen(_Report(call, number))
@@ -110,7 +113,10 @@ def map_on_ray(
 
 
 def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-    """The rows of a dataset as they come, from a thread: Ray Data itself waits for ever for actors of its own that cannot live."""
+    """Yield the rows of a dataset as they come.
+
+    They are read in a thread: Ray Data itself waits forever for actors that cannot start.
+    """
     made: queue.SimpleQueue[dict[str, Any] | _End] = queue.SimpleQueue()
 
     def run() -> None:
@@ -118,7 +124,7 @@ def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
             for row in dataset.iter_rows():
                 made.put(row)
             made.put(_End())
-        except BaseException as error:  # raised where the rows are taken
+        except BaseException as error:  # raised in the caller's thread
             made.put(_End(error))
 
     thread = threading.Thread(target=run, daemon=True)
@@ -142,7 +148,7 @@ def _next(made: "queue.SimpleQueue[dict[str, Any] | _End]", watch: Watch) -> "di
 
 @dataclass(frozen=True)
 class _End:
-    """What comes behind the last row: nothing more, or the error that ended the work."""
+    """Mark the end of the rows, with the error that ended the work, if any."""
 
     error: BaseException | None = None
 
@@ -165,20 +171,18 @@ def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Ca
         num_gpus=pool.gpus or None,
     )
     context = made.context
-    context.autoscaling_config.actor_pool_util_upscaling_threshold = (
-        1.0  # with one item in flight per actor no pool is busier than that
-    )
-    context.execution_no_progress_timeout_s = -1  # a long unit is no standstill; the watch knows better
-    context.max_consecutive_actor_init_deaths = (
-        pool.deaths
-    )  # what is heavy starts with the first item, so only kills from outside
+    # with one item in flight per actor no pool is busier than that
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0
+    context.execution_no_progress_timeout_s = -1  # a long unit is not stalled; the watch decides that
+    # models load with the first item, so an actor dies at its start only if it is killed from outside
+    context.max_consecutive_actor_init_deaths = pool.deaths
     _Patience.watch = watch
     context.custom_execution_callback_classes = [_Patience]
     return made
 
 
 class _Patience:
-    """Ends Ray Data's loop when the watch gives up; made by it when the loop starts, one per execution."""
+    """End Ray Data's loop when the watch gives up. Ray Data creates one per execution."""
 
     watch: Watch | None = None
 
@@ -232,7 +236,7 @@ def _run(task: bytes, item: bytes, call: Call) -> bytes:
 
 
 def lost_worker(error: Exception) -> Exception:
-    """A worker that Ray gave up on, as an error that says what to do; anything else is a defect and goes up as it is."""
+    """Return a TransientError with a remedy for a worker that Ray gave up on, else the error itself."""
     import ray
 
     lost = (
@@ -243,10 +247,9 @@ def lost_worker(error: Exception) -> Exception:
     )
     if not isinstance(error, lost):
         return error
-    remedy = "run again: finished units are kept; if it repeats, lower encode.max_tokens or run fewer workers (cluster.workers)"
-    return TransientError(
-        "a worker process",
-        "it to finish its unit",
-        f"{type(error).__name__}: {str(error).splitlines()[0]}",
-        remedy,
+    found = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    remedy = (
+        "run again: finished units are kept; if it repeats, lower encode.max_tokens or run fewer workers "
+        "(cluster.workers)"
     )
+    return TransientError("a worker process", "it to finish its unit", found, remedy)

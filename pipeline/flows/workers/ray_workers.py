@@ -16,12 +16,12 @@ _SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds node
 
 @dataclass(frozen=True)
 class RayWorkers(Workers):
-    """Actors and tasks of Ray.
+    """Run tasks on Ray actors.
 
     Attributes:
         grows: whether an autoscaler can add nodes.
-        idle: whether no CPU was in use when it was connected.
-        board: held so that it lives as long as the connection.
+        idle: whether no CPU was in use when the connection was made.
+        board: the handle that keeps the board alive as long as the connection.
     """
 
     nodes: tuple[Node, ...]
@@ -42,7 +42,7 @@ class RayWorkers(Workers):
         return run_on_ray(task, item, pool)
 
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Between workers.min and workers.max; on a cluster that cannot grow no more than fit."""
+        """Return workers.min to workers.max workers; if the cluster cannot grow, at most as many as fit."""
         needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker, settings.workers.min or 1)
         fit = needs.fit(self.nodes)
         asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
@@ -65,7 +65,7 @@ class RayWorkers(Workers):
             self.pool(settings, 1)
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Workers stay as they are on GPUs, below a set maximum, and on a cluster that can grow or is in use."""
+        """Widen workers, but not on GPUs, below a set maximum, or on a cluster that can grow or is in use."""
         pool = self.pool(settings, work)
         if settings.gpus_per_worker or settings.workers.max is not None or self.grows or not self.idle:
             return pool
@@ -75,11 +75,11 @@ class RayWorkers(Workers):
         return replace(pool, cpus=pool.cpus * times, times=times)
 
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """No more than a cluster that cannot grow has CPUs."""
+        """Return at most as many workers as a cluster that cannot grow has CPUs."""
         asked = settings.index_workers or self.cpus
         return max(1, min(asked if self.grows else min(asked, self.cpus), work))
 
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
-        """Threads grow as the CPUs of the pool's workers do."""
+        """Multiply the threads as the pool multiplies the CPUs of its workers."""
         times = pool.times if pool is not None else 1
         return encode.model_copy(update={"threads": encode.threads * times})

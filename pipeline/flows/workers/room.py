@@ -1,36 +1,38 @@
-"""What the nodes of a cluster offer, and whether a worker finds room on one of them."""
+"""Resources of a cluster's nodes, and whether workers fit on them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, TransientError
 
-_seen: dict[str, set["Node"]] = {}  # kinds of nodes, by the connection (a job of Ray's) that has seen them
+_seen: dict[str, set["Node"]] = {}  # kinds of nodes seen, by Ray job
 _SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
 
 
 @dataclass(frozen=True)
 class Node:
-    """What one node offers to Ray."""
+    """Resources that one node offers to Ray."""
 
     cpus: float
     gpus: float = 0.0
 
     def fit(self, cpus: float, gpus: float) -> int:
-        """Workers with so many CPUs and GPUs that it holds. A share of a GPU is a share of one GPU."""
-        by_gpu = (
-            float("inf")
-            if not gpus
-            else int(self.gpus) * int(1 / gpus)
-            if gpus < 1
-            else int(self.gpus / gpus)
-        )
+        """Return how many workers with `cpus` and `gpus` fit. A fraction of a GPU comes from one GPU."""
+        by_gpu = float("inf")
+        if gpus:
+            by_gpu = int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
         return int(min(self.cpus / cpus, by_gpu))
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one worker takes. workers: how many of them there has to be room for before the work may go on."""
+    """Resources of one worker.
+
+    Attributes:
+        cpus: CPUs of each.
+        gpus: GPUs of each; may be a fraction.
+        workers: how many must fit before the work may go on.
+    """
 
     cpus: float
     gpus: float
@@ -40,11 +42,11 @@ class Needs:
         return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
 
     def fit(self, nodes: Iterable[Node]) -> int:
-        """Workers that the nodes hold when nothing else runs there."""
+        """Return how many workers fit on the nodes when nothing else runs there."""
         return sum(node.fit(self.cpus, self.gpus) for node in nodes)
 
     def too_few(self, nodes: Iterable[Node]) -> ConfigError:
-        """The error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
+        """Return the error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
         there = tuple(nodes)
         found = f"room for {self.fit(there)} on {described(there)}, and the cluster cannot grow"
         remedy = "lower it or cluster.cpus_per_worker, or add nodes"
@@ -56,13 +58,13 @@ class Needs:
     def too_large(
         self, nodes: Iterable[Node], addable: Iterable[Node] = (), remedy: str = _SMALLER
     ) -> ConfigError:
-        """The error for a worker that fits none of the nodes, and none of the `addable` ones."""
+        """Return the error for a worker that fits neither the nodes nor the `addable` ones."""
         kinds = tuple(addable)
         more = f", and for more to be added {_kinds(kinds)} each" if kinds else ""
         return ConfigError("cluster", f"{self} for one worker", described(tuple(nodes)) + more, remedy)
 
     def none_came(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
-        """The error for a worker that fits a node that the autoscaler can add, where it has added none."""
+        """Return the error for a worker that fits a node of the autoscaler, which has added none."""
         there = tuple(nodes)
         if self.workers > 1 and self.fit(there):
             return self._still_too_few(there, waited_s)
@@ -86,7 +88,7 @@ class Needs:
         )
 
     def lost(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
-        """The error for a worker that fits none of the nodes that are left, and did fit one before."""
+        """Return the error for a worker that fitted a node earlier, but none of the nodes that are left."""
         found = f"{described(tuple(nodes))}, and none since one that holds it was lost"
         remedy = "start the lost node or one like it, then run again: finished units are kept"
         return TransientError(
@@ -95,8 +97,11 @@ class Needs:
 
 
 def described(nodes: tuple[Node, ...]) -> str:
-    """The nodes in words: how many, and what kinds there are."""
+    """Return the nodes in words: how many, and of which kinds."""
     each = _kinds(nodes)
+    if not nodes:
+        return "no node"
+    return f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}"
     return (
         f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}" if nodes else "no node"
     )
@@ -107,7 +112,7 @@ def _kinds(nodes: Iterable[Node]) -> str:
 
 
 def nodes_alive() -> dict[str, tuple[str, Node]]:
-    """Address and offer of each node of the connected cluster that lives, by its id."""
+    """Return address and resources of each living node of the connected cluster, by its id."""
     import ray
 
     alive = (node for node in ray.nodes() if node["Alive"])
@@ -123,7 +128,7 @@ def nodes_alive() -> dict[str, tuple[str, Node]]:
 
 
 def nodes_seen() -> frozenset[Node]:
-    """Every kind of node that `nodes_alive` has found since this process was connected, also of nodes that are lost since."""
+    """Return the kinds of nodes that `nodes_alive` has found since the connection, including lost nodes."""
     return frozenset(_seen.get(_connection(), ()))
 
 
@@ -134,12 +139,15 @@ def _connection() -> str:
 
 
 def addable() -> tuple[Node, ...]:
-    """Kinds of nodes that can be added: those that Ray's autoscaler (v2) has told the cluster; there is no public call for it."""
+    """Return the kinds of nodes that can be added, as Ray's autoscaler (v2) reports them to the cluster.
+
+    Ray has no public call for it.
+    """
     from ray._private.state import state
 
-    told = state.get_cluster_config()
+    config = state.get_cluster_config()
     return tuple(
         Node(float(group.resources.get("CPU", 0)), float(group.resources.get("GPU", 0)))
-        for group in (told.node_group_configs if told else ())
+        for group in (config.node_group_configs if config else ())
         if group.resources and (group.max_count < 0 or group.max_count > group.min_count)
     )

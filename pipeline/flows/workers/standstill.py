@@ -1,4 +1,7 @@
-"""Whether an item at work gets on. Signs of life say nothing: a worker that hangs gives them for as long as one of its threads runs."""
+"""Detection of items that no longer progress.
+
+Signs of life are not enough: a hanging worker gives them as long as one of its threads runs.
+"""
 
 import os
 import signal
@@ -8,14 +11,21 @@ from pathlib import Path
 
 from pipeline.log import duration
 
-_SLOWER = 10  # times the slowest item so far: an item that takes longer than that hangs
-_BUSY = 0.05  # of a core; a worker of Ray that only gives signs of life takes about 0.01
-_MOST_S = 10.0  # of the time between two looks that counts: nobody looks while a machine is suspended, and no worker gets on then
+_SLOWER = 10  # times the slowest finished item: an item without progress for longer hangs
+_BUSY = 0.05  # of a core; a Ray worker that only gives signs of life takes about 0.01
+# at most that much of the time between two looks counts: nothing progresses while a machine is suspended
+_MOST_S = 10.0
 
 
 @dataclass(frozen=True)
 class Worker:
-    """The process that an item is at work in. born: when it began, in ticks of its node: a process id alone is given out again."""
+    """The process that works on an item.
+
+    Attributes:
+        node: id of its node.
+        pid: its process id.
+        born: its start in clock ticks of the node, since process ids are reused.
+    """
 
     node: str
     pid: int
@@ -23,70 +33,74 @@ class Worker:
 
     @classmethod
     def here(cls, node: str = "") -> "Worker":
-        """This process."""
+        """Return this process."""
         return cls(node, os.getpid(), _stat(os.getpid())[19])
 
 
 @dataclass
 class Standstill:
-    """How long an item has shown no progress, by the looks at it.
+    """Seconds that an item has shown no progress.
 
-    Progress is another number of rows, or a transfer under way. Where no rows are counted, as while a model is loaded, a quantizer is trained or a file is written,
-    it is CPU time, or whatever is told.
+    Progress is a changed number of rows, or a transfer under way. If no rows are counted, as while a model is
+    loaded, a quantizer is trained or a file is written, it is CPU time, or any report.
     """
 
     seconds: float = 0.0
     _rows: int = 0
     _counted: bool = False
 
-    def tell(self, rows: int, counted: bool) -> None:
-        """So many rows are done. counted: whether more follow that will be told."""
+    def report(self, rows: int, counted: bool) -> None:
+        """Record that `rows` rows are done. counted: whether more rows will be reported."""
         if rows != self._rows or not (counted and self._counted):
             self.seconds = 0.0
         self._rows, self._counted = rows, counted
 
     def compute(self) -> None:
-        """The item's process was busy since it was last asked."""
+        """Record that the item's process used the CPU."""
         if not self._counted:
             self.seconds = 0.0
 
     def move(self) -> None:
-        """The item's process gave a sign of headway since it was last asked, whatever it counts: transfers end by themselves."""
+        """Record a headway signal of the item's process: transfers have timeouts of their own."""
         self.seconds = 0.0
 
     def look(self, elapsed_s: float) -> float:
-        """Seconds without progress, `elapsed_s` after the look before."""
+        """Add `elapsed_s`, the time since the previous look. Returns the seconds without progress."""
         self.seconds += min(elapsed_s, _MOST_S)
         return self.seconds
 
 
 @dataclass
 class Meter:
-    """Tells whether a process computes, by its CPU time."""
+    """Measure whether a process computes, by its CPU time."""
 
     pid: int
     _cpu_s: float = 0.0
     _at: float = field(default_factory=time.monotonic)
 
     def busy(self) -> bool:
-        """Whether the process took a noticeable part of a core since it was last asked; one that is gone did not."""
+        """Return whether the process used a noticeable part of a core since the previous call."""
         before, began = self._cpu_s, self._at
         self._cpu_s, self._at = cpu_s(self.pid), time.monotonic()
         return self._cpu_s - before > _BUSY * (self._at - began)
 
 
 def longest_s(slowest_s: float, patience_s: float) -> float:
-    """Seconds without progress after which an item hangs. slowest_s: of the slowest item that is done."""
+    """Return the seconds without progress after which an item hangs.
+
+    slowest_s: of the slowest finished item.
+    """
     return max(_SLOWER * slowest_s, patience_s)
 
 
 def hanging(item: str, still_s: float) -> str:
-    """The sentence for an item whose process is killed."""
-    return f"{item} has shown no progress for {duration(still_s)}: its process is ended, and the item begins again"
+    """Return the log line for an item whose process is killed."""
+    still = duration(still_s)
+    return f"{item} has shown no progress for {still}: its process is ended, and the item begins again"
 
 
 def end_process(pid: int, born: int) -> bool:
-    """Kill the process, if it is still the one that was meant. Whether it was."""
+    """Kill the process if it still is the one born then. Returns whether it was."""
     try:
         if _stat(pid)[19] == born:
             os.kill(pid, signal.SIGKILL)
@@ -97,7 +111,7 @@ def end_process(pid: int, born: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that the process has taken; 0 for one that is gone."""
+    """Return the CPU seconds that the process has used; 0 if it has ended."""
     try:
         fields = _stat(pid)
     except OSError:
@@ -106,5 +120,5 @@ def cpu_s(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[int]:
-    """What Linux tells of a process behind its name (proc_pid_stat(5), from field 3 on); its state as 0."""
+    """Return the fields of /proc/PID/stat from field 3 on (proc_pid_stat(5)); the state as 0."""
     return [0, *map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:])]

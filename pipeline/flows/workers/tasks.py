@@ -1,4 +1,4 @@
-"""Tasks: values that travel to a worker and do their work there, with what a worker of theirs takes."""
+"""Tasks: values that travel to a worker and run there, and the resources that their workers need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from pipeline.flows.workers.room import Needs
 from pipeline.settings import ClusterSettings
 
-_DEATHS = 20  # at one item in one run: nodes may come and go, but nothing dies so often by chance
+_DEATHS = 20  # at one item in one run: nodes come and go, but nothing dies this often by chance
 
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Made_co = TypeVar("Made_co", covariant=True)
@@ -15,14 +15,16 @@ Listener = Callable[[int, bool], None]
 
 
 class Task(Protocol[Item_contra, Made_co]):
-    """A value that travels to a worker. `start` runs once there, loads everything heavy and returns the work."""
+    """A value that travels to a worker. `start` runs once there, loads the models and returns the work."""
 
     def start(self) -> Callable[[Item_contra], Made_co]: ...
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A number of workers of one kind. Lost workers are replaced and their items repeated; finished items are kept.
+    """A number of workers of one kind.
+
+    Lost workers are replaced and their items repeated; finished items are kept.
 
     Attributes:
         size: the most workers.
@@ -46,7 +48,7 @@ class Pool:
 
     @classmethod
     def of_one(cls, settings: ClusterSettings) -> "Pool":
-        """One encode worker."""
+        """Return a pool of one encode worker."""
         return cls(1, settings.cpus_per_worker, settings.gpus_per_worker)
 
     def of_items(self, count: int) -> tuple[int, int, int]:
@@ -64,14 +66,17 @@ class Pool:
 def progress(rows: int, *, last: bool = False) -> None:
     """Report that `rows` rows of the current item are done, for the driver to show. Never waits, never fails.
 
-    Between the first call and the `last` one rows must keep changing: an item whose rows stand still for too
-    long counts as hanging.
+    From the first call to the `last` one the number must keep changing: an item that makes no progress for
+    too long counts as hanging.
     """
     _listener(rows, not last)
 
 
 def listen(listener: Listener) -> None:
-    """Send the progress of this process to `listener(rows, more)` from now on. more: whether more rows follow."""
+    """Send the progress of this process to `listener(rows, more)` from now on.
+
+    more: whether more rows follow.
+    """
     global _listener
     _listener = listener
 

@@ -1,4 +1,4 @@
-"""The driver's watch over workers: whether any runs, whether items get on, and whether processes keep dying at one of them."""
+"""The driver's watch over workers: whether one runs, items progress, and no item keeps killing processes."""
 
 import contextlib
 import threading
@@ -15,18 +15,19 @@ from pipeline.log import Running, say
 
 _LOOK_S = 1.0
 _NODES_S = 5.0  # between two looks at the cluster's nodes
-_ANSWER_S = 10.0  # for the board to answer
-_END_S = 30.0  # for a node to say whether a process that it was to end was there
+_ANSWER_S = 10.0  # timeout for the board's answer
+_END_S = 30.0  # timeout for a node's answer that it killed a process
 
 
 class Abandoned(Exception):
-    """Whoever wanted the results of a call takes no more of them."""
+    """The caller takes no more results of the call."""
 
 
 class Watch:
-    """Follows one call from the driver: its progress, whether any worker of it runs, whether items get on, and whether processes keep dying at one.
+    """Follow one call from the driver.
 
-    A worker whose item hangs is killed: that is one more death at the item, and the item begins again.
+    It shows progress, and fails the call if no worker of it runs or if processes keep dying at one item. A
+    worker whose item hangs is killed: that is one more death at the item, and the item begins again.
     """
 
     def __init__(self, call: Call, task: str, needs: Needs, deaths: int, bar: Running | None) -> None:
@@ -36,20 +37,25 @@ class Watch:
         self._over = threading.Event()
         self._nodes = nodes_alive()
         self._looked = self._heard = self._had_room = time.monotonic()
-        self._had_enough = False  # whether there was room for all workers that are demanded
+        self._had_enough = False  # whether there was room for all demanded workers
         self._ended: set[Worker] = set()
-        self._ending: dict[
-            Any, float
-        ] = {}  # what the nodes of ended workers will answer, and until when that is waited for
-        self._waits = False  # whether a worker on a living node has an item in hand and is not ended
+        # pending answers of the nodes that kill workers, and the time at which each is given up
+        self._ending: dict[Any, float] = {}
+        self._waits = False  # whether a worker on a living node, not killed by us, has begun an item
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     def check(self, late_s: float = 0.0) -> None:
-        """TransientError when no worker has been heard of for longer than cluster.patience_s, or one process after another died at an item.
+        """Raise the error for which the call is to be given up, if any.
 
-        So it is when no node holds a worker for longer than cluster.wait_s: such a node was lost, or the autoscaler adds none.
-        late_s: how much later than that it is raised.
+        Args:
+            late_s: delay from the failure to the error.
+
+        Raises:
+            TransientError: no sign of life of any worker for longer than cluster.patience_s; one process
+                after another died at an item; or no node has held a worker for longer than cluster.wait_s, as
+                one was lost or the autoscaler added none.
+            Abandoned: the watch was stopped.
         """
         if self._failure is not None and time.monotonic() - self._failed >= late_s:
             raise self._failure
@@ -57,22 +63,19 @@ class Watch:
             raise Abandoned
 
     def stop(self) -> None:
+        """End the watch."""
         self._over.set()
         self._thread.join()
 
     def look(self) -> None:
-        """Tell what the workers have told, and judge how the call stands."""
+        """Show what the workers reported, and check that the call progresses."""
         import ray
 
-        with contextlib.suppress(
-            ray.exceptions.RayError
-        ):  # a cluster's head that is lost for a moment stops no night
+        with contextlib.suppress(ray.exceptions.RayError):  # the cluster's head may be away for a moment
             allowed, self._waits = patience(), False
-            with contextlib.suppress(ray.exceptions.RayError):  # nor does a board: it comes back
-                self._tell(
-                    ray.get(self._call.board.look.remote(self._call.name), timeout=_ANSWER_S),
-                    allowed.patience_s,
-                )
+            with contextlib.suppress(ray.exceptions.RayError):  # the board restarts when it is lost
+                look = ray.get(self._call.board.look.remote(self._call.name), timeout=_ANSWER_S)
+                self._show(look, allowed.patience_s)
             self._judge(allowed)
 
     def _follow(self) -> None:
@@ -81,10 +84,10 @@ class Watch:
         while self._failure is None and not self._over.wait(_LOOK_S):
             self.look()
             if time.monotonic() - self._looked >= _NODES_S:
-                with contextlib.suppress(ray.exceptions.RayError):  # they are looked at again
-                    self._tell_lost_nodes()
+                with contextlib.suppress(ray.exceptions.RayError):  # the next look tries again
+                    self._report_lost_nodes()
 
-    def _tell(self, look: Look, allowed_s: float) -> None:
+    def _show(self, look: Look, allowed_s: float) -> None:
         for sentence in look.said:
             say(sentence)
         if self._bar is not None:
@@ -100,17 +103,20 @@ class Watch:
                 self._ending[_end(worker)] = time.monotonic() + _END_S
             else:
                 self._waits = True
-        self._hear_of_ended()
+        self._restart_patience()
 
-    def _hear_of_ended(self) -> None:
-        """Give the worker that follows a stopped one the whole patience to start. One that was dead already has been waited for: Ray replaces it at once, if it can."""
+    def _restart_patience(self) -> None:
+        """Give the successor of a killed worker the whole patience to start.
+
+        A worker that was already dead has been waited for: Ray replaces it at once, if it can.
+        """
         import ray
 
         for answer, until in list(self._ending.items()):
             there = ray.wait([answer], timeout=0)[0]
             if there or time.monotonic() > until:
                 del self._ending[answer]
-            with contextlib.suppress(ray.exceptions.RayError):  # its node is lost
+            with contextlib.suppress(ray.exceptions.RayError):  # its node may be lost
                 if there and ray.get(answer):
                     self._heard = time.monotonic()
 
@@ -124,28 +130,30 @@ class Watch:
             lost = not room and self._needs.fit(nodes_seen())
             self._fail((self._needs.lost if lost else self._needs.none_came)(nodes, allowed.wait_s))
         elif not room:
-            self._heard = now  # once a node is there, its workers have the whole patience to start
+            self._heard = now  # once a node has come, its workers get the whole patience to start
         if now - self._heard > allowed.patience_s and not (self._waits or self._ending):
             self._fail(_nobody(self._needs, allowed.patience_s))
         for item, count in self._call.begun().items():
-            if count > self._deaths:  # Ray itself would start it again without end
+            if count > self._deaths:  # Ray itself would restart it without limit
                 self._fail(_dying(f"item {item} of {self._task}", self._deaths))
 
     def _fail(self, failure: PipelineError) -> None:
         if self._failure is None:
             self._failed, self._failure = time.monotonic(), failure
 
-    def _tell_lost_nodes(self) -> None:
+    def _report_lost_nodes(self) -> None:
         there, self._looked = nodes_alive(), time.monotonic()
         for node in self._nodes.keys() - there.keys():
-            say(
-                f"node {self._nodes[node][0]} is lost; what it had not finished is done again on the {len(there)} that are left"
-            )
+            address = self._nodes[node][0]
+            say(f"node {address} is lost; its unfinished work is repeated on the {len(there)} that are left")
         self._nodes = there
 
 
 def _end(worker: Worker) -> Any:
-    """Kill the process, from its own node; one that is stopped hears no word of Ray's. Waits for nobody; the node will answer whether it was there."""
+    """Kill the process, by a task on its node, since a stopped process ignores Ray.
+
+    Returns without waiting a reference to whether the process was still there.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -158,23 +166,22 @@ def _end(worker: Worker) -> Any:
 
 
 def _dying(item: str, deaths: int) -> TransientError:
-    remedy = "look for memory that is short (fewer workers by cluster.workers, a smaller encode.max_tokens), or a model that cannot be loaded (manta preflight)"
-    return TransientError(
-        item,
-        "a process that ends it",
-        f"{deaths} that died at it",
-        f"{remedy}; then run again: finished units are kept",
+    remedy = (
+        "free memory (fewer workers by cluster.workers, a smaller encode.max_tokens), or see whether the "
+        "model can be loaded (manta preflight); then run again: finished units are kept"
     )
+    return TransientError(item, "a process that finishes it", f"{deaths} that died at it", remedy)
 
 
 def _nobody(needs: Needs, allowed_s: float) -> TransientError:
     import ray
 
     free = ray.available_resources()
-    found = f"none, with {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free on {len(nodes_alive())} nodes"
+    cpus, gpus = free.get("CPU", 0), free.get("GPU", 0)
+    found = f"none, with {cpus:g} CPUs and {gpus:g} GPUs free on {len(nodes_alive())} nodes"
     remedy = (
-        "add such nodes or end what occupies them, lower cluster.cpus_per_worker and cluster.gpus_per_worker, or look for memory that is short where nodes are free; "
-        "then run again: finished units are kept"
+        "add such nodes or end what occupies them, lower cluster.cpus_per_worker and "
+        "cluster.gpus_per_worker, or free memory where CPUs are free; then run again: finished units are kept"
     )
     return TransientError(
         "cluster", f"a running worker ({needs}) within {allowed_s:g} s (cluster.patience_s)", found, remedy
@@ -183,9 +190,16 @@ def _nobody(needs: Needs, allowed_s: float) -> TransientError:
 
 @contextlib.contextmanager
 def watched(task: str, needs: Needs, deaths: int, bar: Running | None = None) -> Iterator[tuple[Call, Watch]]:
-    """A call on the board and the watch over it, for as long as the block runs. task, needs: what is done and what one worker of it takes.
+    """Open a call on the board and watch it while the block runs.
 
-    ConfigError at once where a worker fits no node: neither one that is there or was earlier in this run, nor one to be added.
+    Args:
+        task: class name of the task, for messages.
+        needs: resources of one worker.
+        deaths: processes that may die at one item.
+        bar: progress bar.
+
+    Raises:
+        ConfigError: a worker fits no node: none seen in this run, and none that can be added.
     """
     nodes = [node for _, node in nodes_alive().values()]
     if not needs.fit(nodes_seen()) and not needs.fit(more := addable()):

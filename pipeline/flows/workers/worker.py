@@ -1,4 +1,4 @@
-"""The encoder of a worker process: loaded once, whichever task asks first."""
+"""The encoder of a worker process, loaded once and shared by its tasks."""
 
 import functools
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def loaded(encoder: EncoderSettings, encode: EncodeSettings) -> "Encoder":
-    """The encoder on the device that this worker was given."""
+    """Return the encoder on the device that this worker was assigned."""
     return _loaded(encoder, encode, gpu_assigned())
 
 
@@ -24,13 +24,13 @@ def _loaded(encoder: EncoderSettings, encode: EncodeSettings, gpu: bool) -> "Enc
 
 
 def gpu_assigned() -> bool:
-    """Whether Ray gave this worker a GPU: torch sees a node's GPUs even where the worker asked for none."""
+    """Return whether Ray assigned a GPU to this worker: torch sees all GPUs of the node."""
     ray = sys.modules.get("ray")
     return bool(ray and ray.is_initialized() and ray.get_gpu_ids())
 
 
 def assigned_cpus() -> int:
-    """Whole CPUs that Ray set aside for this worker, at least one; a process that is no worker of Ray's has one."""
+    """Return the whole CPUs that Ray reserved for this worker, at least one; one outside Ray workers."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return 1

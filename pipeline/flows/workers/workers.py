@@ -17,7 +17,7 @@ class Workers(abc.ABC):
     """Executes tasks. `connect` yields one; nothing else needs to know which kind it is.
 
     Attributes:
-        nodes: that it had when it was connected.
+        nodes: nodes of the cluster when the connection was made.
         grows: whether more nodes may come.
     """
 
@@ -55,8 +55,8 @@ class Workers(abc.ABC):
 
         Raises:
             PipelineError: as the task raised it; the run ends.
-            TransientError: process after process died at one item, or hung and was killed; or no worker of the
-                pool could be placed, or none was left, for longer than cluster.patience_s.
+            TransientError: process after process died at one item, or hung and was killed; or no worker of
+                the pool could be placed, or none was left, for longer than cluster.patience_s.
             ConfigError: a worker fits no node, at once or, where the cluster can grow, after cluster.wait_s.
         """
 
@@ -91,5 +91,6 @@ class Workers(abc.ABC):
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
         """Return the settings of an encoder on one of these workers: with as many threads as it has cores.
 
-        The number of threads changes no bit of a vector. pool: the workers it is for (default: one like cluster.*).
+        The number of threads changes no bit of a vector. pool: the workers it is for (default: one like
+        cluster.*).
         """

@@ -159,4 +159,4 @@ def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(
     assert {path: stamp for path, (stamp, _) in after.items()} == {
         path: stamp for path, (stamp, _) in written(quiet).items()
     }, "the same bytes"
-    assert said.count("is lost; what it had not finished is done again") == 2
+    assert said.count("is lost; its unfinished work is repeated") == 2

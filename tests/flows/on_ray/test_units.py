@@ -272,7 +272,7 @@ def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_senten
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75
     assert str(ended["said"]).startswith(
-        "item 0 of Swell: expected a process that ends it, found 2 that died at it; look for memory that is short (fewer workers"
+        "item 0 of Swell: expected a process that finishes it, found 2 that died at it; free memory (fewer workers"
     )
 
 

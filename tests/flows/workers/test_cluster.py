@@ -81,7 +81,7 @@ def test_a_port_that_accepts_and_is_silent_is_told():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         impatient = settings(address=address).model_copy(update={"patience_s": 0.3})
-        words = rf"^cluster\.address {address}: expected a Ray cluster that answers, found a port that accepts connections and says nothing for 0\.3 s; check"
+        words = rf"^cluster\.address {address}: expected a Ray cluster that answers, found a port that accepts connections but sends nothing for 0\.3 s; check"
         with pytest.raises(TransientError, match=words), connect(impatient, Stages()):
             pass
 
