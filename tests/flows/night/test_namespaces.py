@@ -361,7 +361,6 @@ def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(
     assert {path: after[path] for path in before} == before, "what was finished was not made again"
     assert listing.written() == undisturbed[0], "the same bytes"
     assert (
-        f"node {machines.address(3)} is lost; its unfinished work is repeated on the 2 that are left"
-        in said
+        f"node {machines.address(3)} is lost; its unfinished work is repeated on the 2 that are left" in said
     )
     listing.close()

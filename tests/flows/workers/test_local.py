@@ -186,7 +186,7 @@ def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(
 ):
     looks: list[tuple[int, int, bool]] = []
     told = Raced(at, lambda: looks.append(module._reported(list(told))))
-    monkeypatch.setattr(module, "_told", told)
+    monkeypatch.setattr(module, "_board", told)
     module._report(7, more=False)
     assert all(look in ((1, 7, False), (0, look[1], look[2])) for look in looks)
 
@@ -196,7 +196,7 @@ def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(
     at: int, monkeypatch: pytest.MonkeyPatch
 ):
     told = Raced(at, lambda: module._report(7, more=False))
-    monkeypatch.setattr(module, "_told", told)
+    monkeypatch.setattr(module, "_board", told)
     look = module._reported(told)
     assert look[0] == 0 or look == (1, 7, False)
 
