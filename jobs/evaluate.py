@@ -15,7 +15,8 @@ from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verb
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.report.evaluation import Average, Figure, Group, Report, Row
+    from pipeline.report.evaluation import AverageRow, EvaluationReport, TaskGroup, TaskRow
+    from pipeline.report.evaluation_format import ScoreEstimate
 
 Geometry = Annotated[
     bool,
@@ -73,7 +74,7 @@ def _evaluate(run: Run, geometry: bool) -> Answer:
     )
 
 
-def _tables(page: "Report") -> list[str]:
+def _tables(page: "EvaluationReport") -> list[str]:
     """One table for each metric: tasks as rows, candidates as columns."""
     from pipeline.report.evaluation import groups
 
@@ -95,7 +96,7 @@ def _tables(page: "Report") -> list[str]:
     ]
 
 
-def _table(group: "Group", titles: list[str]) -> str:
+def _table(group: "TaskGroup", titles: list[str]) -> str:
     lines = [
         _line(_named(row, rest), f"{row.count:,}", row)
         for row, rest in zip(group.rows, group.rests, strict=True)
@@ -103,15 +104,15 @@ def _table(group: "Group", titles: list[str]) -> str:
     return table(lines, ("task", "count", *titles))
 
 
-def _average(average: "Average") -> str:
+def _average(average: "AverageRow") -> str:
     return f"{average.label}: {'; '.join(_line('', '', average)[2:])}"
 
 
-def _named(row: "Row", rest: str) -> str:
+def _named(row: "TaskRow", rest: str) -> str:
     return f"{row.task} ({rest})" if rest else row.task
 
 
-def _sections(page: "Report") -> list[str]:
+def _sections(page: "EvaluationReport") -> list[str]:
     """The tables of the page's further parts."""
     return [
         f"{section.heading}\n{table(section.table[1:], section.table[0])}"
@@ -120,7 +121,7 @@ def _sections(page: "Report") -> list[str]:
     ]
 
 
-def _line(name: str, count: str, row: "Row | Average") -> tuple[str, ...]:
+def _line(name: str, count: str, row: "TaskRow | AverageRow") -> tuple[str, ...]:
     cells = [name, count]
     for figure, difference in zip(row.figures, row.differences, strict=True):
         cells.append(_cell(figure))
@@ -129,7 +130,7 @@ def _line(name: str, count: str, row: "Row | Average") -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _cell(figure: "Figure", signed: bool = False) -> str:
+def _cell(figure: "ScoreEstimate", signed: bool = False) -> str:
     """72.37 [70.12, 74.40]."""
     if figure.value is None:
         return "not defined"
@@ -141,7 +142,7 @@ def _cell(figure: "Figure", signed: bool = False) -> str:
     return f"{figure.value:{'+' if signed else ''}.2f}{spread}"
 
 
-def _remarks(page: "Report") -> list[str]:
+def _remarks(page: "EvaluationReport") -> list[str]:
     lines = [f"missing: {task} ({reason})" for task, reason in page.missing] + [
         f"warning: {warning}" for warning in page.warnings
     ]

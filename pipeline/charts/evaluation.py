@@ -4,74 +4,71 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from pipeline.charts.frame import Frame, rule, ticks, words_at
+from pipeline.charts.frame import ChartFrame, rule, text_at, ticks
 
-WIDTH = 600  # wider than other charts: task names stand in it
-_LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _APART = 140, 12, 8, 40, 24, 7
-_MOST_LETTERS = 24  # of a task's name beside its row
-COLOURS = 5  # kinds of dots; then they repeat
+WIDTH = 600  # wider than other charts, because of task names
+_LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _DOT_STEP = 140, 12, 8, 40, 24, 7
+_MOST_LETTERS = 24  # largest length of a task's name
+COLOURS = 5  # number of colours before they repeat
 
 Dot = tuple[float, float | None, float | None]
-"""(value, low, high); None where there is no interval"""
+"""(value, low, high); bounds are None without an interval"""
 
 
 def difference_chart(rows: Sequence[tuple[str, Sequence[Dot | None]]], unit: str) -> Markup:
-    """Differences with the first candidate, a row each, a dot for every other candidate and a line over its interval; to the right of the middle line is better."""
-    most = (
-        max(
-            (abs(end) for _, dots in rows for dot in dots if dot for end in dot if end is not None),
-            default=0.0,
-        )
-        * 1.08
-        or 1.0
-    )
+    """Draw the differences with the first candidate, one row per task.
+
+    Each further candidate has a dot and a line for its interval; right of the centre line is better.
+    """
+    ends = (abs(end) for _, dots in rows for dot in dots if dot for end in dot if end is not None)
+    most = max(ends, default=0.0) * 1.08 or 1.0
     frame, height = _Scale((-most, most), (0, 1)), _TOP + _ROW * len(rows) + _BOTTOM
     base = height - _BOTTOM
-    grid = "".join(_upright(frame, x, base) for x in ticks(-most, most, 8))
+    grid = "".join(_grid_line(frame, x, base) for x in ticks(-most, most, 8))
     drawn = "".join(
-        _row(frame, name, dots, _TOP + _ROW * (place + 0.5)) for place, (name, dots) in enumerate(rows)
+        _row(frame, name, dots, _TOP + _ROW * (number + 0.5)) for number, (name, dots) in enumerate(rows)
     )
-    title = words_at((_LEFT + WIDTH - _RIGHT) / 2, height - 5, f"difference in {unit}", "middle title")
+    title = text_at((_LEFT + WIDTH - _RIGHT) / 2, height - 5, f"difference in {unit}", "middle title")
     label = f"Differences in {unit} with their intervals"
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{grid}{drawn}{title}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
+        f"{grid}{drawn}{title}</svg>"
     )
 
 
-class _Scale(Frame):
-    """x over the part right of the names."""
+class _Scale(ChartFrame):
+    """ChartFrame whose x axis starts right of the names."""
 
     def px(self, value: float) -> float:
         low, high = self.x
         return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * (value - low) / ((high - low) or 1), 1)
 
 
-def _upright(frame: Frame, x: float, base: float) -> str:
-    return rule(frame.px(x), _TOP, frame.px(x), base, "zero" if x == 0 else "grid") + words_at(
+def _grid_line(frame: ChartFrame, x: float, base: float) -> str:
+    return rule(frame.px(x), _TOP, frame.px(x), base, "zero" if x == 0 else "grid") + text_at(
         frame.px(x), base + 17, _signed(x), "middle"
     )
 
 
-def _row(frame: Frame, name: str, dots: Sequence[Dot | None], y: float) -> str:
+def _row(frame: ChartFrame, name: str, dots: Sequence[Dot | None], y: float) -> str:
     short = name if len(name) <= _MOST_LETTERS else name[: _MOST_LETTERS - 1] + "…"
-    shown = [(place, dot) for place, dot in enumerate(dots) if dot is not None]
-    first = y - _APART * (len(shown) - 1) / 2
-    return words_at(_LEFT - 12, y + 4, short, "end") + "".join(
-        _dot(frame, dot, place % COLOURS, first + _APART * at) for at, (place, dot) in enumerate(shown)
+    shown = [(number, dot) for number, dot in enumerate(dots) if dot is not None]
+    first = y - _DOT_STEP * (len(shown) - 1) / 2
+    return text_at(_LEFT - 12, y + 4, short, "end") + "".join(
+        _dot(frame, dot, number % COLOURS, first + _DOT_STEP * at) for at, (number, dot) in enumerate(shown)
     )
 
 
-def _dot(frame: Frame, dot: Dot, colour: int, y: float) -> str:
+def _dot(frame: ChartFrame, dot: Dot, colour: int, y: float) -> str:
     value, low, high = dot
-    spread = "" if low is None or high is None else f", {_signed(low)} to {_signed(high)}"
-    across = (
-        ""
-        if low is None or high is None
-        else rule(frame.px(low), y, frame.px(high), y, f"interval c{colour}")
-    )
-    return f'{across}<circle class="c{colour}" cx="{frame.px(value)}" cy="{y:.1f}" r="4"><title>{_signed(value)}{spread}</title></circle>'
+    title, interval = _signed(value), ""
+    if low is not None and high is not None:
+        title += f", {_signed(low)} to {_signed(high)}"
+        interval = rule(frame.px(low), y, frame.px(high), y, f"interval c{colour}")
+    circle = f'<circle class="c{colour}" cx="{frame.px(value)}" cy="{y:.1f}" r="4">'
+    return f"{interval}{circle}<title>{title}</title></circle>"
 
 
 def _signed(value: float) -> str:
-    """+1.2, −0.35, 0; a true minus sign."""
+    """Format with a sign and a true minus: +1.2, −0.35, 0."""
     return f"{value:+.3g}".replace("-", "\u2212") if value else "0"

@@ -1,4 +1,7 @@
-"""What every chart is drawn with: inline SVG that follows the colours of the page (light, dark, print), needs no script, and weighs a few kilobytes."""
+"""Axes and marks of charts: inline SVG of a few kilobytes without script.
+
+Colours are those of the page (light, dark, print).
+"""
 
 import math
 import re
@@ -9,16 +12,22 @@ from markupsafe import Markup, escape
 
 from pipeline.stats.sample import Histogram
 
-WIDTH, HEIGHT = 420, 230  # about the width of a phone, and of half a page: text stays near 12 px on both
+WIDTH, HEIGHT = 420, 230  # about the width of a phone and of half a page: text is about 12 px on both
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 42
 MAX_LINE_POINTS = 240
-_SMALL = 1e-3  # 0.001 has five characters, 0.0001 more than the margin holds
+_SMALL = 1e-3  # 0.001 fits into the margin, 0.0001 does not
 _NUMBER = re.compile(r"(\u2212?\d+)\.?(\d*)( %)?")
 
 
 @dataclass(frozen=True)
-class Frame:
-    """Maps values to places: x and y are the ranges shown; log_x spaces x by its logarithm."""
+class ChartFrame:
+    """Maps values to pixels.
+
+    Attributes:
+        x: range of x.
+        y: range of y.
+        log_x: x is logarithmic.
+    """
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -35,7 +44,7 @@ class Frame:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers in [low, high], about `count` of them, in steps of 1, 2 or 5 times a power of ten."""
+    """Return about `count` round numbers in [low, high], with steps of 1, 2 or 5 times a power of ten."""
     if high <= low:
         return [low]
     rough = (high - low) / count
@@ -46,7 +55,10 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten in [low, high], low > 0; other round numbers where there are fewer than two of those."""
+    """Return 1, 2 and 5 times powers of ten in [low, high], low > 0.
+
+    If these are fewer than two, return other round numbers.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [
         float(f"{times}e{power}")
@@ -57,13 +69,13 @@ def log_ticks(low: float, high: float) -> list[float]:
     return found if len(found) > 1 else ticks(low, high, 4)
 
 
-def percent(share: float) -> str:
-    """0.975 -> 97.5 %, 0.97 -> 97 %."""
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+def percent(proportion: float) -> str:
+    """Format a proportion: 0.975 -> 97.5 %, 0.97 -> 97 %."""
+    return f"{100 * proportion:.1f}".removesuffix(".0") + " %"
 
 
 def compact(number: float) -> str:
-    """At most four characters for an axis, and a true minus sign: 950, 12k, 1.5M."""
+    """Format for an axis with at most four characters and a true minus: 950, 12k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}".replace("-", "\u2212")
@@ -71,47 +83,50 @@ def compact(number: float) -> str:
 
 
 def svg(content: str, label: str) -> Markup:
+    """Wrap the content of a chart in an svg element."""
     return Markup(
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{content}</svg>'
     )
 
 
-def x_axis(frame: Frame, at: Sequence[float], title: str) -> str:
+def x_axis(frame: ChartFrame, at: Sequence[float], title: str) -> str:
+    """Draw the x axis with labelled ticks and a title."""
     base = HEIGHT - BOTTOM
     names = [compact(x) for x in at] if frame.log_x else tick_labels(at)
     marks = "".join(
         rule(frame.px(x), base, frame.px(x), base + 4, "axis")
-        + words_at(frame.px(x), base + 17, name, "middle")
+        + text_at(frame.px(x), base + 17, name, "middle")
         for x, name in zip(at, names, strict=True)
     )
     return (
         rule(LEFT, base, WIDTH - RIGHT, base, "axis")
         + marks
-        + words_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
+        + text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
     )
 
 
-def y_axis(frame: Frame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
+def y_axis(frame: ChartFrame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
+    """Draw horizontal grid lines with labels."""
     factor, unit = _factor(at) if label is compact else (1.0, "")
     named = zip(at, tick_labels([y / factor for y in at], label), strict=True)
     return unit + "".join(
         rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid")
-        + words_at(LEFT - 7, frame.py(y) + 4, name, "end")
+        + text_at(LEFT - 7, frame.py(y) + 4, name, "end")
         for y, name in named
     )
 
 
 def _factor(at: Sequence[float]) -> tuple[float, str]:
-    """Power of ten to take out of labels too small for the left margin, and the text that says so."""
+    """Return a power of ten to take out of labels that are too small for the left margin, and its text."""
     largest = max(map(abs, at), default=0.0)
     if not 0 < largest < _SMALL:
         return 1.0, ""
     power = math.floor(math.log10(largest))
-    return 10.0**power, words_at(LEFT + 4, TOP - 2, f"\u00d7 1e\u2212{-power}", "start")
+    return 10.0**power, text_at(LEFT + 4, TOP - 2, f"\u00d7 1e\u2212{-power}", "start")
 
 
 def tick_labels(at: Sequence[float], label: Callable[[float], str] = compact) -> list[str]:
-    """Labels of one axis: plain numbers and percentages all with the same decimals, and as many as tell neighbours apart."""
+    """Label the ticks of one axis with equal decimals, as many as distinguish neighbours."""
     names = [label(value) for value in at]
     if len(set(names)) < len(names):
         scale, unit = (100, " %") if names[0].endswith("%") else (1, "")
@@ -123,11 +138,13 @@ def tick_labels(at: Sequence[float], label: Callable[[float], str] = compact) ->
     return [f"{match[1]}.{match[2]:0<{decimals}}{match[3] or ''}" for match in found if match]
 
 
-def line(frame: Frame, points: Sequence[tuple[float, float]], name: str) -> str:
+def line(frame: ChartFrame, points: Sequence[tuple[float, float]], name: str) -> str:
+    """Draw a line through points."""
     return f'<path class="line {name}" d="M{" L".join(f"{frame.px(x)} {frame.py(y)}" for x, y in points)}"/>'
 
 
-def area(frame: Frame, histogram: Histogram, name: str) -> str:
+def area(frame: ChartFrame, histogram: Histogram, name: str) -> str:
+    """Draw a histogram as a stepped area."""
     low, high = occupied(histogram)
     corners = [(low, 0.0)]
     for left, right, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
@@ -138,27 +155,30 @@ def area(frame: Frame, histogram: Histogram, name: str) -> str:
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, name: str) -> str:
+    """Draw a straight line between two pixels."""
     return f'<line class="{name}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
 
 
-def words_at(x: float, y: float, words: str, name: str) -> str:
-    return f'<text class="{name}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+def text_at(x: float, y: float, text: str, name: str) -> str:
+    """Draw text at a pixel."""
+    return f'<text class="{name}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 def occupied(histogram: Histogram) -> tuple[float, float]:
-    """The ends of the bins that are not empty."""
-    places = [place for place, count in enumerate(histogram.counts) if count] or [0]
-    return histogram.edges[places[0]], histogram.edges[places[-1] + 1]
+    """Return the ends of the bins that are not empty."""
+    bins = [number for number, count in enumerate(histogram.counts) if count] or [0]
+    return histogram.edges[bins[0]], histogram.edges[bins[-1] + 1]
 
 
 def thinned(values: Sequence[float]) -> list[tuple[float, float]]:
-    """(rank, value), at most about 240 of them, both ends included."""
+    """Return (rank, value) of at most about 240 values, including both ends."""
     stride = max(1, len(values) // MAX_LINE_POINTS)
-    return [(place + 1, values[place]) for place in sorted({*range(0, len(values), stride), len(values) - 1})]
+    kept = sorted({*range(0, len(values), stride), len(values) - 1})
+    return [(index + 1, values[index]) for index in kept]
 
 
-def spaced(frame: Frame, values: Sequence[float]) -> list[float]:
-    """Those values whose labels do not run into each other."""
+def spaced(frame: ChartFrame, values: Sequence[float]) -> list[float]:
+    """Return the values whose labels do not overlap."""
     kept: list[float] = []
     for value in values:
         if not kept or frame.px(value) - frame.px(kept[-1]) >= 34:

@@ -13,7 +13,7 @@ from pipeline.charts.frame import (
     RIGHT,
     TOP,
     WIDTH,
-    Frame,
+    ChartFrame,
     area,
     compact,
     line,
@@ -23,34 +23,34 @@ from pipeline.charts.frame import (
     rule,
     spaced,
     svg,
+    text_at,
     thinned,
     ticks,
-    words_at,
     x_axis,
     y_axis,
 )
 from pipeline.stats.sample import Histogram
 
 MAX_BARS = 48
-_APART_X, _APART_Y = 26, 13  # pixels that the label of a dot takes
+_LABEL_WIDTH, _LABEL_HEIGHT = 26, 13  # pixels of a dot's label
 
 
 def spectrum_chart(raw: Sequence[float], whitened: Sequence[float] | None) -> Markup:
-    """Singular values, largest first, as shares of the largest: one line each."""
+    """Draw singular values, largest first, divided by the largest: one line each."""
     components = max(len(raw), len(whitened or ()))
-    frame = Frame((1, components), (0, 1))
+    frame = ChartFrame((1, components), (0, 1))
     lines = line(frame, thinned(raw), "raw") + (
         line(frame, thinned(whitened), "whitened") if whitened else ""
     )
     axes = x_axis(frame, [1, *ticks(1, components, 4)], "component, by size") + y_axis(frame, [0, 0.5, 1])
-    return svg(axes + lines, "Singular values as shares of the largest, by rank")
+    return svg(axes + lines, "Singular values relative to the largest, by rank")
 
 
 def cosine_chart(raw: Histogram, whitened: Histogram | None) -> Markup:
-    """Shares of random pairs by cosine: one stepped area each, a line at each mean."""
+    """Draw histograms of the cosines of random pairs, with a line at each mean."""
     shown = [("raw", raw), *([("whitened", whitened)] if whitened else [])]
     ends = [edge for _, one in shown for edge in occupied(one)]
-    frame = Frame(
+    frame = ChartFrame(
         (min(*ends, -0.1), max(*ends, 0.1)), (0, 1.06 * max(max(one.counts) / one.total for _, one in shown))
     )
     areas = "".join(area(frame, one, name) for name, one in shown)
@@ -65,9 +65,9 @@ def cosine_chart(raw: Histogram, whitened: Histogram | None) -> Markup:
 
 
 def length_chart(lengths: Histogram, limit: int) -> Markup:
-    """Texts by their number of tokens; those beyond the limit, which are cut, in one bar at the right."""
+    """Draw texts by their number of tokens; truncated texts are one bar at the right."""
     bars = _bars(lengths, limit)
-    frame = Frame((0, bars[-1][1]), (0, 1.06 * max(count for *_, count in bars)))
+    frame = ChartFrame((0, bars[-1][1]), (0, 1.06 * max(count for *_, count in bars)))
     drawn = "".join(
         _bar(frame, low, high, count, "cut" if low > limit else "lengths") for low, high, count in bars
     )
@@ -76,14 +76,14 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
     )
     if lengths.counts[-1]:
         x = frame.px(limit)
-        drawn += rule(x, TOP, x, HEIGHT - BOTTOM, "target") + words_at(
+        drawn += rule(x, TOP, x, HEIGHT - BOTTOM, "target") + text_at(
             x - 5, TOP + 9, f"cut at {limit}", "end note"
         )
     return svg(axes + drawn, "Texts by number of tokens")
 
 
-class Point(NamedTuple):
-    """A search effort, the recall@10 that it reaches, and milliseconds of one query."""
+class RecallPoint(NamedTuple):
+    """Search effort, its recall@10, and milliseconds per query."""
 
     effort: int
     recall: float
@@ -91,61 +91,66 @@ class Point(NamedTuple):
 
 
 def recall_chart(
-    points: Sequence[Point], chosen: int | None, target: float | None, effort: str = "nprobe"
+    points: Sequence[RecallPoint], chosen: int | None, target: float | None, effort: str = "nprobe"
 ) -> Markup:
-    """Recall@10 against milliseconds (logarithmic), a dot for each search effort; the target as a dashed line and the chosen point marked."""
+    """Draw recall@10 against milliseconds (logarithmic), one dot per search effort.
+
+    The target is a dashed line; the chosen point is marked.
+    """
     recalls, times = [point.recall for point in points], [point.query_ms for point in points]
     low = max(0.0, math.floor((min(recalls + ([target] if target is not None else [])) - 0.02) * 20) / 20)
-    frame = Frame((0.9 * min(times), 1.1 * max(times)), (low, 1.0), log_x=True)
+    frame = ChartFrame((0.9 * min(times), 1.1 * max(times)), (low, 1.0), log_x=True)
     drawn = line(frame, [(point.query_ms, point.recall) for point in points], "whitened") + _efforts(
         frame, points, chosen
     )
     drawn += "".join(_dot(frame, point, point.effort == chosen, effort) for point in points)
     if target is not None:
         drawn = rule(LEFT, frame.py(target), WIDTH - RIGHT, frame.py(target), "target") + drawn
-        drawn += words_at(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
-    title = f"milliseconds for one query; beside the dots: {effort}"
+        drawn += text_at(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
+    title = f"milliseconds per query; next to the dots: {effort}"
     axes = x_axis(frame, spaced(frame, log_ticks(*frame.x)), title) + y_axis(frame, ticks(low, 1, 4), percent)
     return svg(axes + drawn, f"Recall at 10 against milliseconds, by {effort}")
 
 
 def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str) -> Markup:
-    """A figure, larger being better, for each value of a setting, the chosen one marked. k runs logarithmically, what may be 0 does not."""
-    places, figures = [place for place, _ in points], [figure for _, figure in points]
-    span = (max(figures) - min(figures)) or abs(max(figures)) or 1.0
-    high = max(figures) + 0.2 * span  # room for the label above the best
-    frame = Frame(
-        (places[0], max(places[-1], places[0] + 1)), (min(figures) - 0.05 * span, high), log_x=places[0] > 0
+    """Draw a score for each value of a setting, with the chosen value marked; larger is better.
+
+    The axis is logarithmic unless the setting may be 0.
+    """
+    values, scores = [value for value, _ in points], [score for _, score in points]
+    span = (max(scores) - min(scores)) or abs(max(scores)) or 1.0
+    high = max(scores) + 0.2 * span  # room for the label above the best
+    frame = ChartFrame(
+        (values[0], max(values[-1], values[0] + 1)), (min(scores) - 0.05 * span, high), log_x=values[0] > 0
     )
     drawn = line(frame, points, "whitened")
-    for place, figure in points:
-        best = place == chosen
-        words = f"{setting} {place}: {figure:.4f}"
-        drawn += f'<circle class="dot{" chosen" * best}" cx="{frame.px(place)}" cy="{frame.py(figure)}" r="{5 if best else 2.6}"><title>{words}</title></circle>'
+    for value, score in points:
+        best, x, y = value == chosen, frame.px(value), frame.py(score)
+        words = f"{setting} {value}: {score:.4f}"
+        circle = f'<circle class="dot{" chosen" * best}" cx="{x}" cy="{y}" r="{5 if best else 2.6}">'
+        drawn += f"{circle}<title>{words}</title></circle>"
         if best:
-            side = (
-                "start"
-                if frame.px(place) < WIDTH / 3
-                else "end"
-                if frame.px(place) > 2 * WIDTH / 3
-                else "middle"
-            )
-            drawn += words_at(frame.px(place), frame.py(figure) - 11, words, f"{side} chosen")
-    axes = x_axis(frame, spaced(frame, places), setting) + y_axis(frame, ticks(*frame.y, 4))
-    return svg(axes + drawn, f"Figures for {setting}, the chosen one marked")
+            side = "start" if x < WIDTH / 3 else "end" if x > 2 * WIDTH / 3 else "middle"
+            drawn += text_at(x, y - 11, words, f"{side} chosen")
+    axes = x_axis(frame, spaced(frame, values), setting) + y_axis(frame, ticks(*frame.y, 4))
+    return svg(axes + drawn, f"Scores for {setting}, the chosen one marked")
 
 
-def _bar(frame: Frame, low: float, high: float, count: int, name: str) -> str:
+def _bar(frame: ChartFrame, low: float, high: float, count: int, name: str) -> str:
     x, width, y = frame.px(low) + 0.5, max(0.6, frame.px(high) - frame.px(low) - 1), frame.py(count)
-    title = (
-        f"{low:g} to {high - 1:g} tokens: {count:,} texts" if name == "lengths" else f"cut: {count:,} texts"
-    )
-    return f'<rect class="{name}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT - BOTTOM - y:.1f}"><title>{title}</title></rect>'
+    title = f"cut: {count:,} texts"
+    if name == "lengths":
+        title = f"{low:g} to {high - 1:g} tokens: {count:,} texts"
+    size = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
+    return f'<rect class="{name}" {size}><title>{title}</title></rect>'
 
 
 def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
-    """(from, to, count) of the occupied part, neighbours joined until at most 48 are left; the last bin (beyond the limit) stays apart."""
-    last = max((place for place, count in enumerate(lengths.counts[:-1]) if count), default=0) + 1
+    """Return (from, to, count) of at most 48 bars, joining neighbours.
+
+    The bin beyond the limit stays separate.
+    """
+    last = max((number for number, count in enumerate(lengths.counts[:-1]) if count), default=0) + 1
     if lengths.counts[-1]:
         last = len(lengths.counts) - 1
     joined = -(-last // MAX_BARS)
@@ -159,34 +164,31 @@ def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
         for at in starts
     ]
     if lengths.counts[-1]:
-        bars.append(
-            (
-                limit + 1,
-                limit + 1 + max(joined * (lengths.edges[1] - lengths.edges[0]), limit / 30),
-                lengths.counts[-1],
-            )
-        )
+        width = max(joined * (lengths.edges[1] - lengths.edges[0]), limit / 30)
+        bars.append((limit + 1, limit + 1 + width, lengths.counts[-1]))
     return bars
 
 
-def _efforts(frame: Frame, points: Sequence[Point], chosen: int | None) -> str:
-    """The effort of each dot, below it to the right, as far as they do not run into each other; that of the chosen one always."""
+def _efforts(frame: ChartFrame, points: Sequence[RecallPoint], chosen: int | None) -> str:
+    """Draw the effort of each dot, if it does not overlap another one; that of the chosen dot always."""
     shown: list[tuple[float, float]] = []
     drawn = ""
     for point in sorted(points, key=lambda point: point.effort != chosen):
         x, y = frame.px(point.query_ms), frame.py(point.recall)
-        if all(abs(x - other_x) >= _APART_X or abs(y - other_y) >= _APART_Y for other_x, other_y in shown):
-            drawn += words_at(x + 6, y + 14, f"{point.effort:,}", "start")
+        if all(
+            abs(x - other_x) >= _LABEL_WIDTH or abs(y - other_y) >= _LABEL_HEIGHT
+            for other_x, other_y in shown
+        ):
+            drawn += text_at(x + 6, y + 14, f"{point.effort:,}", "start")
             shown.append((x, y))
     return drawn
 
 
-def _dot(frame: Frame, point: Point, chosen: bool, effort: str) -> str:
+def _dot(frame: ChartFrame, point: RecallPoint, chosen: bool, effort: str) -> str:
     x, y = frame.px(point.query_ms), frame.py(point.recall)
     words = f"{effort} {point.effort}: {percent(point.recall)}, {point.query_ms:.3g} ms"
     if not chosen:
         return f'<circle class="dot" cx="{x}" cy="{y}" r="2.6"><title>{words}</title></circle>'
-    label = words_at(
-        WIDTH - RIGHT - 4, HEIGHT - BOTTOM - 10, words, "end chosen"
-    )  # the corner that a rising curve leaves free
+    # The lower right corner is free, because the curve rises.
+    label = text_at(WIDTH - RIGHT - 4, HEIGHT - BOTTOM - 10, words, "end chosen")
     return f'<circle class="dot chosen" cx="{x}" cy="{y}" r="5"><title>{words}</title></circle>{label}'

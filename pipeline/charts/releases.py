@@ -1,13 +1,13 @@
-"""Charts of the page over all releases: one figure each, from release to release."""
+"""Charts of the page over all releases: one metric each, by release."""
 
 from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from pipeline.charts.frame import Frame, compact, line, spaced, svg, ticks, x_axis, y_axis
+from pipeline.charts.frame import ChartFrame, compact, line, spaced, svg, ticks, x_axis, y_axis
 
 _ROOM = 0.12  # of the range, above the highest and below the lowest point
-_LEAST = 0.05  # of the highest value: the range shown where the axis does not begin at 0, or noise would look like a fall
+_MIN_RANGE = 0.05  # of the highest value, if the axis does not start at 0, so that noise looks small
 
 
 def history_chart(
@@ -17,13 +17,13 @@ def history_chart(
     *,
     from_zero: bool = True,
 ) -> Markup:
-    """(release, value) as a line with a dot for each release; from_zero: the axis begins at 0."""
+    """Draw (release, value) as a line with a dot per release; `from_zero` starts the axis at 0."""
     numbers, values = [number for number, _ in points], [value for _, value in points]
     low, high = (0.0 if from_zero else min(values)), max(values)
     if not from_zero:
-        low = min(low, high - _LEAST * abs(high))
+        low = min(low, high - _MIN_RANGE * abs(high))
     room = _ROOM * ((high - low) or abs(high) or 1.0)
-    frame = Frame((numbers[0], numbers[-1]), (low if from_zero else low - room, high + room))
+    frame = ChartFrame((numbers[0], numbers[-1]), (low if from_zero else low - room, high + room))
     dots = "".join(f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="2.6"/>' for x, y in points)
     axes = x_axis(frame, spaced(frame, numbers), "release") + y_axis(frame, ticks(*frame.y, 4), label)
-    return svg(axes + line(frame, points, "whitened") + dots, f"{name} from release to release")
+    return svg(axes + line(frame, points, "whitened") + dots, f"{name} by release")

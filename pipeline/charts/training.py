@@ -1,4 +1,4 @@
-"""Charts of a training: figures over its steps, in the colours s0 to s5, and the way that its vectors took."""
+"""Charts of a training: metrics by step, and the course of alignment and uniformity."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,45 +14,50 @@ from pipeline.charts.frame import (
     RIGHT,
     TOP,
     WIDTH,
-    Frame,
+    ChartFrame,
     compact,
     line,
     rule,
     spaced,
     svg,
+    text_at,
     thinned,
     ticks,
-    words_at,
     x_axis,
     y_axis,
 )
-from pipeline.charts.geometry import colour, figure
+from pipeline.charts.geometry import colour, three_digits
 
-POINTS = 80  # points of a line that says where a figure goes; what it is step by step stands faintly behind
-_STATIONS = 16  # of the way of the vectors: with more, the steps' own noise is all that one sees
-_DOTTED = 60  # measurements that are drawn as dots too
+POINTS = 80  # points of a smoothed line; all points are drawn faintly behind it
+_COURSE_POINTS = 16  # of alignment against uniformity; with more, the noise of single steps dominates
+_MOST_DOTS = 60  # measurements up to which dots are drawn
 
 Points = Sequence[tuple[float, float]]
-"""(step, value), steps rising"""
+"""(step, value) with ascending steps"""
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The axis that charts of one training have in common. resumed: steps after which it was begun anew."""
+class StepAxis:
+    """Step axis shared by the charts of one training.
+
+    Attributes:
+        last: number of the last step.
+        resumed: steps after which the training was resumed.
+    """
 
     last: float
     resumed: tuple[float, ...] = ()
 
-    def frame(self, low: float, high: float) -> Frame:
-        return Frame((0, max(self.last, 1)), (low, high))
+    def frame(self, low: float, high: float) -> ChartFrame:
+        return ChartFrame((0, max(self.last, 1)), (low, high))
 
-    def axis(self, frame: Frame) -> str:
+    def axis(self, frame: ChartFrame) -> str:
         rules = [
             (step, rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew"))
             for step in self.resumed
         ]
         marks = "".join(
-            f"<g><title>begun anew after step {step:,.0f}</title>{drawn}</g>" for step, drawn in rules
+            f"<g><title>resumed after step {step:,.0f}</title>{drawn}</g>" for step, drawn in rules
         )
         at = ticks(0, frame.x[1], 5)
         return x_axis(frame, spaced(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step") + marks
@@ -60,16 +65,22 @@ class Steps:
 
 def curves_chart(
     curves: Sequence[Points],
-    steps: Steps,
+    steps: StepAxis,
     what: str,
     *,
     level: tuple[float, str] | None = None,
     floor: float | None = None,
     label: Callable[[float], str] = compact,
 ) -> Markup:
-    """Lines over the steps; where there are many points, the medians of neighbours, with every point faintly behind.
+    """Draw lines by step; many points are smoothed by medians, with all points faintly behind.
 
-    level: a value that means something, with what it means; floor: where the axis begins at the highest.
+    Args:
+        curves: points of each line.
+        steps: the step axis.
+        what: name of the metric.
+        level: a reference value and its label.
+        floor: largest lower end of the y axis.
+        label: format of the y axis.
     """
     shown = [smoothed(points) for points in curves]
     values = (
@@ -88,7 +99,7 @@ def curves_chart(
     words = (
         ""
         if level is None
-        else words_at(WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note value")
+        else text_at(WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note value")
     )
     return svg(
         y_axis(frame, ticks(*frame.y, 5), label) + steps.axis(frame) + faint + mark + drawn + words,
@@ -96,15 +107,15 @@ def curves_chart(
     )
 
 
-def dev_chart(points: Points, best: float, steps: Steps, name: str) -> Markup:
-    """The figure on dev that is called so; the one at step `best` is marked and written."""
+def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup:
+    """Draw the scores on dev, called `name`, with the score at step `best` marked."""
     values = [y for _, y in points]
     low, high = _roomy(min(values), max(values))
     frame = steps.frame(low, high + 0.14 * (high - low))  # room for the label
-    dots = "".join(_dot(frame, point, "dot") for point in points) if len(points) <= _DOTTED else ""
+    dots = "".join(_dot(frame, point, "dot") for point in points) if len(points) <= _MOST_DOTS else ""
     chosen = next(point for point in points if point[0] == best)
     side = "start" if frame.px(best) < WIDTH / 3 else "end" if frame.px(best) > 2 * WIDTH / 3 else "middle"
-    marked = _dot(frame, chosen, "dot chosen", 5) + words_at(
+    marked = _dot(frame, chosen, "dot chosen", 5) + text_at(
         frame.px(best), frame.py(chosen[1]) - 11, f"{chosen[1]:.2f} at step {best:,.0f}", f"{side} chosen"
     )
     return svg(
@@ -117,73 +128,75 @@ def dev_chart(points: Points, best: float, steps: Steps, name: str) -> Markup:
     )
 
 
-def way_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
-    """Alignment against uniformity in the order of the steps, from start to end: low is good on both axes.
+def course_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
+    """Draw alignment against uniformity in the order of the steps; low is better on both axes.
 
     Args:
         points: (uniformity, alignment) of each record.
-        first: step of the first record, which names a point that is the only one.
+        first: step of the first record, the label of a single point.
     """
-    way = smoothed(points, _STATIONS)
-    frame = Frame(_roomy(*_ends([x for x, _ in way])), _roomy(*_ends([y for _, y in way])))
+    course = smoothed(points, _COURSE_POINTS)
+    frame = ChartFrame(_roomy(*_ends([x for x, _ in course])), _roomy(*_ends([y for _, y in course])))
     drawn = (
-        line(frame, way, colour(0))
-        + _named(frame, way[0], "start" if len(way) > 1 else f"step {first:,}")
-        + (_named(frame, way[-1], "end") if len(way) > 1 else "")
+        line(frame, course, colour(0))
+        + _named(frame, course[0], "start" if len(course) > 1 else f"step {first:,}")
+        + (_named(frame, course[-1], "end") if len(course) > 1 else "")
     )
     axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(
         frame, ticks(*frame.y, 5)
     )
     return svg(
-        axes + _better(frame, way[0], way[-1]) + drawn,
+        axes + _better(frame, course[0], course[-1]) + drawn,
         "Alignment against uniformity, from the first step to the last",
     )
 
 
 def rate(value: float) -> str:
-    """2e−5, 1.5e−4: a learning rate in few letters."""
+    """Format a learning rate: 2e−5, 1.5e−4."""
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "\u2212") if value else "0"
 
 
 def smoothed(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
-    """At most so many points: medians of neighbours, which one wild step does not move, of equally many each; the last may be of fewer."""
+    """Return at most `most` points: medians of groups of neighbours, of which the last may be smaller."""
     size = math.ceil(len(points) / most) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(median(x for x, _ in group), median(y for _, y in group)) for group in groups]
 
 
-def _faint(frame: Frame, points: Points, number: int) -> str:
-    """Every point, as far as there is room for them, held inside the chart."""
+def _faint(frame: ChartFrame, points: Points, number: int) -> str:
+    """Draw every point, thinned to the space available, clipped to the chart."""
     low, high = frame.y
-    kept = [points[int(place) - 1] for place, _ in thinned([y for _, y in points])]
+    kept = [points[int(rank) - 1] for rank, _ in thinned([y for _, y in points])]
     return line(frame, [(x, min(max(y, low), high)) for x, y in kept], f"faint {colour(number)}")
 
 
-def _line(frame: Frame, points: Points, number: int) -> str:
-    """A single point is a dot: a line of it would not be seen."""
+def _line(frame: ChartFrame, points: Points, number: int) -> str:
+    """Draw a line, or a dot for a single point."""
     if len(points) > 1:
         return line(frame, points, colour(number))
     return "".join(_dot(frame, point, f"point {colour(number)}", 3.5) for point in points)
 
 
-def _dot(frame: Frame, point: tuple[float, float], name: str, radius: float = 2.6) -> str:
-    return f'<circle class="{name}" cx="{frame.px(point[0])}" cy="{frame.py(point[1])}" r="{radius}"><title>step {point[0]:,.0f}: {figure(point[1])}</title></circle>'
+def _dot(frame: ChartFrame, point: tuple[float, float], name: str, radius: float = 2.6) -> str:
+    circle = f'<circle class="{name}" cx="{frame.px(point[0])}" cy="{frame.py(point[1])}" r="{radius}">'
+    return f"{circle}<title>step {point[0]:,.0f}: {three_digits(point[1])}</title></circle>"
 
 
-def _named(frame: Frame, point: tuple[float, float], name: str) -> str:
-    """An end of the way, its name on the side that has room."""
+def _named(frame: ChartFrame, point: tuple[float, float], name: str) -> str:
+    """Draw an end of the course, with its name on the side with more room."""
     x, y = frame.px(point[0]), frame.py(point[1])
     right = x > (LEFT + WIDTH) / 2
-    title = f"{name}: uniformity {figure(point[0])}, alignment {figure(point[1])}"
-    mark = f'<circle class="dot{" chosen" * (name == "end")}" cx="{x}" cy="{y}" r="5"><title>{title}</title></circle>'
-    return mark + words_at(
+    title = f"{name}: uniformity {three_digits(point[0])}, alignment {three_digits(point[1])}"
+    css = "dot chosen" if name == "end" else "dot"
+    mark = f'<circle class="{css}" cx="{x}" cy="{y}" r="5"><title>{title}</title></circle>'
+    return mark + text_at(
         x + (-10 if right else 10), y + 4, name, f"{colour(0)} value {'end' if right else 'start'}"
     )
 
 
-def _better(frame: Frame, *ends: tuple[float, float]) -> str:
-    """Which way is better, in the corner that is furthest from both ends of the way."""
+def _better(frame: ChartFrame, *ends: tuple[float, float]) -> str:
+    """Write which direction is better, in the corner that is farthest from both ends of the course."""
     corners = [
         (LEFT + 6.0, TOP + 9.0, "start"),
         (WIDTH - RIGHT - 4.0, TOP + 9.0, "end"),
@@ -191,7 +204,7 @@ def _better(frame: Frame, *ends: tuple[float, float]) -> str:
     ]
     points = [(frame.px(x), frame.py(y)) for x, y in ends]
     x, y, side = max(corners, key=lambda corner: min(math.dist(corner[:2], point) for point in points))
-    return words_at(x, y, "↙ better", f"{side} soft")
+    return text_at(x, y, "↙ better", f"{side} soft")
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -199,6 +212,6 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _roomy(low: float, high: float, bottom: float | None = None) -> tuple[float, float]:
-    """The range with some room around it; exactly from `bottom` where that is its lower end."""
+    """Add some room around a range, but not below `bottom`."""
     room = 0.07 * (high - low) or 0.05 * abs(high) or 0.05
     return (low if bottom is not None and low == bottom else low - room), high + room

@@ -1,20 +1,21 @@
-"""The model card of a trained encoder: README.md of its folder, with the front matter that model hubs read."""
+"""Model card of a trained encoder: README.md of its folder, with the front matter of model hubs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
-from pipeline.report.signs import warnings
-from pipeline.report.training import Report, options, two_digits
+from pipeline.report.training import options, two_digits
+from pipeline.report.training_report import TrainingReport
+from pipeline.report.training_warnings import training_warnings
 
 CARD = "README.md"
 _TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "manta")
 _VERSIONS = ("manta-embeddings", "torch", "transformers", "tokenizers", "ray")
 
 
-def card(report: Report) -> str:
-    """Markdown. Nothing in it has a part in the encoder's space_id."""
+def card(report: TrainingReport) -> str:
+    """Write the model card as Markdown; it does not affect the encoder's space_id."""
     front = {
         "pipeline_tag": "sentence-similarity",
         "tags": list(_TAGS if report.product.elsewhere else _TAGS[1:]),
@@ -29,43 +30,39 @@ def card(report: Report) -> str:
     )
 
 
-def write_card(report: Report, folder: Path) -> None:
-    """Into a folder as `save_folder` left it."""
+def write_card(report: TrainingReport, folder: Path) -> None:
+    """Write the card into a folder saved by `save_folder`."""
     (folder / CARD).write_text(card(report), encoding="utf-8")
 
 
-def _heading(report: Report) -> str:
+def _heading(report: TrainingReport) -> str:
     product, rows = report.product, f"{report.rows:,} rows"
+    dimensions = f"{product.dim}"
+    if report.settings.matryoshka:
+        listed = ", ".join(map(str, report.settings.matryoshka))
+        dimensions += f"; the first {listed} are usable alone"
     facts = [
-        (
-            "Dimensions",
-            f"{product.dim}"
-            + (
-                f"; the first {_listed(report.settings.matryoshka)} serve alone"
-                if report.settings.matryoshka
-                else ""
-            ),
-        ),
-        ("Longest text", f"{product.max_length} tokens; what is beyond is cut"),
+        ("Dimensions", dimensions),
+        ("Longest text", f"{product.max_length} tokens; longer texts are truncated"),
         ("Pooling", " + ".join(product.pooling)),
-        ("Vectors", "of length one" if product.normalized else "not normalised: compare them by cosine"),
+        ("Vectors", "of length 1" if product.normalized else "not normalized: compare them by cosine"),
         (
             "Head",
-            "a layer behind the pooling, trained with it"
+            "a layer after the pooling, trained with the encoder"
             if product.head
-            else "none: what the objective had beside the encoder belongs to the training alone",
+            else "none: further layers of the objective were used in training only",
         ),
         ("Prompt", _code(product.prompt)),
         ("Template", _code(product.template)),
         ("Space", _code(product.space_id)),
     ]
-    said = f"Sentence vectors: {_code(_short(report.encoder))}, trained for {report.objective} on {rows}."
-    return f"# {report.name}\n\n{said}\n\n" + _table(
+    text = f"Sentence vectors: {_code(_short(report.encoder))}, trained for {report.objective} on {rows}."
+    return f"# {report.name}\n\n{text}\n\n" + _table(
         ("", ""), [(name, value) for name, value in facts if value]
     )
 
 
-def _use(report: Report) -> str:
+def _use(report: TrainingReport) -> str:
     product = report.product
     manta = "```bash\nmanta encode encoder.path=path/of/this/folder corpus.uri=texts.parquet\n```"
     if not (product.elsewhere or product.trusted):
@@ -78,55 +75,59 @@ def _use(report: Report) -> str:
         f'model = SentenceTransformer("path/of/this/folder"{trust})',
         f'vectors = model.encode(["A sentence.", "Another one."]{prompt})       # (2, {product.dim})',
     ]
-    said = (
-        "\n\n`template_modules.py` in this folder reads the mask of its template there; embedding servers have no name for that."
+    text = (
+        "\n\n`template_modules.py` in this folder implements its template there; "
+        "embedding servers do not support it."
         if product.trusted
         else ""
     )
-    return f"## Use\n\n{manta}\n\n```python\n" + "\n".join(lines) + f"\n```{said}"
+    return f"## Use\n\n{manta}\n\n```python\n" + "\n".join(lines) + f"\n```{text}"
 
 
-def _measured(report: Report) -> str:
-    """The figures on dev."""
+def _measured(report: TrainingReport) -> str:
+    """Write the scores on dev."""
     if not report.dev:
-        return "## Figures\n\nNothing was measured."
+        return "## Scores\n\nNothing was measured."
     rows = [(name, f"{line.step:,}", two_digits(line.dev)) for name, line in report.dev.items()]
     what = {
-        "spearman": "Spearman x100 of cosines with people's scores, over all pairs",
-        "accuracy": "Pairs that the classifier got right, in percent,",
+        "spearman": "Spearman x100 of cosines with human scores, over all pairs",
+        "accuracy": "Pairs classified correctly, in percent,",
     }
-    said = f"{what[report.settings.dev.measure]} of {_code(_short(report.settings.dev.uri or 'dev'))}."
-    return f"## Figures\n\n{said} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(
+    text = f"{what[report.settings.dev.measure]} of {_code(_short(report.settings.dev.uri or 'dev'))}."
+    return f"## Scores\n\n{text} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(
         ("weights", "step", report.measure), rows
     )
 
 
-def _training(report: Report) -> str:
+def _training(report: TrainingReport) -> str:
     train, order, optimizer = report.settings, report.settings.order, report.settings.optimizer
     objectives = "; ".join(
-        term.name + (f" ({said})" if (said := options(term)) else "") for term in train.objective
+        term.name + (f" ({text})" if (text := options(term)) else "") for term in train.objective
     )
     files = ", ".join(f"{_code(_short(source.uri))} ({source.used:,} rows)" for source in report.sources)
-    clip = "gradients as they are" if optimizer.clip is None else f"gradients cut to {optimizer.clip:g}"
+    clip = "gradients not clipped" if optimizer.clip is None else f"gradients clipped to {optimizer.clip:g}"
     facts = [
         (
             "Start",
-            f"{_code(_short(report.encoder))}{', new weights' if train.fresh else ''}, space {_code(report.start_space[:16])}",
+            f"{_code(_short(report.encoder))}{', new weights' if train.fresh else ''}, "
+            f"space {_code(report.start_space[:16])}",
         ),
         ("Rows", files),
         ("Objective", objectives),
         (
             "Steps",
-            f"{report.steps:,} of {order.batch_rows} rows, {report.steps / report.steps_per_epoch:.3g} epochs",
+            f"{report.steps:,} of {order.batch_rows} rows, "
+            f"{report.steps / report.steps_per_epoch:.3g} epochs",
         ),
         (
             "Optimizer",
-            f"{optimizer.name}, learning rate {optimizer.learning_rate:g}, {train.schedule.name}, weight decay {optimizer.weight_decay:g}, {clip}",
+            f"{optimizer.name}, learning rate {optimizer.learning_rate:g}, {train.schedule.name}, "
+            f"weight decay {optimizer.weight_decay:g}, {clip}",
         ),
         ("Warm-up", f"{train.schedule.warmup:g}" if train.schedule.warmup else ""),
         ("Precision", train.precision),
-        ("Dropout", "as config.json says" if train.dropout is None else f"{train.dropout:g}"),
-        ("Seeds", f"{train.seed}, of the rows {order.seed}"),
+        ("Dropout", "that of config.json" if train.dropout is None else f"{train.dropout:g}"),
+        ("Seeds", f"{train.seed}; {order.seed} for the order of rows"),
         ("Ran on", report.device),
         (
             "Versions",
@@ -136,8 +137,8 @@ def _training(report: Report) -> str:
     return "## Training\n\n" + _table(("", ""), [(name, value) for name, value in facts if value])
 
 
-def _known(report: Report) -> str:
-    found = warnings(report)
+def _known(report: TrainingReport) -> str:
+    found = training_warnings(report)
     return "## What to know\n\n" + "\n".join(f"- {_plain(warning)}" for warning in found) if found else ""
 
 
@@ -150,7 +151,10 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _short(uri: str) -> str:
-    """The last part of a path, of a manifest the last three: a card travels, the folders of one machine do not. What is no path of this machine stays whole."""
+    """Shorten a local path to its last part, that of a manifest to its last three.
+
+    A card is published, but the folders of one machine should not be.
+    """
     return (
         "/".join(uri.rstrip("/").split("/")[-3 if uri.endswith(".json") else -1 :])
         if uri.startswith(("/", "~", ".", "file:"))
@@ -159,16 +163,12 @@ def _short(uri: str) -> str:
 
 
 def _code(text: str) -> str:
-    """As code, whatever is in it; nothing of nothing."""
+    """Format as code; an empty text stays empty."""
     if not text:
         return ""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def _plain(text: str) -> str:
-    """On one line, its signs taken as they are."""
+    """Put text on one line, with Markdown characters escaped."""
     return " ".join(text.split()).replace("<", "&lt;").replace("`", "'")
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""How a night differs from the previous release, as values that the report shows."""
+"""Differences of a release from the previous one, as values of the release report."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Previous:
-    """Figures of the previous release; None for those that it did not leave."""
+    """Metrics of the previous release; None if it did not record them."""
 
     number: int
     rows: int
@@ -20,7 +20,7 @@ class Previous:
 
 
 @dataclass(frozen=True)
-class ChangedRow:
+class RowChange:
     """A row that is new (before is None), deleted (now is None) or changed, with its texts."""
 
     id: str
@@ -30,7 +30,16 @@ class ChangedRow:
 
 @dataclass(frozen=True)
 class QuarantinedRow:
-    """A row that was set aside. row: its number in the file, -1 for the file as a whole; excerpt: the beginning of its text."""
+    """A quarantined row.
+
+    Attributes:
+        reason: why it was quarantined.
+        file: file of the row.
+        row: row number in the file, -1 for the whole file.
+        id: id of the row, if known.
+        detail: details of the reason.
+        excerpt: beginning of its text.
+    """
 
     reason: str
     file: str
@@ -42,7 +51,7 @@ class QuarantinedRow:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An answer to a query."""
+    """Result of a query."""
 
     id: str
     score: float
@@ -51,7 +60,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class ChangedAnswers:
-    """A fixed query with the answers of the previous release and of this one, best first."""
+    """A fixed query with the results of the previous release and of this one, best first."""
 
     query: str
     before: tuple[Neighbour, ...]
@@ -59,17 +68,17 @@ class ChangedAnswers:
 
     @property
     def differ(self) -> bool:
-        """Whether other rows are found, or the same ones in another order."""
+        """True if the results or their order differ."""
         return [hit.id for hit in self.before] != [hit.id for hit in self.now]
 
     @property
     def gone(self) -> tuple[Neighbour, ...]:
-        """Answers of the previous release alone."""
+        """Results of the previous release only."""
         return _without(self.before, self.now)
 
     @property
     def fresh(self) -> tuple[Neighbour, ...]:
-        """Answers of this release alone."""
+        """Results of this release only."""
         return _without(self.now, self.before)
 
 
@@ -79,7 +88,7 @@ def _without(hits: tuple[Neighbour, ...], others: tuple[Neighbour, ...]) -> tupl
 
 
 def delta(now: float, before: float | None, number: int, step: float, unit: str = "") -> str:
-    """The difference with release `number` in multiples of `step`, or the remark that it is unknown."""
+    """Format the difference from release `number` in multiples of `step`."""
     if before is None:
         return f"not known of release {number}"
     steps = round((now - before) / step)
@@ -89,8 +98,8 @@ def delta(now: float, before: float | None, number: int, step: float, unit: str 
     return f"{steps * step:+,.{digits}f}{unit} since release {number}".replace("-", "\u2212")
 
 
-def kinds(rows: tuple[ChangedRow, ...]) -> Iterator[tuple[str, list[ChangedRow]]]:
-    """The rows by kind: new, changed, deleted; kinds without rows are left out."""
+def kinds(rows: tuple[RowChange, ...]) -> Iterator[tuple[str, list[RowChange]]]:
+    """Group the rows into new, changed and deleted ones, without empty groups."""
     parts = {
         "new": [row for row in rows if row.before is None],
         "changed": [row for row in rows if row.before is not None and row.now is not None],

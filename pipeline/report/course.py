@@ -1,4 +1,4 @@
-"""How a training's figures at its end differ from those at its start."""
+"""Differences between the metrics at the start and at the end of a training."""
 
 import math
 import statistics
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pipeline.train.metrics_line import MetricsLine
 
-_PART = 0.1  # of the records at each end: their mean, since single steps vary
-_LEAST = 6  # records, to say that a loss rises
-_SURE = 3.0  # standard errors by which it has to
+_PART = 0.1  # of the records at each end are averaged, because single steps vary
+_MIN_RECORDS = 6  # to detect that a loss rises
+_STANDARD_ERRORS = 3.0  # by which a loss has to rise
 
 _MEASURES = {
     "loss": ("loss", "lower"),
@@ -29,7 +29,14 @@ _ONE_VECTOR = 1e-6  # squared distance of two views up to rounding
 
 @dataclass(frozen=True)
 class Ends:
-    """A measure at the start and at the end of a training. good: which of lower and higher is good."""
+    """A metric at the start and at the end of a training.
+
+    Attributes:
+        words: name and explanation, separated by a colon.
+        start: value at the start.
+        end: value at the end.
+        good: "lower" or "higher".
+    """
 
     words: str
     start: float
@@ -38,17 +45,17 @@ class Ends:
 
     @property
     def name(self) -> str:
-        """Its words without the explanation."""
+        """Name without the explanation."""
         return self.words.partition(":")[0]
 
     @property
     def better(self) -> bool:
-        """Whether the end is better than the start."""
+        """True if the end is better than the start."""
         return self.end < self.start if self.good == "lower" else self.end > self.start
 
 
 def ends(lines: Sequence[MetricsLine]) -> list[Ends]:
-    """Means over the first and the last tenth of the records, for each measure that at least two records have."""
+    """Average each metric over the first and the last tenth of the records, if two records have it."""
     found = []
     for name, (words, good) in _MEASURES.items():
         values = _values(lines, name)
@@ -59,31 +66,34 @@ def ends(lines: Sequence[MetricsLine]) -> list[Ends]:
 
 
 def on_same_rows(lines: Sequence[MetricsLine]) -> list[Ends]:
-    """Measures of the same rows before the first step and after the last; [] unless both were measured.
+    """Return the metrics of the same rows before the first step and after the last; [] unless both exist.
 
-    Without dropout both views of one text are one vector; how close they are is left out then.
+    Without dropout both views of a text are equal, so that their distance is left out.
     """
     measured = [line for line in lines if line.same_rows]
     if len(measured) < 2 or measured[0].step:
         return []
     start, end = measured[0].same_rows, measured[-1].same_rows
-    alike = max(start.get("alignment", 1.0), end.get("alignment", 1.0)) < _ONE_VECTOR
+    distance = max(start.get("alignment", 1.0), end.get("alignment", 1.0))
     return [
         Ends(words, start[name], end[name], good)
         for name, (words, good) in _ON_SAME_ROWS.items()
-        if name in start and name in end and not (alike and name in _OF_VIEWS)
+        if name in start and name in end and not (distance < _ONE_VECTOR and name in _OF_VIEWS)
     ]
 
 
 def risen(lines: Sequence[MetricsLine]) -> tuple[float, float] | None:
-    """(start, end) of a loss that rises by more than its records vary, as means over the first and last third of them; None for any other."""
+    """Return (start, end) of a loss that rises significantly, else None.
+
+    Start and end are means over the first and the last third.
+    """
     values = _values(lines, "loss")
-    if len(values) < _LEAST:
+    if len(values) < _MIN_RECORDS:
         return None
     start, end = _both(values, 1 / 3)
     error = math.sqrt(statistics.variance(start) / len(start) + statistics.variance(end) / len(end))
     first, last = statistics.fmean(start), statistics.fmean(end)
-    return (first, last) if last - first > max(_SURE * error, 0.01 * abs(first)) else None
+    return (first, last) if last - first > max(_STANDARD_ERRORS * error, 0.01 * abs(first)) else None
 
 
 def _both(values: Sequence[float], part: float) -> tuple[Sequence[float], Sequence[float]]:

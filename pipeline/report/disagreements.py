@@ -1,11 +1,19 @@
-"""Pairs of sentences on which two candidates differ, as values that the page of an evaluation shows."""
+"""Pairs of sentences on which two candidates differ, as values of the evaluation page."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class DifferingPair:
-    """Two sentences; gold: what people say of them; similarities and ranks by the two candidates, ranks as the proportion of pairs less alike."""
+    """Two sentences with a gold score, and their similarities and ranks by two candidates.
+
+    Attributes:
+        left: first sentence.
+        right: second sentence.
+        gold: human score.
+        similarities: by each candidate.
+        ranks: proportion of pairs that are less similar, by each candidate.
+    """
 
     left: str
     right: str
@@ -16,7 +24,7 @@ class DifferingPair:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Pairs of a task whose ranks by two candidates are furthest apart."""
+    """Pairs of a task whose ranks by two candidates differ most."""
 
     task: str
     first: str

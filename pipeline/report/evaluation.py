@@ -1,4 +1,4 @@
-"""The page of an evaluation: candidates side by side, with intervals and differences; one HTML file, no network, no script."""
+"""Page of an evaluation: scores of candidates with intervals and differences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,37 +9,37 @@ from markupsafe import Markup
 
 from pipeline.charts.evaluation import COLOURS, difference_chart
 from pipeline.report.disagreements import Disagreement
+from pipeline.report.evaluation_format import ScoreEstimate, interval, score, signed, signed_interval
 from pipeline.report.page import fill
 
 _MEANINGS = {
-    "sts": "Do similarities order pairs as people's scores do? 100: the same order. Under all, over all pairs of a task; mean and wmean are over its subsets.",
-    "transfer": "Share of texts that a linear classifier of the frozen vectors gets right. lbfgs and sgd are two ways to fit it; their figures do not compare.",
-    "pairs": "Do pairs that mean the same come before the others when sorted by similarity? 100: all of them do.",
-    "triplets": "Share of triplets whose anchor is more like its positive than its negative.",
-    "retrieval": "Do searches find what belongs to the query, and near the top? 100: always first.",
-    "duplicates": "Are the most similar pairs among all texts those that mean the same? Without known ones the pairs are only counted.",
+    "sts": "Correlation of similarities with human scores; 100 is the same order. all is computed over all "
+    "pairs of a task, mean and wmean over its subsets.",
+    "transfer": "Proportion of texts that a linear classifier of the frozen vectors classifies correctly. "
+    "Results of lbfgs and sgd, two methods to fit it, are not comparable.",
+    "pairs": "Ranking of pairs with the same meaning above the others by similarity; 100 is perfect.",
+    "triplets": "Proportion of triplets whose anchor is more similar to its positive than to its negative.",
+    "retrieval": "Ranking of the texts that belong to a query; 100 means that they are always first.",
+    "duplicates": "Ranking of pairs with the same meaning among all pairs of texts. Without known pairs, "
+    "pairs are only counted.",
 }
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A value with its 95 % interval; None where it is not defined, or has no interval."""
+class EvaluatedCandidate:
+    """An evaluated encoder with its transform.
 
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What was evaluated. transform: in words; numerics: sentence vectors by the arithmetic that made them.
-
-    bytes: of the encoder's files; width: of the vectors that are compared.
-    sentences_per_s: of one worker, in the evaluation that encoded most; None where it was never measured.
+    Attributes:
+        name: displayed name.
+        encoder: path or name of the encoder.
+        dim: dimension of its vectors.
+        space_id: id of its vector space.
+        transform: description of the transform, or None.
+        transform_id: id of the transform, or None.
+        numerics: number of sentence vectors by the arithmetic that computed them.
+        bytes: size of the encoder's files.
+        width: dimension of the compared vectors.
+        sentences_per_s: speed of one worker, in the evaluation that encoded most; None if never measured.
     """
 
     name: str
@@ -55,37 +55,46 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A task. figures: one per candidate; differences with the first candidate: None for that one; parts: further figures by name, one value per candidate.
+class TaskRow:
+    """Results of a task.
 
-    facts: what holds for all candidates; own: what each candidate has for itself, such as its thresholds, one text per candidate.
+    Attributes:
+        task: name of the task.
+        kind: kind of task.
+        metric: name of the metric.
+        count: number of pairs, texts or queries.
+        figures: one score per candidate.
+        differences: differences from the first candidate, None for itself.
+        parts: further metrics by name, one value per candidate.
+        facts: information that all candidates share.
+        own: information that differs, one text per candidate.
     """
 
     task: str
     kind: str
     metric: str
     count: int
-    figures: tuple[Figure, ...]
-    differences: tuple[Figure | None, ...]
+    figures: tuple[ScoreEstimate, ...]
+    differences: tuple[ScoreEstimate | None, ...]
     parts: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     own: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
-class Average:
-    """A line below its tasks. label says over which."""
+class AverageRow:
+    """An average below its tasks, with a label that lists them."""
 
     label: str
     members: tuple[str, ...]
     complete: bool
-    figures: tuple[Figure, ...]
-    differences: tuple[Figure | None, ...]
+    figures: tuple[ScoreEstimate, ...]
+    differences: tuple[ScoreEstimate | None, ...]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart with its words. key: what its colours mean."""
+    """A chart with heading, note, and key of its colours."""
 
     heading: str
     svg: Markup
@@ -95,7 +104,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page that others draw, such as the geometry of the space. table: header and rows."""
+    """A further section of the page, such as the geometry of the space; the table has a header row."""
 
     heading: str
     charts: tuple[Chart, ...] = ()
@@ -104,17 +113,17 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What the page shows; whatever is empty is left out."""
+class EvaluationReport:
+    """Values of the page; empty ones are left out."""
 
     root: str
     id: str
     created: str | None = None
-    candidates: tuple[Candidate, ...]
-    rows: tuple[Row, ...] = ()
-    averages: tuple[Average, ...] = ()
+    candidates: tuple[EvaluatedCandidate, ...]
+    rows: tuple[TaskRow, ...] = ()
+    averages: tuple[AverageRow, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
-    """(task, why)"""
+    """(task, reason)"""
     warnings: tuple[str, ...] = ()
     resamples: int = 0
     disagreements: tuple[Disagreement, ...] = ()
@@ -125,33 +134,41 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Tasks of one kind and metric: the only ones whose figures compare. metric: what theirs have in common; rests: what else each one's says, mostly nothing."""
+class TaskGroup:
+    """Tasks of one kind and metric, whose scores are comparable.
+
+    Attributes:
+        metric: common part of the metrics.
+        rows: results of the tasks.
+        rests: remaining part of each task's metric, mostly empty.
+        averages: averages over these tasks.
+        chart: chart of differences, or None.
+    """
 
     metric: str
-    rows: tuple[Row, ...]
+    rows: tuple[TaskRow, ...]
     rests: tuple[str, ...]
-    averages: tuple[Average, ...]
+    averages: tuple[AverageRow, ...]
     chart: Markup | None
 
     @property
     def meaning(self) -> str:
-        """The kind of task in a sentence; empty for one that has none here."""
+        """Description of the kind of task; empty if tasks is none."""
         return _MEANINGS.get(self.rows[0].kind, "")
 
     @property
     def has_intervals(self) -> bool:
-        """Some have none, whatever was asked for: such as counts, and pairs that share texts."""
+        """True if a score has an interval; counts, and pairs that share texts, have none."""
         return any(figure.low is not None for row in self.rows for figure in row.figures)
 
 
-def render(report: Report) -> str:
-    """The page, complete in itself (UTF-8). Every text from outside is escaped."""
+def render(report: EvaluationReport) -> str:
+    """Render the page; all texts are escaped."""
     filters: dict[str, Callable[..., Any]] = {
-        "figure": _figure,
-        "signed": _signed,
-        "interval": _interval,
-        "signed_interval": _signed_interval,
+        "figure": score,
+        "signed": signed,
+        "interval": interval,
+        "signed_interval": signed_interval,
     }
     return fill(
         "evaluation.html.j2",
@@ -163,52 +180,50 @@ def render(report: Report) -> str:
     )
 
 
-def groups(report: Report) -> list[Group]:
-    """By kind and by the first word of the metric, in order of first appearance."""
+def groups(report: EvaluationReport) -> list[TaskGroup]:
+    """Group tasks by kind and by the first word of the metric, in order of first appearance."""
     order = list(dict.fromkeys(map(_sort_of, report.rows)))
     ordered = sorted(report.rows, key=lambda row: order.index(_sort_of(row)))
     return [_group(tuple(rows), report.averages) for _, rows in groupby(ordered, key=_sort_of)]
 
 
-def _sort_of(row: Row) -> tuple[str, str]:
+def _sort_of(row: TaskRow) -> tuple[str, str]:
     return row.kind, row.metric.split(", ")[0]
 
 
-def _group(rows: tuple[Row, ...], averages: Sequence[Average]) -> Group:
+def _group(rows: tuple[TaskRow, ...], averages: Sequence[AverageRow]) -> TaskGroup:
     parts = [row.metric.split(", ") for row in rows]
     common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))]
-    metric, there = ", ".join(common), {row.task for row in rows}
-    own = tuple(each for each in averages if there.issuperset(each.members))
-    return Group(
+    metric, tasks = ", ".join(common), {row.task for row in rows}
+    own = tuple(each for each in averages if tasks.issuperset(each.members))
+    return TaskGroup(
         metric, rows, tuple(", ".join(each[len(common) :]) for each in parts), own, _chart(metric, rows)
     )
 
 
-def _chart(metric: str, rows: Sequence[Row]) -> Markup | None:
-    """None without any interval: a bare dot would look like a finding."""
+def _chart(metric: str, rows: Sequence[TaskRow]) -> Markup | None:
+    """Draw the chart of differences; None without intervals, because dots alone would look significant."""
     drawn = [(row.task, [_dot(figure) for figure in row.differences[1:]]) for row in rows]
-    return (
-        difference_chart(drawn, metric)
-        if any(dot and dot[1] is not None for _, dots in drawn for dot in dots)
-        else None
-    )
+    if not any(dot and dot[1] is not None for _, dots in drawn for dot in dots):
+        return None
+    return difference_chart(drawn, metric)
 
 
-def _dot(figure: Figure | None) -> tuple[float, float | None, float | None] | None:
-    return (
-        (figure.value, figure.low, figure.high) if figure is not None and figure.value is not None else None
-    )
+def _dot(figure: ScoreEstimate | None) -> tuple[float, float | None, float | None] | None:
+    if figure is None or figure.value is None:
+        return None
+    return figure.value, figure.low, figure.high
 
 
-def verdict(report: Report) -> list[str]:
-    """What was measured, and for each candidate after the first on how many tasks it is better, worse, or not told apart from that one."""
+def verdict(report: EvaluationReport) -> list[str]:
+    """Summarize on how many tasks each further candidate is better or worse than the first one."""
     count = len(report.rows)
-    said = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
-    for place, candidate in enumerate(report.candidates[1:], 1):
+    sentences = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
+    for number, candidate in enumerate(report.candidates[1:], 1):
         found = [
             difference
             for row in report.rows
-            if (difference := row.differences[place]) is not None
+            if (difference := row.differences[number]) is not None
             and difference.value is not None
             and difference.low is not None
         ]
@@ -220,47 +235,19 @@ def verdict(report: Report) -> list[str]:
         parts = {
             "better": clear.count(True),
             "worse": clear.count(False),
-            "not told apart": len(found) - len(clear),
+            "not significantly different": len(found) - len(clear),
             "without an interval": count - len(found),
         }
         if found:
-            said.append(
-                f"Compared with {report.candidates[0].name}, {candidate.name} is {', '.join(f'{word} on {number}' for word, number in parts.items() if number)}."
-            )
-    return said
-
-
-def _figure(value: float | None) -> str:
-    """Two decimals, as correlations and accuracies x100 are given; a true minus sign."""
-    return "not defined" if value is None else f"{value:.2f}".replace("-", "\u2212")
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.2f}".replace("-", "\u2212") if round(value, 2) else "0.00"
-
-
-def _interval(figure: Figure) -> str:
-    """70.12 to 74.40; empty where there is none."""
-    return (
-        ""
-        if figure.low is None or figure.high is None
-        else f"{_figure(figure.low)} to {_figure(figure.high)}"
-    )
-
-
-def _signed_interval(figure: Figure) -> str:
-    """-1.20 to +0.40, with true minus signs."""
-    return (
-        ""
-        if figure.low is None or figure.high is None
-        else f"{_signed(figure.low)} to {_signed(figure.high)}"
-    )
+            results = ", ".join(f"{word} on {tasks}" for word, tasks in parts.items() if tasks)
+            sentences.append(f"Compared with {report.candidates[0].name}, {candidate.name} is {results}.")
+    return sentences
 
 
 def facts_in_words(
     facts: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, tuple[str, ...]], ...]]:
-    """What a task says of each candidate beside its figures: facts that all of them share, and those that differ, with a text for each."""
+    """Split the facts of all candidates into common ones and different ones, as text."""
     common, own = [], []
     for name in dict.fromkeys(name for each in facts for name in each):
         texts = tuple(

@@ -1,4 +1,4 @@
-"""The release report: one HTML file for people, with everything inside; no network, no script."""
+"""Release report of a night."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -6,32 +6,31 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from pipeline.charts import frame, night
-from pipeline.charts.night import Point
+from pipeline.charts import night
+from pipeline.charts.night import RecallPoint
 from pipeline.post.choose import Curve
 from pipeline.report.changes import (
     ChangedAnswers,
-    ChangedRow,
     Neighbour,
     Previous,
     QuarantinedRow,
+    RowChange,
     delta,
     kinds,
 )
+from pipeline.report.night_format import cosine, excerpt, gate_name, interval, plain
 from pipeline.report.page import fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.manifest import OUTSIDE_RECALL
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 
-EXCERPT = 240  # characters of a text that are shown
-
 Status = Literal["published", "refused", "held"]
-"""held: passed every gate, and is not published because the root is held at another release"""
+"""held: passed every gate, but not published, because the root is held at another release"""
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A share with its 95 % interval."""
+class ProportionInterval:
+    """A proportion with its 95 % interval."""
 
     value: float
     low: float
@@ -39,8 +38,8 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Latency:
-    """Milliseconds of one query searched by itself on one thread."""
+class QueryLatency:
+    """Milliseconds of a single query on one thread."""
 
     p50_ms: float
     p99_ms: float
@@ -48,7 +47,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows: read = live + sum of quarantined (by reason) + skipped; live = encoded + reused. The others are counted besides."""
+    """Numbers of rows: read = live + quarantined + skipped, live = encoded + reused; others overlap."""
 
     read: int
     live: int
@@ -61,12 +60,12 @@ class Counts:
     deleted: int = 0
     truncated: int = 0
     duplicate_texts: int = 0
-    """live rows whose text equals that of another row: encoded once"""
+    """live rows with the text of another row, which is encoded once"""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage of the night and its wall time."""
+class StageTime:
+    """A stage of the night with its wall time."""
 
     name: str
     seconds: float
@@ -75,7 +74,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Of encoding: rates, and the share of the time that workers waited for tokenizer, device, store ... (0 to 1)."""
+    """Rates of encoding, and proportions of time spent waiting for tokenizer, device, store ... (0 to 1)."""
 
     rows_per_s: float
     tokens_per_s: float
@@ -84,7 +83,22 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Index:
-    """The published index. files and ids: paths relative to the root. curve: search effort rising; empty for exhaustive search."""
+    """The published index.
+
+    Attributes:
+        kind: kind of index.
+        factory: faiss factory string.
+        bytes: size of its files.
+        files: paths of the index files, relative to the root.
+        ids: paths of the id tables, relative to the root.
+        nprobe: search effort stored in the file.
+        effort: name of the search effort: nprobe or efSearch.
+        curve: recall and time by ascending search effort; empty for exhaustive search.
+        target: required recall@10.
+        recall_at_10: recall@10 with its interval.
+        recall: further recalls, such as {"recall@1": 0.99, "recall@100": 0.97}.
+        latency: time per query.
+    """
 
     kind: str
     factory: str
@@ -92,42 +106,39 @@ class Index:
     files: tuple[str, ...]
     ids: tuple[str, ...] = ()
     nprobe: int | None = None
-    """the search effort stored in the file"""
     effort: str = "nprobe"
-    """or efSearch"""
-    curve: tuple[Point, ...] = ()
+    curve: tuple[RecallPoint, ...] = ()
     target: float | None = None
-    recall_at_10: Interval | None = None
+    recall_at_10: ProportionInterval | None = None
     recall: Mapping[str, float] = field(default_factory=dict)
-    """further figures: {"recall@1": 0.99, "recall@100": 0.97}"""
-    latency: Latency | None = None
+    latency: QueryLatency | None = None
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Raw vectors and, where a transform was fitted, whitened ones: singular spectrum (shares of the largest), cosines of random pairs."""
+class VectorCharts:
+    """Singular values (relative to the largest) and cosines of random pairs, raw and transformed."""
 
     spectrum: tuple[float, ...] | None = None
     spectrum_whitened: tuple[float, ...] | None = None
     cosines: Histogram | None = None
     cosines_whitened: Histogram | None = None
     notes: tuple[str, ...] = ()
-    """sentences below the charts: rank, condition, sample sizes"""
+    """notes below the charts: rank, condition, sample sizes"""
     moved: str = "whitened"
-    """what the latter are called, by the kind of transform"""
+    """name of the transformed vectors"""
 
 
 @dataclass(frozen=True)
-class Example:
-    """A query and its nearest neighbours, best first."""
+class SearchExample:
+    """A query with its nearest neighbours, best first."""
 
     query: str
     neighbours: tuple[Neighbour, ...]
 
 
 @dataclass(frozen=True)
-class Gate:
-    """A condition for publishing; value None: could not be measured; threshold None: only reported."""
+class GateRow:
+    """A condition for publishing; value None: not measured; threshold None: only reported."""
 
     name: str
     value: float | None
@@ -137,56 +148,55 @@ class Gate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What the report shows; whatever is None or empty is left out of the page."""
+class NightReport:
+    """Values of the report; empty ones are left out."""
 
     root: str
     commits_root: str | None = None
-    """where the commits lie, if not below root"""
+    """folder of the commits, if not below root"""
     status: Status
     number: int | None
-    """of the release; None for a refused candidate"""
+    """number of the release; None for a refused candidate"""
     candidate: str
     """id of the manifest"""
     parent: int | None = None
     created: str | None = None
-    """when, as it is to be read"""
+    """date and time, formatted"""
     encoder: str
     dim: int
-    """of the raw vectors"""
+    """dimension of the raw vectors"""
     space_id: str
     transform_id: str | None = None
     transform: str | None = None
-    """what the index applies, in words"""
+    """description of the transform that the index applies"""
     index: Index
     counts: Counts
     decisions: tuple[str, ...] = ()
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[StageTime, ...] = ()
     throughput: Throughput | None = None
     lengths: Histogram | None = None
     max_length: int | None = None
-    geometry: Geometry = Geometry()
+    geometry: VectorCharts = VectorCharts()
     curves: tuple[Curve, ...] = ()
-    """by which sizes of the transform were chosen"""
-    examples: tuple[Example, ...] = ()
-    gates: tuple[Gate, ...] = ()
+    """curves from which sizes of the transform were chosen"""
+    examples: tuple[SearchExample, ...] = ()
+    gates: tuple[GateRow, ...] = ()
     covered: ScriptCoverage | None = None
-    """tokens by script"""
+    """token coverage by script"""
     warnings: tuple[str, ...] = ()
-    """in sentences"""
     previous: Previous | None = None
-    changed_rows: tuple[ChangedRow, ...] = ()
+    changed_rows: tuple[RowChange, ...] = ()
     """a few of the new, changed and deleted rows"""
     quarantined: tuple[QuarantinedRow, ...] = ()
-    """a few of the rows that were set aside"""
+    """a few of the quarantined rows"""
     answers: tuple[ChangedAnswers, ...] = ()
-    """to the fixed queries"""
+    """results of the fixed queries"""
     settings: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def refusals(self) -> tuple[Gate, ...]:
+    def refusals(self) -> tuple[GateRow, ...]:
         return tuple(gate for gate in self.gates if not gate.passed)
 
     @property
@@ -194,14 +204,14 @@ class Report:
         return sum(stage.seconds for stage in self.stages)
 
 
-def render(report: Report) -> str:
-    """The page, complete in itself (UTF-8). Every text from the corpus is escaped."""
+def render(report: NightReport) -> str:
+    """Render the page; all texts are escaped."""
     filters: dict[str, Callable[..., Any]] = {
-        "plain": _plain,
-        "excerpt": _excerpt,
-        "cosine": _cosine,
-        "interval": _interval,
-        "gate_name": _gate_name,
+        "plain": plain,
+        "excerpt": excerpt,
+        "cosine": cosine,
+        "interval": lambda each: interval(each.low, each.high),
+        "gate_name": gate_name,
         "shell": shlex.quote,
         "literal": repr,
         "script": script_phrase,
@@ -216,8 +226,8 @@ def render(report: Report) -> str:
     return fill("night.html.j2", filters, report=report, **values)
 
 
-def _deltas(report: Report) -> dict[str, str]:
-    """How each tile differs from the previous release, in words; empty where that is unknown."""
+def _deltas(report: NightReport) -> dict[str, str]:
+    """Describe how each tile differs from the previous release; empty if unknown."""
     before, index = report.previous, report.index
     if before is None:
         return dict.fromkeys(("rows", "recall", "latency", "index", "time"), "")
@@ -232,23 +242,24 @@ def _deltas(report: Report) -> dict[str, str]:
     }
 
 
-def _asked(report: Report) -> str:
-    """Which queries recall was measured with."""
+def _asked(report: NightReport) -> str:
+    """Describe the queries that recall was measured with."""
     rows = "Recall is measured with rows of the corpus as queries."
     if any(gate.name == OUTSIDE_RECALL for gate in report.gates):
-        return f"{rows} Recall@10 queries is that of the texts of gates.queries, which come from outside: it is reported and refuses nothing."
-    if report.index.kind == "flat":
         return (
-            f"{rows} This index compares each query with every row, so that texts from outside lose nothing."
+            f"{rows} Recall@10 queries is measured with the texts of gates.queries, which are not from the "
+            "corpus; it is reported and refuses nothing."
         )
+    if report.index.kind == "flat":
+        return f"{rows} This index compares each query with every row, so that other texts lose nothing."
     return (
-        f"{rows} For texts from outside it may be lower, most of all where the index compresses: "
-        "gates.queries measures that."
+        f"{rows} It may be lower for other texts, above all if the index compresses vectors; "
+        "set gates.queries to measure that."
     )
 
 
-def _charts(report: Report) -> dict[str, Any]:
-    """The charts for which there are values, by name."""
+def _charts(report: NightReport) -> dict[str, Any]:
+    """Draw the charts for which there are values, by name."""
     vectors, index = report.geometry, report.index
     drawn = {
         "spectrum": vectors.spectrum
@@ -268,7 +279,7 @@ def _charts(report: Report) -> dict[str, Any]:
 
 
 def _flow(counts: Counts) -> list[tuple[str, str, int]]:
-    """(css class, words, rows): where the rows that were read went; parts without rows are left out."""
+    """Return (css class, words, number) of the parts that rows were divided into, without empty ones."""
     parts = [
         ("encoded", "encoded", counts.encoded),
         ("reused", "reused", counts.reused),
@@ -276,52 +287,3 @@ def _flow(counts: Counts) -> list[tuple[str, str, int]]:
         ("skipped", "skipped", counts.skipped),
     ]
     return [part for part in parts if part[2]]
-
-
-def _plain(value: float | None) -> str:
-    """A gate's figure: whole numbers as such, others with four decimals at most."""
-    if value is None:
-        return "not measured"
-    if value == int(value):
-        return f"{int(value):,}"
-    digits = 4 if abs(1 - value) > 1e-3 else 7  # a canary's cosine of 0.9999998 is not 1
-    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
-
-
-def _cosine(value: float) -> str:
-    """Three decimals and a true minus sign, but no minus before zero."""
-    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\u2212")
-
-
-_GATES = {
-    "row_conservation": "rows indexed, quarantined or skipped",
-    "indexed_rows": "rows in the index",
-    "finite_vectors": "non-finite vectors",
-    "unique_ids": "repeated ids",
-    "quarantined": "rows quarantined, of those read",
-    "size_gib": "index files, GiB",
-    "p99_ms": "latency (p99), ms",
-    "canary_cosine": "cosine of unchanged texts with the previous release",
-}
-
-
-def _gate_name(name: str) -> str:
-    """What the gate counts: finite_vectors -> non-finite vectors, recall_at_10 -> recall@10."""
-    if name in _GATES:
-        return _GATES[name]
-    for key, words in {"recall_at_": "recall@", "_gib": ", GiB", "_ms": ", ms", "_": " "}.items():
-        name = name.replace(key, words)
-    return name
-
-
-def _interval(share: Interval) -> str:
-    """95.1 to 96.2 %."""
-    return f"{frame.percent(share.low).removesuffix(' %')} to {frame.percent(share.high)}"
-
-
-def _excerpt(text: str) -> str:
-    """One line, at most 240 characters; control characters would break the page and become U+FFFD."""
-    line = "".join(
-        letter if letter.isprintable() else "\ufffd" for letter in " ".join(text[: 4 * EXCERPT].split())
-    )
-    return line if len(line) <= EXCERPT else line[: EXCERPT - 1].rstrip() + "…"

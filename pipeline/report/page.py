@@ -1,4 +1,4 @@
-"""What every page is made with: templates beside this file, and figures as people read them."""
+"""HTML pages: templates next to this module, and number formats."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,8 +8,8 @@ from pipeline.charts import frame
 
 
 def fill(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
-    """The page, complete in itself (UTF-8). Every value is escaped, charts excepted."""
-    import jinja2  # here: commands that draw nothing need not load it
+    """Render a template as a complete page (UTF-8); all values except charts are escaped."""
+    import jinja2  # imported here, because most commands write no page
 
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -26,18 +26,18 @@ def fill(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any
         **filters,
     }
     page = pages.get_template(template).render(**values)
-    return page.encode("utf-8", "replace").decode()  # file names may hold lone surrogates
+    return page.encode("utf-8", "replace").decode()  # file names may contain lone surrogates
 
 
 def _count(number: float) -> str:
-    """1234567 -> 1,234,567; a value below 100 keeps three digits."""
+    """Format a count: 1234567 -> 1,234,567; other values below 100 with three digits."""
     if number == int(number):
         return f"{int(number):,}"
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _size(number: int) -> str:
-    """Bytes as MB, GB ... (powers of 1,000)."""
+    """Format bytes as MB, GB ... (powers of 1,000)."""
     value, unit = float(number), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1_000 or unit == "TB":
@@ -47,7 +47,7 @@ def _size(number: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """0.42 s, 12 s, 3 min 4 s, 2 h 5 min."""
+    """Format seconds: 0.42 s, 12 s, 3 min 4 s, 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""The page over all releases of a root: one HTML file with everything inside; no network, no script."""
+"""Page over all releases of a root."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from pipeline.report.page import fill
 
 
 @dataclass(frozen=True)
-class Row:
-    """One release that is there. Figures that were not measured, or not kept by an older version, are None."""
+class ReleaseRow:
+    """Existing release; metrics that were not measured or recorded are None."""
 
     number: int
     published: str
-    """when, as it is to be read"""
+    """date and time, formatted"""
     rows: int
     new: int = 0
     changed: int = 0
@@ -26,12 +26,12 @@ class Row:
     index_kind: str = ""
     index_bytes: int = 0
     seconds: float | None = None
-    """of the night that made it"""
+    """duration of the night"""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A commit that is not a night's."""
+    """A commit that does not publish a release."""
 
     kind: str
     release: int
@@ -41,12 +41,23 @@ class Event:
 
 @dataclass(frozen=True)
 class Overview:
-    """rows: newest first; pruned: how many releases are not there any more; state: of the store, as a digest."""
+    """Values of the page.
+
+    Attributes:
+        root: address of the root.
+        current: number of the current release, or None.
+        held: hold of the root, or None.
+        rows: releases, newest first.
+        events: rollbacks, holds and their ends.
+        pruned: number of deleted releases.
+        damage: description of damage to the store.
+        state: digest of the store's state.
+    """
 
     root: str
     current: int | None
     held: Event | None
-    rows: tuple[Row, ...]
+    rows: tuple[ReleaseRow, ...]
     events: tuple[Event, ...]
     pruned: int
     damage: str
@@ -54,19 +65,19 @@ class Overview:
 
 
 def render(overview: Overview) -> str:
-    """The page, complete in itself (UTF-8)."""
+    """Render the page."""
     live = next((row for row in overview.rows if row.number == overview.current), None)
     return fill("releases.html.j2", {}, overview=overview, live=live, charts=_charts(overview.rows))
 
 
-def _charts(rows: Sequence[Row]) -> list[tuple[str, Markup]]:
-    """The charts for which there are at least two releases, with their headings."""
+def _charts(rows: Sequence[ReleaseRow]) -> list[tuple[str, Markup]]:
+    """Draw charts of metrics that at least two releases have, with their headings."""
     ascending = rows[::-1]
     figures: list[tuple[str, list[tuple[int, float | None]], Callable[[float], str], bool]] = [
-        ("Rows live", [(row.number, row.rows) for row in ascending], compact, True),
+        ("Live rows", [(row.number, row.rows) for row in ascending], compact, True),
         ("Recall@10", [(row.number, row.recall_at_10) for row in ascending], percent, False),
-        ("Seconds of the night", [(row.number, row.seconds) for row in ascending], compact, True),
-        ("p99 of a query, ms", [(row.number, row.p99_ms) for row in ascending], compact, True),
+        ("Duration of the night, s", [(row.number, row.seconds) for row in ascending], compact, True),
+        ("p99 query time, ms", [(row.number, row.p99_ms) for row in ascending], compact, True),
     ]
     drawn = []
     for heading, points, label, from_zero in figures:

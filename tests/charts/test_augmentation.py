@@ -1,4 +1,4 @@
-"""Charts of an augmentation stay inside their frame whatever the figures, and hold every variant once."""
+"""Charts of an augmentation stay inside their frame, and show every variant once."""
 
 import re
 from xml.etree import ElementTree
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from pipeline.charts.augmentation import OTHER, Spread, colours, shares_chart, spread_chart
+from pipeline.charts.augmentation import OTHER, VariantHistogram, colours, histogram_chart, proportions_chart
 from pipeline.charts.frame import WIDTH
 from tests.charts.test_night import inside
 
@@ -15,7 +15,7 @@ EDGES = np.arange(61) / 20
 
 
 def drawn(chart: ElementTree.Element) -> tuple[int, int]:
-    """(kept, rejected) as the bars' titles tell."""
+    """Return (kept, rejected) from the titles of the bars."""
     found = [
         re.findall(r"(\d+) (?:kept|rejected)", title.replace(",", ""))
         for title in {each.text or "" for each in chart.iter("title")}
@@ -30,16 +30,16 @@ def drawn(chart: ElementTree.Element) -> tuple[int, int]:
 def test_every_variant_is_in_one_bar(values, bounds):
     values = np.array(values, float)
     kept = RNG.random(len(values)) < 0.9
-    spread = Spread.of(values, kept, EDGES, bounds)
-    assert drawn(inside(spread_chart(spread, "length"))) == (kept.sum(), (~kept).sum())
+    spread = VariantHistogram.of(values, kept, EDGES, bounds)
+    assert drawn(inside(histogram_chart(spread, "length"))) == (kept.sum(), (~kept).sum())
     assert spread.total == len(values)
 
 
-def test_a_spread_does_not_depend_on_the_split():
+def test_histograms_of_parts_add_up():
     values, kept = RNG.uniform(-1, 4, 1_000), RNG.random(1_000) < 0.5
-    whole = Spread.of(values, kept, EDGES, (0.5, 2.0))
+    whole = VariantHistogram.of(values, kept, EDGES, (0.5, 2.0))
     parts = [
-        Spread.of(values[part], kept[part], EDGES, (0.5, 2.0))
+        VariantHistogram.of(values[part], kept[part], EDGES, (0.5, 2.0))
         for part in np.split(np.arange(1_000), [0, 10, 700])
     ]
     assert parts[0] + parts[1] + parts[2] + parts[3] == whole
@@ -52,7 +52,7 @@ def test_a_spread_does_not_depend_on_the_split():
 ])  # fmt: skip
 def test_a_label_is_one_bar_of_all_its_variants(counts):
     colour = colours(sorted({name for each in counts.values() for name in each if name != "kept"}))
-    chart = ElementTree.fromstring(shares_chart(counts, colour))
+    chart = ElementTree.fromstring(proportions_chart(counts, colour))
     for number, each in enumerate(counts.values()):
         bars = [bar for bar in chart.iter("rect") if float(bar.attrib["y"]) // 40 == number]
         assert len(bars) == sum(count > 0 for count in each.values())
@@ -67,7 +67,7 @@ def test_a_label_is_one_bar_of_all_its_variants(counts):
             )
 
 
-def test_reasons_that_are_frequent_have_colours_of_their_own():
+def test_frequent_reasons_have_their_own_colours():
     found = colours([f"r{number}" for number in range(8)])
     assert len(set(found.values())) == 6
     assert list(found.values())[5:] == [OTHER] * 3

@@ -1,4 +1,4 @@
-"""Charts of geometry are well-formed, stay inside their frame whatever the values, and show every series in its own colour."""
+"""Charts of geometry are well-formed, stay inside their frame, and show every series in its own colour."""
 
 import re
 
@@ -11,11 +11,11 @@ from pipeline.charts.geometry import (
     colour,
     cosines_chart,
     edits_chart,
-    figure,
     hubs_chart,
     layer_chart,
     plane_chart,
     spectra_chart,
+    three_digits,
 )
 from pipeline.stats.sample import Histogram, cosine_histogram
 from pipeline.stats.space import ScoredPairs, cosine_bands, edit_bins
@@ -36,13 +36,13 @@ def classes(chart: str, tag: str) -> list[str]:
         [[(layer, 0.0) for layer in range(25)]],
     ],
 )
-def test_layers_fit_and_every_curve_says_its_last_value(curves):
+def test_layers_fit_and_every_curve_is_labelled_with_its_last_value(curves):
     chart = layer_chart(curves, "anything")
     assert classes(chart, "path") == [colour(number) for number in range(len(curves))]
     labels = [element for element in inside(chart).iter("text") if "value" in element.get("class", "")]
-    assert [element.text for element in labels] == [figure(curve[-1][1]) for curve in curves]
+    assert [element.text for element in labels] == [three_digits(curve[-1][1]) for curve in curves]
     places = sorted(float(element.attrib["y"]) for element in labels)
-    assert all(gap > 11 for gap in np.diff(places))  # equal values do not lie on each other
+    assert all(gap > 11 for gap in np.diff(places))  # labels of equal values do not overlap
 
 
 @pytest.mark.parametrize("spectra", [[(1.0,)], [tuple(np.geomspace(1, 1e-9, 700)), (1.0, 0.5)], [(1.0, 0.0)]])
@@ -58,7 +58,7 @@ def test_cosines_of_any_kind_fit():
     ]
 
 
-def test_bands_stand_above_each_other_in_the_order_of_scores():
+def test_bands_are_stacked_in_the_order_of_scores():
     gold = RNG.uniform(0, 5, 400)
     chart = inside(
         bands_chart(cosine_bands(np.clip(gold / 5 + 0.1 * RNG.normal(size=400), -1, 1), gold), -0.4, 1)
@@ -80,7 +80,7 @@ def test_all_sentences_are_in_the_bars(found, k: int):
     assert sum(shares) == pytest.approx(100 * len(found), abs=0.3)
 
 
-def test_edit_distances_fit_and_people_are_drawn_beside_them():
+def test_edit_distances_fit_beside_human_scores():
     pairs = ScoredPairs.of(
         ["abc"] * 30, ["abc" + "x" * number for number in range(30)], RNG.uniform(0, 5, 30), "characters"
     )
@@ -97,8 +97,8 @@ def test_points_of_the_plane_fit(points):
     assert classes(plane_chart(points), "circle") == [colour(number) for number in range(len(points))]
 
 
-def test_figures_have_three_digits_and_colours_repeat():
-    assert [figure(value) for value in (0.0649, -3.6156, 53.138, 215.9, -0.0001, 0.0)] == [
+def test_numbers_have_three_digits_and_colours_repeat():
+    assert [three_digits(value) for value in (0.0649, -3.6156, 53.138, 215.9, -0.0001, 0.0)] == [
         "0.065",
         "−3.62",
         "53.1",

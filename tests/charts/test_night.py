@@ -1,4 +1,4 @@
-"""Charts are well-formed, stay inside their frame whatever the values, and put values where they belong."""
+"""Charts are well-formed, stay inside their frame, and put values at the right positions."""
 
 import re
 from xml.etree import ElementTree
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.charts.frame import HEIGHT, WIDTH, Frame, compact, log_ticks, percent, tick_labels, ticks
+from pipeline.charts.frame import HEIGHT, WIDTH, ChartFrame, compact, log_ticks, percent, tick_labels, ticks
 from pipeline.charts.night import (
-    Point,
+    RecallPoint,
     choice_chart,
     cosine_chart,
     length_chart,
@@ -22,7 +22,7 @@ from tests.charts.lengths import length_histogram
 
 
 def inside(svg: str) -> ElementTree.Element:
-    """The parsed chart, after checking that every place in it lies within the view box."""
+    """Parse a chart after checking that every coordinate is within the view box."""
     chart = ElementTree.fromstring(svg)
     for element in chart.iter():
         places = [
@@ -49,7 +49,7 @@ def inside(svg: str) -> ElementTree.Element:
 @given(
     st.lists(st.integers(1, 100_000), min_size=1, max_size=60), st.sampled_from([1, 10, 128, 256, 300, 8_192])
 )
-def test_lengths_of_any_kind_fit_and_none_is_lost(lengths: list[int], limit: int) -> None:
+def test_lengths_fit_and_are_all_counted(lengths: list[int], limit: int) -> None:
     chart = inside(length_chart(length_histogram(np.array(lengths), limit), limit))
     titles = [title.text or "" for title in chart.iter("title")]
     assert sum(int(title.split(": ")[1].split(" ")[0].replace(",", "")) for title in titles) == len(lengths)
@@ -81,15 +81,19 @@ def test_spectra_of_any_length_fit(values: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     ("points", "chosen", "target"),
     [
-        ((Point(1, 0.5, 0.1), Point(2, 0.8, 0.12), Point(4, 0.96, 0.2)), 4, 0.95),
-        ((Point(1, 1.0, 0.003),), 1, 0.95),
-        ((Point(1, 0.0, 0.01), Point(1024, 0.01, 900.0)), 1024, 1.0),
-        ((Point(16, 0.9, 0.2), Point(24, 0.95, 0.2), Point(32, 0.97, 0.1)), 24, 0.95),
-        (tuple(Point(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)), None, None),
+        ((RecallPoint(1, 0.5, 0.1), RecallPoint(2, 0.8, 0.12), RecallPoint(4, 0.96, 0.2)), 4, 0.95),
+        ((RecallPoint(1, 1.0, 0.003),), 1, 0.95),
+        ((RecallPoint(1, 0.0, 0.01), RecallPoint(1024, 0.01, 900.0)), 1024, 1.0),
+        ((RecallPoint(16, 0.9, 0.2), RecallPoint(24, 0.95, 0.2), RecallPoint(32, 0.97, 0.1)), 24, 0.95),
+        (
+            tuple(RecallPoint(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)),
+            None,
+            None,
+        ),
     ],
 )
 def test_recall_marks_the_chosen_point_and_the_target(
-    points: tuple[Point, ...], chosen: int | None, target: float | None
+    points: tuple[RecallPoint, ...], chosen: int | None, target: float | None
 ) -> None:
     chart = inside(recall_chart(points, chosen, target))
     assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == (
@@ -97,7 +101,7 @@ def test_recall_marks_the_chosen_point_and_the_target(
     )
     assert any("target" in (text.text or "") for text in chart.iter("text")) == (target is not None)
     heights = [float(circle.attrib["cy"]) for circle in chart.iter("circle")]
-    assert heights == sorted(heights, reverse=True)  # recall rises, so places go up the page
+    assert heights == sorted(heights, reverse=True)  # recall rises, so y decreases
 
 
 @pytest.mark.parametrize(
@@ -122,10 +126,10 @@ def test_a_choice_marks_its_best_point(
     assert heights["dot chosen"] == min(float(circle.attrib["cy"]) for circle in chart.iter("circle"))
 
 
-def test_a_logarithmic_axis_spaces_doublings_alike() -> None:
-    frame = Frame((1, 16), (0, 1), log_x=True)
+def test_a_logarithmic_axis_spaces_doublings_equally() -> None:
+    frame = ChartFrame((1, 16), (0, 1), log_x=True)
     steps = np.diff([frame.px(value) for value in (1, 2, 4, 8, 16)])
-    assert np.ptp(steps) <= 0.11  # places are rounded to a tenth
+    assert np.ptp(steps) <= 0.11  # coordinates are rounded to a tenth
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
@@ -149,7 +153,7 @@ def test_numbers_on_axes_are_short() -> None:
     assert [percent(share) for share in (0, 0.5, 0.957, 1)] == ["0 %", "50 %", "95.7 %", "100 %"]
 
 
-def test_an_empty_histogram_is_no_division_by_zero() -> None:
+def test_an_empty_histogram_has_proportions_of_zero() -> None:
     inside(cosine_chart(Histogram((-1.0, 0.0, 1.0), (0, 3), 0.5), None))
 
 
@@ -163,12 +167,12 @@ def test_an_empty_histogram_is_no_division_by_zero() -> None:
     ([12_340, 12_344], compact, ["12340", "12344"]),
     ([], compact, []),
 ])  # fmt: skip
-def test_labels_of_an_axis_are_alike_and_tell_neighbours_apart(at, label, names):
+def test_labels_of_an_axis_have_equal_decimals_and_differ(at, label, names):
     assert tick_labels(at, label) == names
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1.05, 1e4))
-def test_logarithmic_ticks_lie_inside_and_ascend(low: float, factor: float):
+def test_logarithmic_ticks_are_inside_and_ascend(low: float, factor: float):
     found = log_ticks(low, low * factor)
     assert found == sorted(set(found))
     assert all(low - 1e-9 <= tick <= low * factor * (1 + 1e-9) for tick in found)

@@ -1,4 +1,4 @@
-"""Charts of a training are well-formed and stay inside their frame, however short or long it was, and hide nothing behind medians."""
+"""Charts of a training are well-formed, stay inside their frame, and show every point behind medians."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.charts.frame import BOTTOM, HEIGHT, LEFT, TOP
-from pipeline.charts.training import POINTS, Steps, curves_chart, dev_chart, rate, smoothed, way_chart
+from pipeline.charts.training import POINTS, StepAxis, course_chart, curves_chart, dev_chart, rate, smoothed
 from tests.charts.test_night import inside
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def classes(chart: str, tag: str) -> list[str]:
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e7])
 def test_curves_of_any_length_and_size_fit(count: int, scale: float):
     curves = [noisy(count, scale), noisy(count, 2 * scale)]
-    chart = curves_chart(curves, Steps(10 * count), "anything", level=(scale, "a level"))
+    chart = curves_chart(curves, StepAxis(10 * count), "anything", level=(scale, "a level"))
     lines = [name for name in classes(chart, "path") if "faint" not in name]
     assert lines == (["line s0", "line s1"] if count > 1 else [])
     assert [name for name in classes(chart, "circle") if name] == (
@@ -41,14 +41,14 @@ def test_a_spike_stays_in_the_chart_and_does_not_flatten_the_rest():
     points = [(float(step), 1e9 if step == 3333 else step / 5000) for step in range(1, 5001)]
     path = next(
         element
-        for element in inside(curves_chart([points], Steps(5000), "anything")).iter("path")
+        for element in inside(curves_chart([points], StepAxis(5000), "anything")).iter("path")
         if element.get("class") == "line s0"
     )
     heights = [float(pair.split()[1]) for pair in path.attrib["d"].removeprefix("M").split(" L")]
     assert max(heights) - min(heights) > 0.8 * (HEIGHT - TOP - BOTTOM)
 
 
-def test_medians_of_neighbours_stand_for_equally_many():
+def test_medians_are_of_equal_numbers_of_neighbours():
     points = noisy(POINTS * 3)
     np.testing.assert_array_equal(smoothed(points), np.median(np.reshape(points, (POINTS, 3, 2)), axis=1))
     assert smoothed(points[:POINTS]) == points[:POINTS]
@@ -58,10 +58,10 @@ def test_medians_of_neighbours_stand_for_equally_many():
 
 @pytest.mark.parametrize("count", [1, 2, 12, 300])
 @pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
-def test_the_best_figure_on_dev_is_marked_with_its_value(count: int, place: float):
+def test_the_best_score_on_dev_is_marked_with_its_value(count: int, place: float):
     points = [(250.0 * number, 80 + math.sin(number)) for number in range(count)]
     best = points[round(place * (count - 1))]
-    chart = dev_chart(points, best[0], Steps(max(250.0 * (count - 1), 1)), "Accuracy")
+    chart = dev_chart(points, best[0], StepAxis(max(250.0 * (count - 1), 1)), "Accuracy")
     assert classes(chart, "circle").count("dot chosen") == 1
     assert f"{best[1]:.2f} at step {best[0]:,.0f}" in chart
     assert "Accuracy over the steps" in chart
@@ -76,27 +76,29 @@ def test_the_best_figure_on_dev_is_marked_with_its_value(count: int, place: floa
         [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)],
     ],
 )
-def test_the_way_has_a_beginning_and_an_end(way: list[tuple[float, float]]):
-    texts = [element.text for element in inside(way_chart(way, 10)).iter("text")]
+def test_the_course_has_a_start_and_an_end(way: list[tuple[float, float]]):
+    texts = [element.text for element in inside(course_chart(way, 10)).iter("text")]
     assert ("start" in texts) == ("end" in texts) == (len(way) > 1)
     assert ("step 10" in texts) == (len(way) == 1)
 
 
 def test_small_numbers_stay_in_the_margin():
-    """A digit is about 7 wide at the size of the labels, and the margin has 44 for them and a gap of 7."""
+    """Count a digit as 7 pixels; the margin has 44 and a gap of 7."""
     way = [(-2.0, 1.9481e-5), (-2.1, 1.9553e-5)]
-    texts = [element for element in inside(way_chart(way, 1)).iter("text") if element.get("class") == "end"]
+    texts = [
+        element for element in inside(course_chart(way, 1)).iter("text") if element.get("class") == "end"
+    ]
     labels = [element.text or "" for element in texts if float(element.attrib["x"]) < LEFT]
     assert len(labels) > 2
     assert max(map(len, labels)) <= 5
-    assert "\u00d7 1e\u22125" in way_chart(way, 1)
+    assert "\u00d7 1e\u22125" in course_chart(way, 1)
 
 
-def test_beginning_anew_is_shown_where_it_was():
-    chart = inside(curves_chart([noisy(100)], Steps(1000, (250.0, 500.0)), "anything"))
+def test_resuming_is_marked():
+    chart = inside(curves_chart([noisy(100)], StepAxis(1000, (250.0, 500.0)), "anything"))
     rules = [float(element.attrib["x1"]) for element in chart.iter("line") if element.get("class") == "anew"]
-    assert rules == [Steps(1000).frame(0, 1).px(step) for step in (250, 500)]
+    assert rules == [StepAxis(1000).frame(0, 1).px(step) for step in (250, 500)]
 
 
-def test_rates_in_few_letters():
+def test_rates_are_short():
     assert [rate(value) for value in (0.0, 2e-5, 1.5e-4, 0.1, 1.0)] == ["0", "2e−5", "1.5e−4", "1e−1", "1e0"]

@@ -1,10 +1,10 @@
-"""Trainings to report on: what they are is made up, what follows from it is not."""
+"""Made-up trainings for tests of reports."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
-from pipeline.report.training import Product, Report, Source
+from pipeline.report.training_report import EncoderSummary, SourceSummary, TrainingReport
 from pipeline.settings.training import TrainSettings
 from pipeline.train.metrics_line import MetricsLine
 
@@ -36,25 +36,25 @@ LINES = (
     MetricsLine(step=0, epoch=0.0, dev=81.24),
     *(line(step, dev={250: 84.5, 500: 83.1}.get(step)) for step in range(10, 501, 10)),
 )
-PRODUCT = Product("a1" * 32, 384, 256, ("mean",), True)
-SMALLEST = Report(
+PRODUCT = EncoderSummary("a1" * 32, 384, 256, ("mean",), True)
+SMALLEST = TrainingReport(
     name="nli", uri="/srv/trainings/nli", settings=TrainSettings(), encoder="some/encoder", start_space="5f" * 32, sources=(), steps=1, planned=1, steps_per_epoch=1,
     lines=(), product=PRODUCT,
 )  # fmt: skip
-FULL = Report(
+FULL = TrainingReport(
     name="simcse-3fa9c2d1e0b7", uri="s3://models/simcse-3fa9c2d1e0b7", settings=SETTINGS, encoder="/home/somebody/MiniLM", start_space="5f" * 32,
-    sources=(Source("s3://texts/wiki/*.parquet", 6_512, 112), Source("more.parquet", 100, 0, 2)), steps=500, planned=500, steps_per_epoch=100, lines=LINES,
+    sources=(SourceSummary("s3://texts/wiki/*.parquet", 6_512, 112), SourceSummary("more.parquet", 100, 0, 2)), steps=500, planned=500, steps_per_epoch=100, lines=LINES,
     product=PRODUCT, best_step=250, device="2 workers, CPU", created="2026-01-02 03:04 UTC",
     settings_text="train:\n  name: a<b\n", packages={"torch": "2.13.0", "six": "1.0"},
 )  # fmt: skip
 
 
-def with_settings(**values: Any) -> Report:
+def with_settings(**values: Any) -> TrainingReport:
     return replace(FULL, settings=TrainSettings.model_validate(SETTINGS.model_dump() | values))
 
 
 def at_chance(candidates: int, **values: Any) -> tuple[MetricsLine, ...]:
-    """Lines of a loss that never leaves the logarithm of the candidates."""
+    """Return lines with a constant loss, the logarithm of the number of candidates."""
     return tuple(
         line(step, loss=math.log(candidates), parts={"info_nce": math.log(candidates)}, dev=80.0, **values)
         for step in (10, 20)

@@ -1,4 +1,4 @@
-"""The page of an augmented corpus is one well-formed page that needs nothing else, tells every reason in words, and warns of what training would suffer from."""
+"""The page of an augmented corpus is well-formed, explains every reason, and warns of problems for training."""
 
 import re
 from dataclasses import replace
@@ -11,21 +11,16 @@ from hypothesis import strategies as st
 
 from pipeline.augment import ModelStats
 from pipeline.augment.keep import REASONS
-from pipeline.charts.augmentation import Spread
-from pipeline.report.augmentation import (
-    Example,
+from pipeline.charts.augmentation import VariantHistogram
+from pipeline.report.augmentation import charts, meaning, render, verdict, warnings
+from pipeline.report.augmentation_format import marked, proportion
+from pipeline.report.augmentation_report import (
+    AugmentationReport,
+    AugmentedExample,
     Method,
-    Rejected,
-    Report,
-    Sample,
-    Work,
-    charts,
-    marked,
-    meaning,
-    render,
-    share,
-    verdict,
-    warnings,
+    ModelWork,
+    RejectedVariant,
+    VariantSample,
 )
 from pipeline.settings.augment import KeepSettings
 from tests.report.test_night import Page
@@ -35,9 +30,13 @@ LOOSE, STRICT = (
     KeepSettings(),
     KeepSettings(length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4),
 )
-RATIOS = Spread.of(RNG.uniform(0.3, 1.9, 900), RNG.random(900) < 0.8, np.arange(61) / 20, (0.4, 1.7))
-COSINES = Spread.of(RNG.uniform(0.1, 1, 900), RNG.random(900) < 0.8, np.arange(-50, 51) / 50, (0.6, 0.98))
-SMALLEST = Report(
+RATIOS = VariantHistogram.of(
+    RNG.uniform(0.3, 1.9, 900), RNG.random(900) < 0.8, np.arange(61) / 20, (0.4, 1.7)
+)
+COSINES = VariantHistogram.of(
+    RNG.uniform(0.1, 1, 900), RNG.random(900) < 0.8, np.arange(-50, 51) / 50, (0.6, 0.98)
+)
+SMALLEST = AugmentationReport(
     name="main",
     number=1,
     uri="/srv/a/augmented/main/00000001.json",
@@ -48,38 +47,43 @@ SMALLEST = Report(
     counts={},
     methods=(),
 )
-FULL = Report(
+FULL = AugmentationReport(
     name="main", number=3, uri="s3://a/augmented/main/00000003.json", units_uri="s3://a/units/augmented/e6cd", corpus="s3://texts/*.parquet", rows=1_000, units=4,
     counts={"de": {"kept": 840, "unlike": 100, "alike": 60}, "cut_1": {"kept": 1_000}, "cut_2": {"kept": 990, "duplicate": 10}},
     methods=(Method("de", "back_translation", ("de",), STRICT, RATIOS, COSINES), Method("cut", "crop", ("cut_1", "cut_2"), LOOSE, RATIOS)),
-    sample=Sample(
+    sample=VariantSample(
         1_000, (1_000, 995, 830),
         (
-            Example("a <b>man</b> reads", (("de", "a man is reading", None), ("cut_1", "a man", None), ("cut_2", "a <b>man</b>", "duplicate"))),
-            Example("long", (("de", None, "too_long_for_model"),)),
+            AugmentedExample("a <b>man</b> reads", (("de", "a man is reading", None), ("cut_1", "a man", None), ("cut_2", "a <b>man</b>", "duplicate"))),
+            AugmentedExample("long", (("de", None, "too_long_for_model"),)),
         ),
-        {"unlike": (Rejected("de", "a dog runs", "a cat sleeps"),), "alike": (Rejected("de", "a man runs", None), Rejected("de", "a man", ""))},
+        {"unlike": (RejectedVariant("de", "a dog runs", "a cat sleeps"),), "alike": (RejectedVariant("de", "a man runs", None), RejectedVariant("de", "a man", ""))},
     ),
     quarantined=7, changes={"new": 5, "changed": 2, "deleted": 1}, encoder="some/encoder", seed=11, seconds=184.0, created="2026-01-02 03:04 UTC",
-    worked=(Work("de: en-de", ModelStats(500, 6_000, 7_000, 2_000, 40.0), 20.0), Work("de: de-en", ModelStats(), 0.4)), settings_text="augment:\n  name: a<b\n",
+    worked=(ModelWork("de: en-de", ModelStats(500, 6_000, 7_000, 2_000, 40.0), 20.0), ModelWork("de: de-en", ModelStats(), 0.4)), settings_text="augment:\n  name: a<b\n",
     packages={"six": "1.0"},
 )  # fmt: skip
 
 
-def words(report: Report) -> str:
+def words(report: AugmentationReport) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
-def judged(method: str = "back_translation", keep: KeepSettings = STRICT, **counts: int) -> Report:
+def judged(
+    method: str = "back_translation", keep: KeepSettings = STRICT, **counts: int
+) -> AugmentationReport:
     return replace(
-        FULL, counts={"de": {**counts}}, methods=(Method("de", method, ("de",), keep),), sample=Sample()
+        FULL,
+        counts={"de": {**counts}},
+        methods=(Method("de", method, ("de",), keep),),
+        sample=VariantSample(),
     )
 
 
 @pytest.mark.parametrize("report", [
-    SMALLEST, FULL, replace(FULL, sample=Sample()), judged(kept=0, **{f"reason_{number}": 1 for number in range(12)}), judged(kept=5), judged(identical=5),
+    SMALLEST, FULL, replace(FULL, sample=VariantSample()), judged(kept=0, **{f"reason_{number}": 1 for number in range(12)}), judged(kept=5), judged(identical=5),
 ], ids=["smallest", "full", "unread", "many reasons", "all", "none"])  # fmt: skip
-def test_one_page_needs_nothing_else(report: Report):
+def test_the_page_is_well_formed_and_self_contained(report: AugmentationReport):
     page = render(report)
     parsed = Page(page)
     assert not parsed.links
@@ -88,7 +92,7 @@ def test_one_page_needs_nothing_else(report: Report):
     assert page == render(report)
 
 
-def test_what_came_of_it_is_there():
+def test_the_page_shows_all_results():
     shown = words(FULL)
     expected = [
         "2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most often as unlike (100), alike (60), duplicate (10)."
@@ -127,25 +131,25 @@ def test_what_came_of_it_is_there():
     ]
 
 
-@pytest.mark.parametrize(("report", "said"), [
+@pytest.mark.parametrize(("report", "expected"), [
     (SMALLEST, "The corpus has no rows: nothing was made."),
     (judged(kept=1_000), "1,000 of 1,000 variants are kept, 100 %: one of each of 1,000 texts. None was rejected."),
     (judged(kept=999, too_long_for_model=1), "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. All others are rejected as too long for model (1)."),
 ])  # fmt: skip
-def test_the_lead_says_how_many_are_kept(report: Report, said: str):
-    assert verdict(report).replace("\u00a0", " ") == said
+def test_the_summary_says_how_many_variants_are_kept(report: AugmentationReport, expected: str):
+    assert verdict(report).replace("\u00a0", " ") == expected
 
 
-def test_a_sample_is_called_one():
+def test_a_sample_is_described_as_one():
     assert "Of 900 rows, those of some units" in words(replace(FULL, sample=replace(FULL.sample, rows=900)))
 
 
-def test_every_reason_has_its_meaning_with_the_bounds_that_were_set():
+def test_every_reason_is_explained_with_its_limits():
     reasons = (*REASONS, "too_long_for_model", "no_source")
     report = replace(judged(), counts={"de": dict.fromkeys(reasons, 1)})
     meanings = {reason: meaning(reason, report) for reason in reasons}
     assert len(set(meanings.values())) == len(reasons)
-    assert "a reason of the method's own" not in meanings.values()
+    assert "a reason specific to the method" not in meanings.values()
     expected = {
         "too_short": "0.4",
         "too_long": "1.7",
@@ -155,10 +159,10 @@ def test_every_reason_has_its_meaning_with_the_bounds_that_were_set():
         "repetition": "4 words more than once",
     }
     assert {reason: bound for reason, bound in expected.items() if bound not in meanings[reason]} == {}
-    assert meaning("bored", report) == "a reason of the method's own"
+    assert meaning("bored", report) == "a reason specific to the method"
 
 
-def test_bounds_of_several_methods_are_all_said():
+def test_limits_of_all_methods_are_listed():
     counts = {"de": {"too_long": 1}, "cut_1": {"too_long": 2}, "cut_2": {}}
     assert (
         meaning("too_long", replace(FULL, counts=counts))
@@ -175,33 +179,33 @@ def test_a_good_augmentation_has_no_warning():
     assert list(warnings(SMALLEST)) == []
 
 
-@pytest.mark.parametrize(("report", "said"), [
+@pytest.mark.parametrize(("report", "expected"), [
     (replace(FULL, sample=replace(FULL.sample, texts=(850, 0, 0))), "Only 85 % of the texts have a variant that is kept"),
     (judged(kept=400, alike=150, unlike=450), "de: only 40 % of the variants are kept; most of the others are rejected as unlike."),
     (judged(kept=0, identical=5), "de: no variant is kept; most of the others are rejected as identical."),
     (judged(kept=700, identical=300), "de: 30 % of the variants are equal to their text. Sample (decoding.method: sample)"),
-    (judged("crop", kept=700, identical=300), "de: 30 % of the variants are equal to their text. Ask for stronger edits."),
+    (judged("crop", kept=700, identical=300), "de: 30 % of the variants are equal to their text. Set stronger edits."),
     (judged(kept=950, too_long_for_model=50), "de: 5 % of the texts are longer than the model reads"),
     (judged(kept=700, duplicate=300), "de: 30 % of the variants are equal to another variant"),
-    (judged(kept=700, language=300), "de: 30 % of the variants are taken for another language."),
-    (judged(kept=1_000, keep=LOOSE), "de: nobody looked which language the variants are in"),
+    (judged(kept=700, language=300), "de: 30 % of the variants are identified as another language."),
+    (judged(kept=1_000, keep=LOOSE), "de: the language of the variants was not checked"),
 ])  # fmt: skip
-def test_what_a_person_should_know_is_said(report: Report, said: str):
+def test_problems_are_warned_about(report: AugmentationReport, expected: str):
     found = [warning.replace("\u00a0", " ") for warning in warnings(report)]
-    assert any(warning.startswith(said) for warning in found), found
+    assert any(warning.startswith(expected) for warning in found), found
 
 
-def test_a_warning_of_several_variants_is_said_once():
+def test_equal_warnings_of_several_labels_are_merged():
     counts = {
         "cut_1": {"kept": 9, "too_long_for_model": 1},
         "cut_2": {"kept": 8, "identical": 1, "too_long_for_model": 1},
     }
     report = replace(FULL, counts=counts, methods=FULL.methods[1:])
-    (said,) = warnings(report)
-    assert said.startswith("cut_1, cut_2: 10\u00a0% of the texts are longer")
+    (expected,) = warnings(report)
+    assert expected.startswith("cut_1, cut_2: 10\u00a0% of the texts are longer")
 
 
-def test_added_words_are_marked_and_removed_ones_struck_through():
+def test_added_words_are_marked_and_removed_words_struck_through():
     text, variant = "Two men and <one> dog.", "two, men & <one> cat!"
     assert (
         marked(variant, text)
@@ -212,7 +216,7 @@ def test_added_words_are_marked_and_removed_ones_struck_through():
 
 
 @given(*2 * [st.lists(st.sampled_from(["a", "B", "c.", "d"]), max_size=8).map(" ".join)])
-def test_the_marked_variant_holds_all_words_of_both(text: str, variant: str):
+def test_the_marked_variant_has_all_words_of_both_texts(text: str, variant: str):
     found = str(marked(variant, text))
     kept = re.sub(r"<del>.*?</del>", " ", found)
     assert re.sub(r"</?mark>", "", kept).split() == variant.split()
@@ -223,15 +227,15 @@ def test_the_marked_variant_holds_all_words_of_both(text: str, variant: str):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [(0.0, "0 %"), (1e-5, "< 0.1 %"), (0.125, "12.5 %"), (0.99999, "> 99.9 %"), (1.0, "100 %")],
 )
-def test_a_share_is_none_or_all_only_where_it_is(value: float, said: str):
-    assert share(value).replace("\u00a0", " ") == said
+def test_a_proportion_is_0_or_100_percent_only_if_exact(value: float, expected: str):
+    assert proportion(value).replace("\u00a0", " ") == expected
 
 
 @pytest.mark.parametrize("what", ["name", "corpus", "uri", "encoder", "settings_text"])
-def test_whatever_comes_from_outside_is_escaped(what: str):
+def test_all_texts_are_escaped(what: str):
     hostile: dict[str, Any] = {what: "<script>alert(1)</script>"}
     assert "script" not in Page(render(replace(FULL, **hostile))).names
     assert (
@@ -239,7 +243,10 @@ def test_whatever_comes_from_outside_is_escaped(what: str):
         not in Page(
             render(
                 replace(
-                    FULL, sample=Sample(1, (1,), (Example("<script>", (("<script>", "<script>a", None),)),))
+                    FULL,
+                    sample=VariantSample(
+                        1, (1,), (AugmentedExample("<script>", (("<script>", "<script>a", None),)),)
+                    ),
                 )
             )
         ).names

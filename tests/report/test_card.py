@@ -1,4 +1,4 @@
-"""The model card says what the encoder is, can be read by hubs, and changes nothing of the encoder."""
+"""The model card describes the encoder, can be read by hubs, and does not change the encoder."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saving import save_folder
 from pipeline.report.card import CARD, card, write_card
-from pipeline.report.training import Product, Report
+from pipeline.report.training_report import EncoderSummary, TrainingReport
 from pipeline.settings import EncoderSettings
 from tests.models import folders
 from tests.report.runs import FULL, SMALLEST, with_settings
@@ -24,14 +24,14 @@ def front(text: str) -> dict[str, object]:
     return yaml.safe_load(head)
 
 
-def test_hubs_find_what_they_look_for():
+def test_the_front_matter_has_the_fields_of_hubs():
     assert front(card(FULL)) == {
         "library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-transformers", "sentence-similarity", "feature-extraction", "manta"],
     }  # fmt: skip
 
 
-def test_it_says_what_was_trained_on_what_and_how_to_use_it():
+def test_the_card_describes_the_training_and_the_use():
     text = card(FULL)
     expected = [
         "# simcse-3fa9c2d1e0b7",
@@ -39,7 +39,7 @@ def test_it_says_what_was_trained_on_what_and_how_to_use_it():
         "6,500 rows",
         "| Dimensions | 384 |",
         "256 tokens",
-        "of length one",
+        "of length 1",
         "| Head | none",
         "a1" * 32,
     ]
@@ -49,7 +49,7 @@ def test_it_says_what_was_trained_on_what_and_how_to_use_it():
         "weights after step 250",
         "temperature 0.05",
         "learning rate 3e-05",
-        "11, of the rows 3",
+        "11; 3 for the order of rows",
         "torch 2.13.0",
     ]
     expected += [
@@ -59,10 +59,10 @@ def test_it_says_what_was_trained_on_what_and_how_to_use_it():
         "`s3://texts/wiki/*.parquet` (6,400 rows)",
     ]
     assert [each for each in expected if each not in text] == []
-    assert "/home" not in text  # it travels; the folders of one machine do not
+    assert "/home" not in text  # a card is published, folders of one machine are not
     assert "six" not in text
     assert "Nothing was measured" in card(SMALLEST)
-    assert "the first 64, 128 serve alone" in card(with_settings(matryoshka=(64, 128)))
+    assert "the first 64, 128 are usable alone" in card(with_settings(matryoshka=(64, 128)))
 
 
 def test_every_table_has_as_many_cells_in_each_row():
@@ -71,33 +71,35 @@ def test_every_table_has_as_many_cells_in_each_row():
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
 
 
-def test_what_other_libraries_cannot_load_is_not_offered_to_them():
+def test_no_code_for_other_libraries_if_they_cannot_load_the_encoder():
     text = card(replace(FULL, product=replace(FULL.product, elsewhere=False)))
     assert "SentenceTransformer" not in text
     assert "library_name" not in front(text)
     assert "do not load it" in text
 
 
-def test_a_template_that_its_own_module_file_reads_is_offered_with_the_trust_that_it_needs(tmp_path: Path):
+def test_a_template_needs_trust_remote_code(tmp_path: Path):
     source = load_trainable(
         open_folder(EncoderSettings(path=str(folders.save_folder(tmp_path / "start", "bert"))))
     )
     for denoise in (False, True):
         encoder = PromptedEncoder(source, "It says [X] : [MASK]", limit=12, denoise=denoise)
-        product = Product.of(save_folder(encoder, encoder.folder, tmp_path / f"saved {denoise}"), head=False)
+        product = EncoderSummary.of(
+            save_folder(encoder, encoder.folder, tmp_path / f"saved {denoise}"), head=False
+        )
         assert (product.elsewhere, product.trusted, product.head) == (False, True, denoise)
         assert 'SentenceTransformer("path/of/this/folder", trust_remote_code=True)' in card(
             replace(FULL, product=product)
         )
 
 
-def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[Report, Path]:
+def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[TrainingReport, Path]:
     encoder = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling=pooling)))
     made = save_folder(encoder, encoder.folder, to, head=TanhHead(encoder.dim) if head else None)
-    return replace(FULL, product=Product.of(made, head=head)), made.path
+    return replace(FULL, product=EncoderSummary.of(made, head=head)), made.path
 
 
-def test_the_card_changes_nothing_of_the_encoder_which_loads_as_it_says(tmp_path: Path):
+def test_the_encoder_loads_as_the_card_says(tmp_path: Path):
     from sentence_transformers import SentenceTransformer
 
     folder = folders.save_folder(tmp_path / "start", "bert")
@@ -111,12 +113,12 @@ def test_the_card_changes_nothing_of_the_encoder_which_loads_as_it_says(tmp_path
         report.product.pooling,
         report.product.elsewhere,
     ) == (48, 64, ("mean",), True)
-    assert "a layer behind the pooling" in card(report)
+    assert "a layer after the pooling" in card(report)
     model = SentenceTransformer(str(path), device="cpu")
     assert model.encode(["A sentence.", "Another one."]).shape == (2, 48)
 
 
-def test_a_pooling_without_a_name_elsewhere_is_told(tmp_path: Path):
+def test_a_pooling_unknown_to_other_libraries_is_mentioned(tmp_path: Path):
     folder = folders.save_folder(tmp_path / "start", "bert")
     report, _ = saved(folder, tmp_path / "encoder", "first_last", head=False)
     assert not report.product.elsewhere

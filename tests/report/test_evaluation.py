@@ -1,4 +1,4 @@
-"""The page of an evaluation is one well-formed page that needs nothing else, says what is missing, and escapes what comes from outside."""
+"""The page of an evaluation is well-formed, shows scores and missing tasks, and escapes all texts."""
 
 import re
 from dataclasses import replace
@@ -9,20 +9,20 @@ from markupsafe import Markup
 from pipeline.charts.evaluation import difference_chart
 from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.report.evaluation import (
-    Average,
-    Candidate,
+    AverageRow,
     Chart,
-    Figure,
-    Report,
-    Row,
+    EvaluatedCandidate,
+    EvaluationReport,
     Section,
+    TaskRow,
     facts_in_words,
     groups,
     render,
 )
+from pipeline.report.evaluation_format import ScoreEstimate
 from tests.report.test_night import Page
 
-NOW = Candidate(
+NOW = EvaluatedCandidate(
     "release 41",
     "out/releases/encoders/e",
     384,
@@ -34,32 +34,32 @@ NOW = Candidate(
     381,
     312.4,
 )
-NEW = Candidate("models/new", "models/new", 384, "0dd" * 12)
-ROW = Row(
-    "STS12", "sts", "Spearman x100, cosine, all", 3108, (Figure(72.37, 70.12, 74.4), Figure(75.06, 73.3, 76.6)), (None, Figure(2.69, 1.64, 3.65)),
+NEW = EvaluatedCandidate("models/new", "models/new", 384, "0dd" * 12)
+ROW = TaskRow(
+    "STS12", "sts", "Spearman x100, cosine, all", 3108, (ScoreEstimate(72.37, 70.12, 74.4), ScoreEstimate(75.06, 73.3, 76.6)), (None, ScoreEstimate(2.69, 1.64, 3.65)),
     (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))), (("similarity", "cosine"),),
     (("threshold accuracy", ("0.7312", "")),),
 )  # fmt: skip
-EVEN = replace(ROW, task="STS13", differences=(None, Figure(-0.4, -1.0, 0.2)))
+EVEN = replace(ROW, task="STS13", differences=(None, ScoreEstimate(-0.4, -1.0, 0.2)))
 PLAIN = replace(
     ROW,
     task="search",
     kind="retrieval",
     metric="nDCG@10 x100",
-    figures=(Figure(40.0), Figure(None)),
-    differences=(None, Figure(None)),
+    figures=(ScoreEstimate(40.0), ScoreEstimate(None)),
+    differences=(None, ScoreEstimate(None)),
     parts=(),
     facts=(),
 )
-SMALLEST = Report(
+SMALLEST = EvaluationReport(
     root="/srv/evaluations",
     id="ab" * 12,
     candidates=(NOW,),
-    rows=(replace(ROW, figures=(Figure(72.37),), differences=(None,), parts=()),),
+    rows=(replace(ROW, figures=(ScoreEstimate(72.37),), differences=(None,), parts=()),),
 )
-FULL = Report(
+FULL = EvaluationReport(
     root="/srv/evaluations", id="ab" * 12, created="2026-01-02 03:04 UTC", candidates=(NOW, NEW), rows=(ROW, EVEN, PLAIN), resamples=1000,
-    averages=(Average("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences),),
+    averages=(AverageRow("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences),),
     missing=(("STS14", "no file sts/STS14.parquet"),), warnings=("STS13: every pair of FNWN has the same similarity",),
     disagreements=(Disagreement("STS12", "release 41", "models/new", (DifferingPair("a dog runs", "a cat <b>", "4.2", (0.91, -0.2), (0.99, 0.125)),)),),
     sections=(Section("Geometry", (Chart("Spectrum", Markup("<svg></svg>"), "flat"),), (("", "now"), ("anisotropy", "0.1")), ("2,000 sentences",)),),
@@ -67,7 +67,7 @@ FULL = Report(
 )  # fmt: skip
 
 
-def words(report: Report) -> str:
+def words(report: EvaluationReport) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
@@ -76,7 +76,7 @@ def words(report: Report) -> str:
     [SMALLEST, FULL, replace(FULL, candidates=(NOW, NEW, NEW), rows=(), averages=())],
     ids=["smallest", "full", "three"],
 )
-def test_one_page_needs_nothing_else(report: Report):
+def test_the_page_is_well_formed_and_self_contained(report: EvaluationReport):
     page = render(report)
     parsed = Page(page)
     assert not parsed.links
@@ -85,7 +85,7 @@ def test_one_page_needs_nothing_else(report: Report):
     assert page == render(report)
 
 
-def test_figures_intervals_and_what_is_missing_are_there():
+def test_the_page_shows_scores_intervals_and_missing_tasks():
     shown = words(FULL)
     expected = [
         "release 41 and models/new",
@@ -110,9 +110,9 @@ def test_figures_intervals_and_what_is_missing_are_there():
     expected += [
         "anisotropy",
         "2,000 sentences",
-        "Compared with release 41, models/new is better on 1, not told apart on 1, without an interval on 1.",
+        "Compared with release 41, models/new is better on 1, not significantly different on 1, without an interval on 1.",
     ]
-    expected += ["people's scores", "near the top"]
+    expected += ["human scores", "they are always first"]
     expected += [
         "threshold accuracy",
         "0.7312",
@@ -134,7 +134,7 @@ def test_figures_intervals_and_what_is_missing_are_there():
     assert [figure for figure in expected if figure not in shown] == []
 
 
-def test_tasks_of_one_metric_stand_together_and_only_those_share_a_chart():
+def test_tasks_are_grouped_by_metric():
     shown = groups(replace(FULL, rows=(ROW, PLAIN, EVEN)))
     assert [
         (group.metric, [row.task for row in group.rows], group.chart is not None, len(group.averages))
@@ -142,7 +142,7 @@ def test_tasks_of_one_metric_stand_together_and_only_those_share_a_chart():
     ] == [("Spearman x100, cosine, all", ["STS12", "STS13"], True, 1), ("nDCG@10 x100", ["search"], False, 0)]
 
 
-def test_what_metrics_of_a_group_have_in_common_is_its_heading_and_the_rest_stands_at_each_task():
+def test_the_common_part_of_metrics_is_the_heading_of_a_group():
     named = {"MR": "10 folds", "SST2": "test part"}
     folds, parts = (
         replace(ROW, task=task, kind="transfer", metric=f"accuracy x100, lbfgs, {protocol}")
@@ -152,7 +152,7 @@ def test_what_metrics_of_a_group_have_in_common_is_its_heading_and_the_rest_stan
         replace(
             FULL,
             rows=(folds, parts),
-            averages=(Average("mean", ("MR", "SST2"), True, ROW.figures, ROW.differences),),
+            averages=(AverageRow("mean", ("MR", "SST2"), True, ROW.figures, ROW.differences),),
         )
     )
     assert (group.metric, group.rests, len(group.averages)) == (
@@ -164,12 +164,12 @@ def test_what_metrics_of_a_group_have_in_common_is_its_heading_and_the_rest_stan
     assert "10 folds" in words(replace(FULL, rows=(folds, parts), averages=()))
 
 
-def test_where_no_figure_has_an_interval_none_is_promised_and_no_chart_is_drawn():
+def test_without_intervals_there_is_no_chart():
     count = replace(
         PLAIN,
         metric="pairs of at least 0.9",
-        figures=(Figure(15.0), Figure(19.0)),
-        differences=(None, Figure(4.0)),
+        figures=(ScoreEstimate(15.0), ScoreEstimate(19.0)),
+        differences=(None, ScoreEstimate(4.0)),
     )
     told, silent = groups(replace(FULL, rows=(ROW, count), averages=()))
     assert (told.has_intervals, silent.has_intervals, silent.chart) == (True, False, None)
@@ -181,7 +181,7 @@ def test_one_candidate_has_no_differences():
     assert "interval" not in words(SMALLEST)
 
 
-def test_a_dot_stands_right_of_zero_where_the_candidate_is_better_and_inside_its_interval():
+def test_dots_are_right_of_zero_if_better_and_within_their_interval():
     chart = difference_chart([("STS12", [(2.0, 1.0, 3.0)]), ("STS13", [(-1.0, None, None)])], "Spearman x100")
     zero = float(re.search(r'class="zero" x1="([\d.]+)"', chart)[1])  # type: ignore[index]
     better, worse = (float(x) for x in re.findall(r'cx="([\d.]+)"', chart))
@@ -193,7 +193,7 @@ def test_a_dot_stands_right_of_zero_where_the_candidate_is_better_and_inside_its
     assert Page(str(chart)).names >= {"svg", "circle", "line"}
 
 
-def test_text_from_outside_cannot_become_markup():
+def test_all_texts_are_escaped():
     evil = "<script>alert('x')</script> & \ud800"
     page = render(replace(
         FULL, root=evil, candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
@@ -204,7 +204,7 @@ def test_text_from_outside_cannot_become_markup():
     page.encode("utf-8")
 
 
-def test_facts_are_said_in_words():
+def test_facts_are_formatted_as_text():
     facts = {
         "solver": "lbfgs",
         "subsets": {"MSRpar": 750, "MSRvid": 1750},

@@ -1,4 +1,4 @@
-"""The part about geometry shows what was measured, leaves out what was not, names the reasons, and escapes names."""
+"""The geometry section shows all measured values, leaves out missing ones with a reason, and escapes names."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.charts.geometry import COLOURS
-from pipeline.report.evaluation import Candidate, Report, Section, render
+from pipeline.report.evaluation import EvaluatedCandidate, EvaluationReport, Section, render
 from pipeline.report.geometry import sections
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport, Level, NamedLayers, NamedSpace
@@ -51,21 +51,23 @@ FULL = GeometryReport(
     gold_edits=Metric(value=-20.2, count=30, of="pairs"), series=tuple(NamedSpace(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)),
     depths=(NamedLayers(name=NAMES[0], levels=levels(7), words=WORDS, missing={}),), missing={},
 )  # fmt: skip
-PAGE = Report(root="root", id="id", candidates=tuple(Candidate(name, name, 8, "space") for name in NAMES))
+PAGE = EvaluationReport(
+    root="root", id="id", candidates=tuple(EvaluatedCandidate(name, name, 8, "space") for name in NAMES)
+)
 
 
 def by_heading(geometry: GeometryReport) -> dict[str, Section]:
     return {section.heading: section for section in sections(geometry)}
 
 
-def test_everything_that_was_measured_is_shown():
+def test_all_measured_values_are_shown():
     shown = by_heading(FULL)
     assert [len(section.charts) for section in shown.values()] == [5, 2, 6, 0]
     table = shown["Geometry of the space"].table
     assert table[0] == ("", *NAMES, "good")
     assert shown["The token table"].table[1][1] == "−12.35"
     edits = next(row for row in table if "edit distance" in row[0])
-    assert edits[-1] == "people: −20.20"
+    assert edits[-1] == "human scores: −20.20"
     text = render(replace(PAGE, sections=sections(FULL)))
     assert all(f".key.s{number} {{ background: var(--s{number});" in text for number in range(COLOURS))
     page = Page(text)
@@ -87,7 +89,7 @@ def test_one_candidate_alone(alone: int):
     )
 
 
-def test_what_is_missing_is_left_out_and_its_reason_given():
+def test_missing_values_are_left_out_with_a_reason():
     bare = NamedSpace(
         name="bag",
         space=sentence_space(RNG.normal(size=(60, 8)), TEXTS, 5, 0).model_copy(
@@ -108,7 +110,7 @@ def test_what_is_missing_is_left_out_and_its_reason_given():
     shown = by_heading(geometry)
     assert list(shown) == ["Geometry of the space", "Geometry that was not measured"]
     assert [chart.heading for chart in shown["Geometry of the space"].charts] == [
-        "Singular values, the largest taken as 1",
+        "Singular values relative to the largest",
         "Cosines of random pairs of sentences",
         "How often a sentence is a neighbour",
     ]

@@ -1,4 +1,4 @@
-"""The report is one well-formed page that needs nothing else, escapes the corpus, does without missing pieces, and prints lines that run."""
+"""The release report is well-formed, escapes the corpus, works without optional values, and has valid code."""
 
 import contextlib
 import html
@@ -14,19 +14,19 @@ import pyarrow as pa
 import pytest
 
 from pipeline.post.choose import Curve
-from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous, QuarantinedRow
+from pipeline.report.changes import ChangedAnswers, Neighbour, Previous, QuarantinedRow, RowChange
 from pipeline.report.night import (
     Counts,
-    Example,
-    Gate,
-    Geometry,
+    GateRow,
     Index,
-    Interval,
-    Latency,
-    Point,
-    Report,
-    Stage,
+    NightReport,
+    ProportionInterval,
+    QueryLatency,
+    RecallPoint,
+    SearchExample,
+    StageTime,
     Throughput,
+    VectorCharts,
     render,
 )
 from pipeline.stats.sample import cosine_histogram
@@ -36,7 +36,7 @@ from tests.charts.lengths import length_histogram
 VOID = {"meta", "br", "img", "link", "hr"}
 X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))
 
-SMALLEST = Report(
+SMALLEST = NightReport(
     root="/srv/manta",
     status="published",
     number=1,
@@ -56,16 +56,16 @@ FULL = replace(
     transform="whitening to 15 components",
     index=replace(
         SMALLEST.index, kind="ivf_flat", factory="IVF64,Flat", ids=("ids/a.arrow",), nprobe=4,
-        curve=(Point(1, 0.6, 0.05), Point(2, 0.8, 0.08), Point(4, 0.96, 0.15)), target=0.95,
-        recall_at_10=Interval(0.957, 0.951, 0.962), recall={"recall@1": 0.99},
-        latency=Latency(0.1834, 0.92),
+        curve=(RecallPoint(1, 0.6, 0.05), RecallPoint(2, 0.8, 0.08), RecallPoint(4, 0.96, 0.15)), target=0.95,
+        recall_at_10=ProportionInterval(0.957, 0.951, 0.962), recall={"recall@1": 0.99},
+        latency=QueryLatency(0.1834, 0.92),
     ),
     counts=Counts(
         read=20_000, live=19_048, encoded=1_204, reused=17_844, quarantined={"empty": 820, "duplicate_id": 7}, skipped=125,
         new=900, changed=304, deleted=55, truncated=212,
     ),
     previous=Previous(41, 18_203, 32_000_000, 0.9542, 0.171, 0.8, 171.0),
-    changed_rows=(ChangedRow("n1", None, "a new text"), ChangedRow("c1", "the text before", "the text after"), ChangedRow("d1", "a deleted text", None)),
+    changed_rows=(RowChange("n1", None, "a new text"), RowChange("c1", "the text before", "the text after"), RowChange("d1", "a deleted text", None)),
     quarantined=(QuarantinedRow("empty", "part-0.parquet", 17, "e1"), QuarantinedRow("duplicate_id", "b.parquet", 3, "x", "a.parquet row 1 has it first", "twice")),
     answers=(
         ChangedAnswers("same question", (Neighbour("1", 0.9, "one"),), (Neighbour("1", 0.9, "one"),)),
@@ -75,13 +75,13 @@ FULL = replace(
         ),
     ),
     decisions=("Whitening is used: MRR 0.6124 raw, 0.6371 whitened.",),
-    stages=(Stage("ingest", 2.1), Stage("encode", 181.0, 1_204), Stage("publish", 0.0)),
+    stages=(StageTime("ingest", 2.1), StageTime("encode", 181.0, 1_204), StageTime("publish", 0.0)),
     throughput=Throughput(512.3, 9_120.8, {"tokenizer": 0.012, "store": 0.034}),
     lengths=length_histogram(np.array([3, 5, 9, 300]), 256),
     max_length=256,
-    geometry=Geometry((1.0, 0.5), (1.0, 0.9), cosine_histogram(X), cosine_histogram(X - 0.3), ("15 of 16 components are kept.",)),
-    examples=(Example("join two paths", (Neighbour("posixpath.join", 0.8123, "Join two or more pathname components."), Neighbour("7", -0.1))),),
-    gates=(Gate("recall_at_10", 0.957, 0.95, True), Gate("canary_cosine", 0.9999998, 0.9999, True), Gate("p99_ms", None, None, True, "at most")),
+    geometry=VectorCharts((1.0, 0.5), (1.0, 0.9), cosine_histogram(X), cosine_histogram(X - 0.3), ("15 of 16 components are kept.",)),
+    examples=(SearchExample("join two paths", (Neighbour("posixpath.join", 0.8123, "Join two or more pathname components."), Neighbour("7", -0.1))),),
+    gates=(GateRow("recall_at_10", 0.957, 0.95, True), GateRow("canary_cosine", 0.9999998, 0.9999, True), GateRow("p99_ms", None, None, True, "at most")),
     covered=ScriptCoverage.of({"script_latin_rows": 19_000, "script_latin_tokens": 90_000, "script_thai_rows": 48, "script_thai_tokens": 90, "script_thai_unknown": 81}),
     warnings=("90.0% of the tokens of 48 Thai texts are unknown to the encoder's tokenizer",),
     settings="corpus:\n  uri: a<b\n",
@@ -91,12 +91,12 @@ REFUSED = replace(
     FULL,
     status="refused",
     number=None,
-    gates=(Gate("recall_at_10", 0.91, 0.95, False), Gate("canary_cosine", None, 0.9999, False)),
+    gates=(GateRow("recall_at_10", 0.91, 0.95, False), GateRow("canary_cosine", None, 0.9999, False)),
 )
 
 
 class Page(HTMLParser):
-    """Checks that elements close in order; gathers the words and every attribute."""
+    """Parser that checks that elements close in order, and collects words and attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -127,21 +127,21 @@ class Page(HTMLParser):
             self.words += data
 
 
-def words(report: Report) -> str:
+def words(report: NightReport) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
-def apart(report: Report) -> str:
-    """Words of the page, those of different elements with a space between them."""
-    return apart_in(re.sub(r"<style>.*?</style>", "", render(report), flags=re.DOTALL))
+def spaced_words(report: NightReport) -> str:
+    """Return the words of the page, with a space between elements."""
+    return spaced_words_in(re.sub(r"<style>.*?</style>", "", render(report), flags=re.DOTALL))
 
 
-def apart_in(page: str) -> str:
+def spaced_words_in(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
 @pytest.mark.parametrize("report", [SMALLEST, FULL, REFUSED], ids=["smallest", "full", "refused"])
-def test_one_page_needs_nothing_else(report: Report) -> None:
+def test_the_page_is_well_formed_and_self_contained(report: NightReport) -> None:
     page = render(report)
     parsed = Page(page)
     assert not parsed.links
@@ -154,23 +154,23 @@ def test_one_page_needs_nothing_else(report: Report) -> None:
 @pytest.mark.parametrize(
     "name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous"]
 )
-def test_it_does_without_what_is_none(name: str) -> None:
+def test_values_may_be_none(name: str) -> None:
     Page(render(replace(FULL, **{name: None})))
 
 
 @pytest.mark.parametrize(
     "name", ["decisions", "stages", "examples", "gates", "changed_rows", "quarantined", "answers"]
 )
-def test_it_does_without_what_is_empty(name: str) -> None:
+def test_values_may_be_empty(name: str) -> None:
     Page(render(replace(FULL, **{name: ()})))
 
 
 @pytest.mark.parametrize("name", ["spectrum", "spectrum_whitened", "cosines", "cosines_whitened"])
-def test_it_does_without_one_half_of_the_geometry(name: str) -> None:
+def test_half_of_the_geometry_may_be_missing(name: str) -> None:
     Page(render(replace(FULL, geometry=replace(FULL.geometry, **{name: None}))))
 
 
-def test_the_figures_are_there() -> None:
+def test_the_page_shows_all_metrics() -> None:
     shown = words(FULL)
     expected = [
         "Release 42",
@@ -208,51 +208,56 @@ def test_tokens_are_shown_by_script_and_warnings_before_them() -> None:
     assert "Tokens" not in words(replace(FULL, covered=None, warnings=()))
 
 
-def test_every_tile_says_how_it_differs_from_the_previous_release() -> None:
-    tiles = [apart_in(tile) for tile in re.findall(r"<div>(<dt>.*?)</div>", render(FULL), re.DOTALL)]
+def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
+    tiles = [spaced_words_in(tile) for tile in re.findall(r"<div>(<dt>.*?)</div>", render(FULL), re.DOTALL)]
     assert [tile.split(" ")[0] for tile in tiles] == ["Rows", "Recall@10", "Latency", "Index", "Time"]
     differences = ["+845 since", "+0.3 points since", "+0.01 ms since", "+1.6 % since", "+12 s since"]
     assert [
         tile for tile, each in zip(tiles, differences, strict=True) if f"{each} release 41" not in tile
     ] == []
-    assert "as in release 41" in apart(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
-    assert "since release" not in apart(replace(FULL, previous=None))
-    without = apart(replace(FULL, previous=Previous(41, 18_203, 32_000_000, kept_answers=False), answers=()))
+    assert "as in release 41" in spaced_words(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
+    assert "since release" not in spaced_words(replace(FULL, previous=None))
+    without = spaced_words(
+        replace(FULL, previous=Previous(41, 18_203, 32_000_000, kept_answers=False), answers=())
+    )
     assert "since release 41" in without
     assert without.count("not known of release 41") == 3, "recall, latency and time"
     assert "Release 41 kept no answers of fixed queries, and no latency and time of its night" in without
-    assert "kept no answers" not in apart(FULL)
+    assert "kept no answers" not in spaced_words(FULL)
 
 
-def test_exact_search_is_not_said_to_lose_what_compression_loses() -> None:
-    recall = Interval(1.0, 0.999, 1.0)
+def test_exact_search_is_not_described_as_lossy() -> None:
+    recall = ProportionInterval(1.0, 0.999, 1.0)
     flat, compressed = (replace(FULL.index, kind=kind, recall_at_10=recall) for kind in ("flat", "ivf_pq"))
-    assert "compares each query with every row" in apart(replace(FULL, index=flat))
-    assert "most of all where the index compresses" not in apart(replace(FULL, index=flat))
-    assert "most of all where the index compresses" in apart(replace(FULL, index=compressed))
+    assert "compares each query with every row" in spaced_words(replace(FULL, index=flat))
+    assert "above all if the index compresses" not in spaced_words(replace(FULL, index=flat))
+    assert "above all if the index compresses" in spaced_words(replace(FULL, index=compressed))
 
 
 def test_exhaustive_search_has_a_latency_and_no_curve() -> None:
     flat = replace(
-        FULL, index=replace(SMALLEST.index, latency=Latency(0.5, 0.9), recall_at_10=Interval(1.0, 0.999, 1.0))
+        FULL,
+        index=replace(
+            SMALLEST.index, latency=QueryLatency(0.5, 0.9), recall_at_10=ProportionInterval(1.0, 0.999, 1.0)
+        ),
     )
-    shown = apart(flat)
+    shown = spaced_words(flat)
     assert "Latency 0.5 ms" in shown
     assert "against the time of a query" not in shown
     assert "nprobe" not in shown
 
 
-def test_gates_say_what_they_count() -> None:
-    counted = tuple(Gate(name, 0, 0, True, "exactly") for name in ("finite_vectors", "unique_ids"))
-    shown = apart(replace(FULL, gates=counted))
+def test_gates_are_described() -> None:
+    counted = tuple(GateRow(name, 0, 0, True, "exactly") for name in ("finite_vectors", "unique_ids"))
+    shown = spaced_words(replace(FULL, gates=counted))
     assert "non-finite vectors 0 exactly 0 passed repeated ids 0 exactly 0 passed" in shown
-    assert "finite vectors is 3; exactly 0" in apart(
-        replace(FULL, gates=(Gate("finite_vectors", 3, 0, False, "exactly"),))
+    assert "finite vectors is 3; exactly 0" in spaced_words(
+        replace(FULL, gates=(GateRow("finite_vectors", 3, 0, False, "exactly"),))
     )
 
 
 def test_new_changed_deleted_and_quarantined_rows_are_shown() -> None:
-    shown = apart(FULL)
+    shown = spaced_words(FULL)
     expected = [
         "New rows · 1 of 900 n1 a new text",
         "Changed rows · 1 of 304 c1 the text before the text after",
@@ -265,8 +270,8 @@ def test_new_changed_deleted_and_quarantined_rows_are_shown() -> None:
     assert [each for each in expected if each not in shown] == []
 
 
-def test_answers_that_changed_are_shown_side_by_side() -> None:
-    shown = apart(FULL)
+def test_changed_results_are_shown_side_by_side() -> None:
+    shown = spaced_words(FULL)
     assert (
         "The same 2 queries are asked of every release. 1 of them has other answers than in release 41."
         in shown
@@ -275,10 +280,10 @@ def test_answers_that_changed_are_shown_side_by_side() -> None:
     assert "release 41 0.900 one 1 0.800 gone answer 2 release 42 0.950 fresh answer 3 0.900 one 1" in shown
     page = render(FULL)
     assert page.count('<li class="gone">') == page.count('<li class="fresh">') == 1
-    assert "All have the answers of release 41." in apart(replace(FULL, answers=FULL.answers[:1]))
+    assert "All have the answers of release 41." in spaced_words(replace(FULL, answers=FULL.answers[:1]))
 
 
-def test_a_refused_candidate_says_so_first() -> None:
+def test_a_refusal_is_shown_first() -> None:
     shown = words(REFUSED)
     assert "refused, not published" in shown
     assert "recall@10 is 0.91; at least 0.95 is asked for" in shown
@@ -295,7 +300,7 @@ def test_a_transform_that_was_not_chosen_is_marked() -> None:
     assert "(not used)" not in words(FULL)
 
 
-def test_a_transform_is_called_by_its_name_and_its_curves_are_drawn() -> None:
+def test_transforms_are_named_and_their_curves_drawn() -> None:
     curves = (
         Curve("k", "MRR", 1_000, ((8, 0.4), (15, 0.6)), 15),
         Curve("remove", "MRR", 1_000, ((0, 0.5), (1, 0.4)), 0),
@@ -318,10 +323,10 @@ def test_a_transform_is_called_by_its_name_and_its_curves_are_drawn() -> None:
     assert "whitened, mean" in words(FULL)
 
 
-def test_text_from_outside_cannot_become_markup() -> None:
+def test_all_texts_are_escaped() -> None:
     evil = "<script>alert('x')</script>\x00\u202e\ud800 & \"q\" $(rm -rf ~)"
-    hits = (Example(evil, (Neighbour(evil, 0.5, evil),)),)
-    rows, away = (ChangedRow(evil, evil, evil),), (QuarantinedRow(evil, evil, 1, evil, evil, evil),)
+    hits = (SearchExample(evil, (Neighbour(evil, 0.5, evil),)),)
+    rows, away = (RowChange(evil, evil, evil),), (QuarantinedRow(evil, evil, 1, evil, evil, evil),)
     answers = (ChangedAnswers(evil, hits[0].neighbours, ()),)
     report = replace(FULL, changed_rows=rows, quarantined=away, answers=answers)
     assert "script" not in Page(render(report)).names
@@ -344,13 +349,13 @@ def test_text_from_outside_cannot_become_markup() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    page = render(replace(FULL, examples=(Example("q", (Neighbour("i", 0.5, "word " * 300_000),)),)))
+    page = render(replace(FULL, examples=(SearchExample("q", (Neighbour("i", 0.5, "word " * 300_000),)),)))
     assert len(page) < 60_000
     assert "word…" in page
 
 
-def test_the_lines_for_plain_faiss_run(tmp_path: Path) -> None:
-    """The page is printed for a small index on disk; its last block of code then finds each vector itself."""
+def test_the_code_for_plain_faiss_runs(tmp_path: Path) -> None:
+    """Render the page for a small index on disk; its last code block finds each vector itself."""
     vectors = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
     index = faiss.index_factory(16, "L2norm,IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
     index.train(vectors)
@@ -372,7 +377,7 @@ def test_the_lines_for_plain_faiss_run(tmp_path: Path) -> None:
     assert '"text 17"' in printed.getvalue().split("id:")[-1].split(",")[0]
 
 
-def test_a_remote_root_is_not_handed_to_faiss() -> None:
+def test_the_code_for_a_remote_root_uses_local_copies() -> None:
     shown = html.unescape(render(replace(FULL, root="s3://bucket/manta")))
     assert "manta search s3://bucket/manta " in shown
     assert "faiss.read_index('indexes/a.faiss')" in shown

@@ -1,4 +1,4 @@
-"""The page of a training is one well-formed page that needs nothing else, tells what went wrong, and marks the weights that were kept."""
+"""The page of a training is well-formed, warns of problems, and marks the kept weights."""
 
 import re
 from dataclasses import replace
@@ -7,15 +7,21 @@ import pytest
 
 from pipeline.report.card import card
 from pipeline.report.course import ends, on_same_rows, risen
-from pipeline.report.signs import warnings
-from pipeline.report.training import Report, Source, render, sections, verdict
+from pipeline.report.training import render, verdict
+from pipeline.report.training_charts import sections
+from pipeline.report.training_report import SourceSummary, TrainingReport
+from pipeline.report.training_warnings import training_warnings
 from pipeline.train.metrics_line import MetricsLine
 from tests.report.runs import FULL, LINES, SMALLEST, at_chance, line, with_settings
 from tests.report.test_night import Page
 
 
-def words(report: Report) -> str:
-    return " ".join(Page(render(report)).words.split())
+def rendered(report: TrainingReport) -> str:
+    return render(report, training_warnings(report))
+
+
+def words(report: TrainingReport) -> str:
+    return " ".join(Page(rendered(report)).words.split())
 
 
 @pytest.mark.parametrize(
@@ -23,16 +29,16 @@ def words(report: Report) -> str:
     [SMALLEST, FULL, replace(FULL, lines=LINES[1:2]), replace(FULL, lines=LINES[:1], steps=0)],
     ids=["smallest", "full", "line", "before"],
 )
-def test_one_page_needs_nothing_else(report: Report):
-    page = render(report)
+def test_the_page_is_well_formed_and_self_contained(report: TrainingReport):
+    page = rendered(report)
     parsed = Page(page)
     assert not parsed.links
     assert "script" not in parsed.names
     assert not re.search(r"https?:|@import|url\(", page)
-    assert page == render(report)
+    assert page == rendered(report)
 
 
-def test_what_was_trained_on_what_is_there():
+def test_the_page_shows_data_settings_and_results():
     shown = words(FULL)
     expected = [
         "simcse-3fa9c2d1e0b7",
@@ -42,7 +48,7 @@ def test_what_was_trained_on_what_is_there():
     expected += [
         "s3://models/simcse-3fa9c2d1e0b7/encoder",
         "adamw, learning rate 3e−5, linear; float32",
-        "11, of the rows 3",
+        "11; 3 for the order of rows",
         "2 workers, CPU",
         "5 epochs",
     ]
@@ -61,31 +67,31 @@ def test_what_was_trained_on_what_is_there():
     headings = [chart.heading for _, charts in sections(FULL) for chart in charts]
     assert headings == [
         "Spearman x100 on dev", "Loss", "Alignment against uniformity", "Mean cosine of positives and of negatives", "Learning rate", "Norm of the gradient",
-        "Tokens per second", "Share of the time without a batch",
+        "Tokens per second", "Proportion of time waiting for a batch",
     ]  # fmt: skip
 
 
-def kept_row(report: Report) -> str:
-    (row,) = re.findall(r'<tr class="kept"><td>(\w+)</td>', render(report))
+def kept_row(report: TrainingReport) -> str:
+    (row,) = re.findall(r'<tr class="kept"><td>(\w+)</td>', rendered(report))
     return str(row)
 
 
-def test_the_weights_that_the_encoder_has_are_marked():
+def test_the_kept_weights_are_marked():
     assert kept_row(FULL) == "best"
     assert kept_row(with_settings(dev={"uri": "dev.parquet", "keep": "last"})) == "last"
     last = replace(FULL, lines=(*LINES[:-1], line(500, dev=90.0)), best_step=500)
     assert kept_row(last) == "best"  # and it is the last one too
 
 
-def test_accuracy_is_called_so():
+def test_accuracy_is_named():
     report = with_settings(dev={"uri": "nli.parquet", "measure": "accuracy"})
     assert "Accuracy, % on dev" in words(report)
     assert "Spearman" not in words(report)
-    assert "Pairs that the classifier got right, in percent, of `nli.parquet`" in card(report)
+    assert "Pairs classified correctly, in percent, of `nli.parquet`" in card(report)
     assert "Spearman" not in card(report)
 
 
-def test_figures_that_nobody_has_are_left_out():
+def test_missing_metrics_are_left_out():
     bare = tuple(
         MetricsLine(step=step, epoch=0.0, loss=1.0, uniformity=-1.0 - step / 10) for step in (1, 2, 3)
     )
@@ -93,7 +99,7 @@ def test_figures_that_nobody_has_are_left_out():
     assert headings == ["Loss", "Uniformity"]
 
 
-def test_parts_of_the_loss_are_drawn_where_there_are_several():
+def test_several_parts_of_the_loss_are_drawn():
     parts = [{"info_nce": 1.0, "masked_lm": 0.1}, {"info_nce": 0.9}]
     page = words(
         replace(
@@ -104,35 +110,37 @@ def test_parts_of_the_loss_are_drawn_where_there_are_several():
     assert "loss info_nce" not in words(FULL)
 
 
-def test_where_it_was_begun_anew_is_told():
+def test_resuming_is_mentioned():
     lines = (LINES[0], line(10, resumed=1), line(20), line(30, resumed=2), *LINES[4:])
     assert "after step 10; after step 30, 2 times" in words(replace(FULL, lines=lines))
-    assert "Begun anew" not in words(FULL)
+    assert "Resumed" not in words(FULL)
 
 
-def test_a_good_training_has_no_warning_and_doubts_of_the_objective_come_first():
-    assert warnings(FULL) == []
-    assert warnings(replace(FULL, doubts=("first",), lines=()))[0] == "first"
+def test_a_good_training_has_no_warnings_but_those_of_the_objective():
+    assert training_warnings(FULL) == []
+    assert training_warnings(replace(FULL, objective_warnings=("first",), lines=()))[0] == "first"
 
 
-@pytest.mark.parametrize(("report", "said"), [
+@pytest.mark.parametrize(("report", "expected"), [
     (replace(FULL, lines=LINES[1:20]), "Nothing was measured on dev"),
-    (replace(FULL, lines=(LINES[0], line(10, dev=70.0))), "No measurement on dev was better than the one before the first step"),
+    (replace(FULL, lines=(LINES[0], line(10, dev=70.0))), "No score on dev was better than the one before the first step"),
     (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
     (replace(FULL, lines=tuple(line(step, loss=0.5 + step / 100, dev=80.0) for step in range(10, 100, 10))), "The loss rises: 0.7 on average"),
     (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
     (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
     (replace(with_settings(matryoshka=(8, 16, 32)), lines=at_chance(64**3)), "The loss stays at ln 64"),
     (replace(with_settings(across_ranks=False, workers=4), lines=at_chance(16)), "The loss stays at ln 16"),
-    (replace(FULL, lines=(line(10, positive_cosine=1.0, dev=80.0),)), "Positives are one vector"),
+    (replace(FULL, lines=(line(10, positive_cosine=1.0, dev=80.0),)), "Positives are equal vectors"),
     (replace(FULL, lines=(line(10, negative_cosine=0.995, dev=80.0),)), "Different texts have a mean cosine of 0.995"),
     (replace(FULL, lines=(*LINES, line(510, counts={"repeated": 640}))), "640 of 32,640 rows (2 %) had a text in common with another row of their batch"),
     (replace(FULL, lines=(*LINES, line(510, counts={"blank": 7, "overflows": 2}))), "7 texts were missing or blank"),
-    (replace(FULL, lines=(line(10, waiting=0.5, dev=80.0),)), "50 % of the time went by waiting for batches"),
+    (replace(FULL, lines=(line(10, waiting=0.5, dev=80.0),)), "50 % of the time was spent waiting for batches"),
 ])  # fmt: skip
-def test_what_a_person_should_know_is_said(report: Report, said: str):
-    assert any(warning.startswith(said) for warning in warnings(report)), warnings(report)
-    assert said in words(report)
+def test_problems_are_warned_about(report: TrainingReport, expected: str):
+    assert any(warning.startswith(expected) for warning in training_warnings(report)), training_warnings(
+        report
+    )
+    assert expected in words(report)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +148,11 @@ def test_what_a_person_should_know_is_said(report: Report, said: str):
     [[0.5, 0.9] * 5, [0.5] * 10, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5], [0.5, 0.6]],
     ids=["swings", "flat", "falls", "short"],
 )
-def test_a_loss_that_only_swings_or_falls_does_not_rise(losses: list[float]):
+def test_a_fluctuating_or_falling_loss_does_not_rise(losses: list[float]):
     assert risen([line(step, loss=loss) for step, loss in enumerate(losses, 1)]) is None
 
 
-def test_start_and_end_are_compared_without_any_file_of_pairs():
+def test_start_and_end_are_compared_without_a_dev_set():
     lines = tuple(
         line(step, loss=2.0 - step / 100, positive_cosine=0.9 - step / 1000) for step in range(1, 101)
     )
@@ -156,7 +164,7 @@ def test_start_and_end_are_compared_without_any_file_of_pairs():
     assert "Start and end" not in words(replace(report, lines=lines[:1]))
 
 
-def without_dev(start: dict[str, float], end: dict[str, float]) -> Report:
+def without_dev(start: dict[str, float], end: dict[str, float]) -> TrainingReport:
     first = MetricsLine(step=0, epoch=0.0, same_rows={"rows": 96, **start})
     lines = (first, *(line(step) for step in range(10, 500, 10)), line(500, same_rows={"rows": 96, **end}))
     return replace(with_settings(dev={}), lines=lines, best_step=None)
@@ -168,7 +176,7 @@ def test_without_dev_the_same_rows_are_compared():
         {"loss": 0.5, "alignment": 0.3, "retrieval": 90.0},
     )
     assert verdict(report).endswith("On the same 96 rows the loss went from 1.25 to 0.5.")
-    assert not warnings(report)
+    assert not training_warnings(report)
     assert "Means over the same 96 rows before the first step and after the last, without dropout" in words(
         report
     )
@@ -176,47 +184,51 @@ def test_without_dev_the_same_rows_are_compared():
     assert re.search(row, words(report))
 
 
-def test_a_training_that_made_the_same_rows_no_better_says_so():
+def test_no_improvement_on_the_same_rows_is_warned_about():
     report = without_dev({"loss": 0.5}, {"loss": 0.75})
-    (said,) = warnings(report)
-    assert said.startswith(
+    (expected,) = training_warnings(report)
+    assert expected.startswith(
         "On the same 96 rows the loss is no better after the last step (0.75) than before the first (0.5)"
     )
 
 
-def test_views_that_are_one_vector_without_dropout_are_not_compared():
+def test_equal_views_without_dropout_are_not_compared():
     one = {"loss": 0.5, "alignment": 0.0, "positive_cosine": 1.0, "retrieval": 100.0, "uniformity": -2.0}
     assert [each.name for each in on_same_rows(without_dev(one, one).lines)] == ["loss", "uniformity"]
 
 
-@pytest.mark.parametrize(("setting", "said"), [("mask", "were no negatives"), ("drop", "too few others")])
-def test_repeats_are_told_as_they_were_treated(setting: str, said: str):
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("mask", "not used as negatives"), ("drop", "too few others")]
+)
+def test_repeats_are_reported_by_setting(setting: str, expected: str):
     report = replace(
         with_settings(order={"repeats": setting}), lines=(*LINES, line(510, counts={"repeated": 5}))
     )
-    assert said in " ".join(warnings(report))
+    assert expected in " ".join(training_warnings(report))
 
 
-def test_a_training_that_made_nothing_better_says_so():
+def test_no_improvement_is_reported():
     assert "best before the first step: 81.24" in verdict(replace(FULL, lines=(LINES[0], line(10, dev=70.0))))
 
 
-def test_what_comes_from_outside_is_escaped():
-    page = render(
+def test_all_texts_are_escaped():
+    page = rendered(
         replace(
             FULL,
             name="<b>&",
             uri="/a<script>",
-            sources=(Source("x<i>y", 1),),
-            doubts=("<u>",),
+            sources=(SourceSummary("x<i>y", 1),),
+            objective_warnings=("<u>",),
             lines=(line(10, parts={"<s>": 1.0, "b": 2.0}),),
         )
     )
     assert not re.search(r"<b>|<script>|<i>|<u>|<s>", page)
 
 
-def test_rows_left_out_without_a_text_are_told_where_there_are_any():
-    assert "without a text" not in render(FULL)
-    page = render(replace(FULL, sources=(Source("augmented/main/00000001.json", 6_512, 112, missing=400),)))
+def test_rows_left_out_without_a_text_are_counted():
+    assert "without a text" not in rendered(FULL)
+    page = rendered(
+        replace(FULL, sources=(SourceSummary("augmented/main/00000001.json", 6_512, 112, missing=400),))
+    )
     assert "without a text" in page
     assert "6,000 rows" in page

@@ -12,11 +12,19 @@ import pyarrow.parquet as pq
 import yaml
 
 from pipeline.augment import NamedAugmenter
-from pipeline.charts.augmentation import Spread
+from pipeline.charts.augmentation import VariantHistogram
 from pipeline.flows.augment.result import Augmentation
 from pipeline.flows.augment.variant_units import columns_of
 from pipeline.log import packages
-from pipeline.report.augmentation import Example, Method, Rejected, Report, Sample, Work, render
+from pipeline.report.augmentation import render
+from pipeline.report.augmentation_report import (
+    AugmentationReport,
+    AugmentedExample,
+    Method,
+    ModelWork,
+    RejectedVariant,
+    VariantSample,
+)
 from pipeline.settings import Job
 from pipeline.settings.augment import KeepSettings
 from pipeline.stats.sample import sample_by_key
@@ -42,7 +50,7 @@ def write_page(made: Augmentation, named: Sequence[NamedAugmenter], job: Job, se
 
 def report_of(
     made: Augmentation, named: Sequence[NamedAugmenter], job: Job, seconds: float, most: int = SAMPLE
-) -> Report:
+) -> AugmentationReport:
     """The contents of the page.
 
     Reads units until there are `most` rows, and of them only the columns that are shown.
@@ -53,7 +61,7 @@ def report_of(
     )
     changes = corpus.changes if made.number > 1 else None
     folder = manifest.units[0].path.rpartition("/")[0] if manifest.units else ""
-    return Report(
+    return AugmentationReport(
         name=job.augment.name,
         number=made.number,
         uri=made.uri,
@@ -70,7 +78,7 @@ def report_of(
         else {},
         encoder=job.encoder.path if any(keep.similarity for keep in data.keeps) else "",
         seed=job.augment.seed,
-        worked=tuple(Work(each.title, each.stats, each.seconds) for each in made.worked),
+        worked=tuple(ModelWork(each.title, each.stats, each.seconds) for each in made.worked),
         seconds=seconds,
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         settings_text=_settings(job, data.keeps),
@@ -146,9 +154,9 @@ class _PageData:
         self.named, self.keeps, self.rows = named, keeps, 0
         self._labels = [label for each in named for label in each.labels]
         self._texts = np.zeros(len(self._labels), np.int64)
-        self._ratios, self._cosines = dict[str, Spread](), dict[str, Spread]()
-        self._examples: _KeySample[Example] = _KeySample(_EXAMPLES)
-        self._rejected: dict[str, _KeySample[Rejected]] = {}
+        self._ratios, self._cosines = dict[str, VariantHistogram](), dict[str, VariantHistogram]()
+        self._examples: _KeySample[AugmentedExample] = _KeySample(_EXAMPLES)
+        self._rejected: dict[str, _KeySample[RejectedVariant]] = {}
 
     def add(self, batch: Batch) -> None:
         """Count the rows and sample examples."""
@@ -180,11 +188,11 @@ class _PageData:
         kept, shown = _mask(variant.is_valid()), pc.coalesce(variant, rejected)
         there, measured = _mask(shown.is_valid()), _mask(similarity.is_valid())
         ratios = _lengths(shown)[there] / np.maximum(_lengths(batch["text"])[there], 1)
-        _add(self._ratios, name, Spread.of(ratios, kept[there], _RATIOS, keep.length_ratio))
+        _add(self._ratios, name, VariantHistogram.of(ratios, kept[there], _RATIOS, keep.length_ratio))
         _add(
             self._cosines,
             name,
-            Spread.of(
+            VariantHistogram.of(
                 similarity.to_numpy(zero_copy_only=False)[measured].astype(np.float64),
                 kept[measured],
                 _COSINES,
@@ -203,7 +211,7 @@ class _PageData:
                 self._cosines.get(each.name),
             )
 
-    def sample(self, rates: Mapping[str, Mapping[str, int]]) -> Sample:
+    def sample(self, rates: Mapping[str, Mapping[str, int]]) -> VariantSample:
         """The sample, with reasons in the order of their frequency. rates: from the manifest."""
         total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in self._rejected}
         order = sorted(total, key=lambda reason: (-total[reason], reason))
@@ -212,23 +220,25 @@ class _PageData:
             for reason in order
             if self._rejected[reason].found
         }
-        return Sample(self.rows, tuple(self._texts.tolist()), tuple(self._examples.found.values()), rejected)
+        return VariantSample(
+            self.rows, tuple(self._texts.tolist()), tuple(self._examples.found.values()), rejected
+        )
 
 
-def _example(batch: Batch, labels: Sequence[str], place: int) -> Example:
+def _example(batch: Batch, labels: Sequence[str], place: int) -> AugmentedExample:
     cells = {label: tuple(batch[name][place].as_py() for name in columns_of(label)) for label in labels}
     made = (
         (label, rejected if variant is None else variant, reason)
         for label, (variant, rejected, reason, _) in cells.items()
     )
-    return Example(batch["text"][place].as_py(), tuple(made))
+    return AugmentedExample(batch["text"][place].as_py(), tuple(made))
 
 
-def _rejected(batch: Batch, label: str, place: int) -> Rejected:
-    return Rejected(label, batch["text"][place].as_py(), batch[columns_of(label)[1]][place].as_py())
+def _rejected(batch: Batch, label: str, place: int) -> RejectedVariant:
+    return RejectedVariant(label, batch["text"][place].as_py(), batch[columns_of(label)[1]][place].as_py())
 
 
-def _add(spreads: dict[str, Spread], name: str, spread: Spread) -> None:
+def _add(spreads: dict[str, VariantHistogram], name: str, spread: VariantHistogram) -> None:
     spreads[name] = spreads[name] + spread if name in spreads else spread
 
 

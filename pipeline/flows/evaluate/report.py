@@ -11,7 +11,15 @@ from pipeline.config import canonical
 from pipeline.evaluate.bootstrap import interval
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.evaluate.evaluate import Evaluation, Measured
-from pipeline.report.evaluation import Average, Candidate, Figure, Report, Row, facts_in_words, render
+from pipeline.report.evaluation import (
+    AverageRow,
+    EvaluatedCandidate,
+    EvaluationReport,
+    TaskRow,
+    facts_in_words,
+    render,
+)
+from pipeline.report.evaluation_format import ScoreEstimate
 from pipeline.store.store import open_store
 
 
@@ -19,7 +27,7 @@ from pipeline.store.store import open_store
 class Kept:
     """An evaluation as it is told. report, json: where page and object are kept."""
 
-    page: Report
+    page: EvaluationReport
     facts: dict[str, Any]
     report: str
     json: str
@@ -34,9 +42,9 @@ def keep(evaluation: Evaluation, created: str) -> Kept:
     return Kept(page, facts, store.uri_of(f"{folder}/report.html"), store.uri_of(f"{folder}/evaluation.json"))
 
 
-def page_of(evaluation: Evaluation, created: str) -> Report:
+def page_of(evaluation: Evaluation, created: str) -> EvaluationReport:
     """What the page shows."""
-    return Report(
+    return EvaluationReport(
         root=evaluation.root,
         id=evaluation.id,
         created=created,
@@ -111,7 +119,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _result(measured: Measured, row: Row, place: int, candidate: str) -> dict[str, Any]:
+def _result(measured: Measured, row: TaskRow, place: int, candidate: str) -> dict[str, Any]:
     result, figure = measured.scored[place].result, row.figures[place]
     return {
         "task": row.task,
@@ -127,11 +135,11 @@ def _result(measured: Measured, row: Row, place: int, candidate: str) -> dict[st
     }
 
 
-def _interval(figure: Figure) -> dict[str, Any]:
+def _interval(figure: ScoreEstimate) -> dict[str, Any]:
     return {"value": figure.value, "low": figure.low, "high": figure.high}
 
 
-def _difference(figure: Figure | None) -> dict[str, Any]:
+def _difference(figure: ScoreEstimate | None) -> dict[str, Any]:
     assert figure is not None
     return _interval(figure) | {"excludes_zero": figure.excludes_zero}
 
@@ -140,12 +148,12 @@ def _speeds(evaluation: Evaluation) -> tuple[float | None, ...]:
     return evaluation.speeds or (None,) * len(evaluation.candidates)
 
 
-def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> Candidate:
+def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> EvaluatedCandidate:
     transform = f"{contender.kind} to {contender.k} components" if contender.kind else None
     encoder = " ".join(
         [contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())]
     )
-    return Candidate(
+    return EvaluatedCandidate(
         contender.name,
         encoder,
         contender.dim,
@@ -159,7 +167,7 @@ def _candidate(contender: Contender, numerics: dict[str, int], speed: float | No
     )
 
 
-def _row(measured: Measured) -> Row:
+def _row(measured: Measured) -> TaskRow:
     results = [each.result for each in measured.scored]
     first, values, draws = (
         results[0],
@@ -172,7 +180,7 @@ def _row(measured: Measured) -> Row:
         for name in result.figures
     }
     facts, own = facts_in_words([result.facts for result in results])
-    return Row(
+    return TaskRow(
         measured.name,
         measured.kind,
         first.metric,
@@ -184,7 +192,7 @@ def _row(measured: Measured) -> Row:
     )
 
 
-def _averages(evaluation: Evaluation) -> Iterator[Average]:
+def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
     """Those that every candidate has, over the same tasks, with the intervals that the tasks' resamples give."""
     measured = {each.name: each for each in evaluation.measured}
     for each in zip(*evaluation.averages, strict=True):
@@ -196,7 +204,7 @@ def _averages(evaluation: Evaluation) -> Iterator[Average]:
             if each[0].complete
             else f"average of the {len(members)} measured: {', '.join(each[0].members)}"
         )
-        yield Average(label, each[0].members, each[0].complete, figures, differences)
+        yield AverageRow(label, each[0].members, each[0].complete, figures, differences)
 
 
 def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:
@@ -207,20 +215,20 @@ def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:
 
 def _figures(
     values: Sequence[float | None], draws: Sequence[np.ndarray | None]
-) -> tuple[tuple[Figure, ...], tuple[Figure | None, ...]]:
+) -> tuple[tuple[ScoreEstimate, ...], tuple[ScoreEstimate | None, ...]]:
     """The values with their intervals, and their differences with the first one, which are paired: a resample is the same rows for all."""
     figures = tuple(_figure(value, each) for value, each in zip(values, draws, strict=True))
     first, zeroth = values[0], draws[0]
-    differences: list[Figure | None] = [None]
+    differences: list[ScoreEstimate | None] = [None]
     for value, each in zip(values[1:], draws[1:], strict=True):
         gap = None if value is None or first is None else value - first
         differences.append(_figure(gap, None if each is None or zeroth is None else each - zeroth))
     return figures, tuple(differences)
 
 
-def _figure(value: float | None, draws: np.ndarray | None) -> Figure:
+def _figure(value: float | None, draws: np.ndarray | None) -> ScoreEstimate:
     found = None if value is None or draws is None else interval(value, draws)
-    return Figure(value, found.low, found.high) if found else Figure(value)
+    return ScoreEstimate(value, found.low, found.high) if found else ScoreEstimate(value)
 
 
 def _finite(value: float) -> float | None:

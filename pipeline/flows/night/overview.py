@@ -16,7 +16,7 @@ from pipeline.store.release import Releases
 from pipeline.store.units import Stored
 
 if TYPE_CHECKING:
-    from pipeline.report.releases import Event, Row
+    from pipeline.report.releases import Event, ReleaseRow
 
 PAGE = "index.html"
 _VERSION = 1  # of the page: another one is made anew
@@ -165,11 +165,11 @@ def _summary(releases: Releases, number: int) -> Summary | None:
     return made
 
 
-def _row(summary: Summary, history: Sequence[Commit]) -> "Row":
-    from pipeline.report.releases import Row
+def _row(summary: Summary, history: Sequence[Commit]) -> "ReleaseRow":
+    from pipeline.report.releases import ReleaseRow
 
     first = next((commit for commit in history if commit.release == summary.release), None)
-    return Row(
+    return ReleaseRow(
         number=summary.release,
         published=_when(first.committed_at) if first else "",
         rows=summary.rows,

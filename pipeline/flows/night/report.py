@@ -20,19 +20,19 @@ from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
-from pipeline.report.changes import ChangedAnswers, ChangedRow, Neighbour, Previous
+from pipeline.report.changes import ChangedAnswers, Neighbour, Previous, RowChange
 from pipeline.report.night import (
     Counts,
-    Example,
-    Gate,
-    Geometry,
+    GateRow,
     Index,
-    Interval,
-    Latency,
-    Point,
-    Report,
-    Stage,
+    NightReport,
+    ProportionInterval,
+    QueryLatency,
+    RecallPoint,
+    SearchExample,
+    StageTime,
     Throughput,
+    VectorCharts,
 )
 from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
@@ -74,10 +74,10 @@ def summarize(
     stages: Stages,
     created: str,
     commits_root: str | None = None,
-) -> Report:
+) -> NightReport:
     """The report of a candidate; its release number and status are filled in when they are known."""
     manifest, decision = candidate.manifest, candidate.decision
-    return Report(
+    return NightReport(
         root=store.uri,
         commits_root=commits_root,
         status="published",
@@ -93,7 +93,7 @@ def summarize(
         index=_index(candidate),
         counts=_counts(candidate),
         decisions=_decisions(candidate),
-        stages=tuple(Stage(stage.name, stage.seconds, stage.done or None) for stage in stages.finished),
+        stages=tuple(StageTime(stage.name, stage.seconds, stage.done or None) for stage in stages.finished),
         throughput=_throughput(candidate.spent, stages),
         lengths=_lengths(candidate),
         max_length=candidate.folder.max_length,
@@ -101,7 +101,7 @@ def summarize(
         curves=decision.curves,
         examples=tuple(_examples(store, candidate)),
         gates=tuple(
-            Gate(name, gate.value, gate.threshold, gate.passed, gate.relation)
+            GateRow(name, gate.value, gate.threshold, gate.passed, gate.relation)
             for name, gate in manifest.gates.items()
         ),
         covered=ScriptCoverage.of(manifest.counts),
@@ -133,7 +133,7 @@ def _previous(compared: Compared) -> Previous | None:
     )
 
 
-def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[ChangedRow]:
+def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[RowChange]:
     """Examples of new, changed and deleted rows with their texts; none on the first night, when all rows are new."""
     if before is None:
         return
@@ -147,7 +147,7 @@ def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | 
         )
         if was or text:
             name = (text or was or ("", ""))[0]
-            yield ChangedRow(name, was[1] if was else None, text[1] if text else None)
+            yield RowChange(name, was[1] if was else None, text[1] if text else None)
 
 
 def _drawn(store: Store, corpus_id: str) -> tuple[DrawnRow, ...]:
@@ -175,12 +175,13 @@ def _index(candidate: Candidate) -> Index:
         ids=tuple(ref.path for ref in built.ids),
         nprobe=measured["effort"],
         effort=measured["effort_name"] or "nprobe",
-        latency=Latency(measured["latency"]["p50_ms"], measured["latency"]["p99_ms"]),
+        latency=QueryLatency(measured["latency"]["p50_ms"], measured["latency"]["p99_ms"]),
         curve=tuple(
-            Point(point["effort"], point["recall_at_10"], point["query_ms"]) for point in measured["curve"]
+            RecallPoint(point["effort"], point["recall_at_10"], point["query_ms"])
+            for point in measured["curve"]
         ),
         target=candidate.manifest.settings["gates"]["recall_at_10"],
-        recall_at_10=Interval(at_10["value"], at_10["low"], at_10["high"]),
+        recall_at_10=ProportionInterval(at_10["value"], at_10["low"], at_10["high"]),
         recall={f"recall@{k}": value["value"] for k, value in measured["recall"].items() if k != "10"},
     )
 
@@ -282,14 +283,14 @@ def _lengths(candidate: Candidate) -> Histogram | None:
     return Histogram(tuple(map(float, edges)), tuple(heights), counts["tokens"] / max(counts["rows"], 1))
 
 
-def _geometry(candidate: Candidate, store: Store) -> Geometry:
+def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
     sample = unpack(
         store.read_checked(candidate.built.queries.path, candidate.built.queries.sha256),
         "addresses",
         "vectors",
     )[0]["vectors"]
     if len(sample) < 2:
-        return Geometry()
+        return VectorCharts()
     fitted = candidate.decision.fitted
     moved = fitted(sample) if fitted else None
     name = name_of(fitted) if fitted else "whitening"
@@ -304,7 +305,7 @@ def _geometry(candidate: Candidate, store: Store) -> Geometry:
         notes.append(
             f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank {raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}"
         )
-    return Geometry(
+    return VectorCharts(
         moved="whitened" if name == "whitening" else "transformed",
         spectrum=_values(singular_spectrum(sample)),
         spectrum_whitened=_values(singular_spectrum(moved)) if moved is not None else None,
@@ -328,7 +329,7 @@ def _values(spectrum: np.ndarray) -> tuple[float, ...]:
     return tuple(float(value) for value in spectrum)
 
 
-def _examples(store: Store, candidate: Candidate) -> list[Example]:
+def _examples(store: Store, candidate: Candidate) -> list[SearchExample]:
     """Queries with their neighbours, as texts."""
     found = candidate.built.examples
     wanted = {
@@ -338,7 +339,7 @@ def _examples(store: Store, candidate: Candidate) -> list[Example]:
     }
     rows = texts_at(store, candidate.manifest.units, sorted(wanted))
     return [
-        Example(
+        SearchExample(
             rows[example.query][1],
             tuple(
                 Neighbour(rows[address][0], score, rows[address][1]) for address, score in example.neighbours

@@ -16,7 +16,7 @@ from pipeline.train.metrics_line import MetricsLine
 
 if TYPE_CHECKING:
     from pipeline.objectives import Product
-    from pipeline.report.training import Report
+    from pipeline.report.training_report import TrainingReport
     from pipeline.train.dev import Best
 
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "pyarrow")
@@ -38,13 +38,14 @@ def publish(run: RunFolder, settings: TrainSettings, product: "Product", outcome
     """Store the trained encoder with its model card, the page of the training, and last its result."""
     from pipeline.report.card import write_card
     from pipeline.report.training import render
+    from pipeline.report.training_warnings import training_warnings
 
     with run.store.scratch() as scratch:
         folder = _saved(product, scratch / ENCODER)
         report = _report(run, settings, folder, outcome, head=product.head is not None)
         write_card(report, folder.path)
         _upload(folder, run.store)
-    run.store.write(REPORT, render(report).encode())
+    run.store.write(REPORT, render(report, training_warnings(report)).encode())
     figures = _at_both_ends(report.lines) if outcome.best.figure is None else {"dev": outcome.best.figure}
     result = ResultRecord(
         name=run.name,
@@ -80,19 +81,19 @@ def _saved(product: "Product", path: Path) -> EncoderFolder:
 
 def _report(
     run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outcome: Outcome, *, head: bool
-) -> "Report":
-    from pipeline.report.training import Product, Report, Source
+) -> "TrainingReport":
+    from pipeline.report.training_report import EncoderSummary, SourceSummary, TrainingReport
     from pipeline.train.metrics import read_metrics
 
     record = run.record()
     sources = (
-        Source(
+        SourceSummary(
             source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0)
         )  # a training that an earlier version began has none
         for source, counts in zip(settings.data, record.counts, strict=True)
     )
     chosen = outcome.best.figure is not None and settings.dev.keep == "best"
-    return Report(
+    return TrainingReport(
         name=run.name,
         uri=run.store.uri,
         settings=settings,
@@ -103,12 +104,12 @@ def _report(
         planned=record.steps,
         steps_per_epoch=record.steps_per_epoch,
         lines=tuple(read_metrics(run.store)),
-        product=Product.of(folder, head=head),
+        product=EncoderSummary.of(folder, head=head),
         best_step=outcome.best.step if chosen else None,
         ended=_ended(settings, record, outcome),
         device=_device(settings, outcome),
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        doubts=outcome.doubts,
+        objective_warnings=outcome.doubts,
         settings_text=to_yaml(settings),
         packages=packages(*_PACKAGES),
     )

@@ -15,7 +15,7 @@ from pipeline.flows.augment.augment import augment
 from pipeline.flows.augment.page import report_of
 from pipeline.flows.augment.result import Augmentation
 from pipeline.log import Stages
-from pipeline.report.augmentation import Report
+from pipeline.report.augmentation_report import AugmentationReport
 from pipeline.settings import Job
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
@@ -43,7 +43,7 @@ def page_of(made: Augmentation) -> str:
     return made.store.read(made.series.page(made.number)).decode()
 
 
-def reported(made: Augmentation, job: Job, most: int) -> Report:
+def reported(made: Augmentation, job: Job, most: int) -> AugmentationReport:
     return report_of(made, build_augmenters(job.augment), job, 1.0, most)
 
 

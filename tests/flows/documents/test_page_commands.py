@@ -14,7 +14,8 @@ import pytest
 
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages
-from pipeline.report.training import Product, Report, render
+from pipeline.report.training import render
+from pipeline.report.training_report import EncoderSummary, TrainingReport
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
 from tests.conftest import Ended
@@ -67,15 +68,15 @@ def test_those_of_a_training_run(
     shutil.copytree(encoder, run / "encoder")
     shutil.copytree(encoder, start)
     dev = write_sts(tmp_path / "own pairs.parquet")
-    report = Report(
+    report = TrainingReport(
         name="new", uri=str(run), settings=TrainSettings.model_validate({"dev": {"uri": str(dev)}}), encoder=str(start), start_space="5f" * 32,
-        sources=(), steps=1, planned=1, steps_per_epoch=1, lines=(), product=Product("a1" * 32, 48, 64, ("mean",), True),
+        sources=(), steps=1, planned=1, steps_per_epoch=1, lines=(), product=EncoderSummary("a1" * 32, 48, 64, ("mean",), True),
     )  # fmt: skip
-    page = render(report)
+    page = render(report, [])
     (command,) = commands(page)
     assert command[0] == "evaluate"
     ended = manta(*command)
     assert (ended.code, "the start" in ended.out) == (0, True), ended.err
     (code,) = (block for block in blocks(page) if not block.startswith("manta "))
     assert printed(code).count("[") == 3
-    assert list(commands(render(replace(report, settings=TrainSettings())))) == []
+    assert list(commands(render(replace(report, settings=TrainSettings()), []))) == []

@@ -1,0 +1,143 @@
+"""Values that the page of an augmented corpus shows."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.augment import ModelStats
+from pipeline.charts.augmentation import VariantHistogram
+from pipeline.settings.augment import KeepSettings
+
+
+@dataclass(frozen=True)
+class Method:
+    """Method that makes variants.
+
+    Attributes:
+        name: of the method in the settings.
+        method: its kind.
+        labels: labels of its variants.
+        keep: its limits for variants.
+        ratios: histogram of length ratios of sampled variants, or None.
+        similarities: histogram of cosines of sampled variants, or None.
+    """
+
+    name: str
+    method: str
+    labels: tuple[str, ...]
+    keep: KeepSettings
+    ratios: VariantHistogram | None = None
+    similarities: VariantHistogram | None = None
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Work of a stage with models.
+
+    Attributes:
+        title: of the stage.
+        stats: counts of texts and tokens.
+        seconds: wall time, including the start of workers.
+    """
+
+    title: str
+    stats: ModelStats
+    seconds: float
+
+    @property
+    def padding(self) -> float:
+        """Proportion of positions in batches that were padding."""
+        return self.stats.padding / max(self.stats.tokens_in + self.stats.padding, 1)
+
+    def per_s(self, name: str) -> float:
+        """Texts, tokens_in or tokens_out per second, over all workers."""
+        return float(getattr(self.stats, name) / max(self.seconds, 1e-9))
+
+
+@dataclass(frozen=True)
+class AugmentedExample:
+    """A text with its variants, in the order of the columns.
+
+    Attributes:
+        text: the text.
+        variants: (label, variant or None if there is none, reason of rejection or None if it is kept).
+    """
+
+    text: str
+    variants: tuple[tuple[str, str | None, str | None], ...]
+
+
+@dataclass(frozen=True)
+class RejectedVariant:
+    """A variant that is not kept; None if none was made."""
+
+    label: str
+    text: str
+    variant: str | None
+
+
+@dataclass(frozen=True)
+class VariantSample:
+    """Rows that were examined one by one.
+
+    Attributes:
+        rows: number of rows.
+        texts: number of texts with at least one, two ... kept variants.
+        examples: texts with their variants.
+        rejected: some rejected variants by reason.
+    """
+
+    rows: int = 0
+    texts: tuple[int, ...] = ()
+    examples: tuple[AugmentedExample, ...] = ()
+    rejected: Mapping[str, tuple[RejectedVariant, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationReport:
+    """Values of the page; empty ones are left out."""
+
+    name: str
+    number: int
+    """number of the manifest"""
+    uri: str
+    """address of the manifest"""
+    units_uri: str
+    corpus: str
+    """corpus.uri of the job"""
+    rows: int
+    units: int
+    counts: Mapping[str, Mapping[str, int]]
+    """number of variants by label, and by "kept" or the reason of rejection"""
+    methods: tuple[Method, ...]
+    sample: VariantSample = VariantSample()
+    quarantined: int = 0
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """new, changed and deleted rows since the previous manifest; empty for the first"""
+    encoder: str = ""
+    """encoder of the similarities"""
+    seed: int = 0
+    worked: tuple[ModelWork, ...] = ()
+    seconds: float = 0.0
+    """duration of the whole run"""
+    created: str | None = None
+    settings_text: str = ""
+    """YAML"""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def made(self) -> int:
+        """Number of all variants, kept or not."""
+        return sum(sum(counts.values()) for counts in self.counts.values())
+
+    @property
+    def kept(self) -> int:
+        return sum(counts.get("kept", 0) for counts in self.counts.values())
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Number of rejected variants by reason, in descending order."""
+        found: Counter[str] = Counter()
+        for counts in self.counts.values():
+            found.update({name: count for name, count in counts.items() if name != "kept" and count})
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
