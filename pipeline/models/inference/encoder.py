@@ -1,4 +1,4 @@
-"""Texts become vectors: tokenize ahead, plan packed buffers, run them, put the rows back into input order."""
+"""Encoding of texts: tokenize ahead, plan packed buffers, run them, return the rows in input order."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,13 +33,14 @@ from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 if TYPE_CHECKING:
     from pipeline.models.inference.hidden_states import Inside
 
-_FIRST_WINDOW = 2_048  # rows; windows double from here, so that the forward pass starts while the tokenizer works on the rest
-_SMALLEST_BUFFER = 16  # tokens: on fewer rows matrix kernels turn to other, slower forms
-_PENDING = 4  # copies from the GPU under way
+# rows; windows double from here on, so that the forward pass starts early and the tokenizer works ahead
+_FIRST_WINDOW = 2_048
+_SMALLEST_BUFFER = 16  # tokens; with fewer rows, matrix kernels switch to slower variants
+_PENDING = 4  # copies from the GPU at the same time
 _PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
 Module = Callable[[Tensor], Tensor]
-Told = Callable[[float], None]  # takes the part, up to 1, that is computed
+Report = Callable[[float], None]  # called with the proportion that is computed, up to 1
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64 tokens of each text as encoded."""
+        """Tokens of each text as encoded, (n,) int64."""
         return self.counts.lengths
 
     @property
     def truncated(self) -> np.ndarray:
-        """(n,) bool"""
+        """Mask of the texts that were cut to max_length, (n,) bool."""
         return self.counts.truncated
 
 
@@ -69,17 +70,18 @@ class Counters:
 
     texts: int = 0
     repeats: int = 0
-    """texts that were not encoded because the same text stood in their window"""
+    """texts that were not encoded because their window contains the same text already"""
     tokens: int = 0
     filling: int = 0
-    """tokens computed that belong to no text"""
+    """padding tokens that were computed"""
     waiting_s: float = 0.0
-    """time in which no tokenized texts were there"""
+    """time spent waiting for tokenized texts"""
     forward_s: float = 0.0
+    """time spent in forward passes"""
 
 
 class Encoder:
-    """An encoder folder on a device."""
+    """Encoder loaded from a folder, on a device."""
 
     def __init__(
         self, folder: EncoderFolder, encode: EncodeSettings, device: Device, name: str | None = None
@@ -87,17 +89,19 @@ class Encoder:
         self.folder, self.name = folder, name or str(folder.path)
         self.dim, self.space_id, self.max_length = folder.dim, folder.space_id, folder.max_length
         self.counters = Counters()
-        self.arithmetic = arithmetic_of(
-            encode, device, 0 if folder.family == "other" else folder.max_length
-        )  # only a packed buffer has to hold any text
+        # a padded batch may exceed max_tokens, a packed buffer has to hold the longest text
+        longest = 0 if folder.family == "other" else folder.max_length
+        self.arithmetic = arithmetic_of(encode, device, longest)
         self._window_rows = encode.window_rows
         self._threads = encode.threads if device.kind == "cpu" else None
         self._tokenizer = folder.tokenizer()
         self._parts = [Encoder(part, encode, device) for part in folder.parts]
         self._model: Model
-        self._model, self._mlp = (
-            (self._parts[0]._model, None) if self._parts else _load(folder, self.arithmetic, self._tokenizer)
-        )
+        self._mlp: Module | None
+        if self._parts:
+            self._model, self._mlp = self._parts[0]._model, None
+        else:
+            self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
         self._kept = load_filter(folder, self._tokenizer)
         for part in self._parts:
             part.counters = self.counters
@@ -110,7 +114,7 @@ class Encoder:
 
     @property
     def numerics_id(self) -> str:
-        """sha256 of whatever can change the bits of a vector; under one numerics_id a text has one vector."""
+        """sha256 of everything that can change the bits of a vector; equal ids give bit-identical vectors."""
         return self.arithmetic.numerics_id(type(self._model).__name__)
 
     @property
@@ -122,8 +126,9 @@ class Encoder:
         """Encode one text or several.
 
         Args:
-            texts: a string; or n strings as a sequence, a NumPy or pyarrow array, or a pandas or Polars series.
-            query: put the query prompt before the texts and use buffers as small as they are. Vectors are then equal to 1e-5, not to the bit.
+            texts: a string; or n strings: a sequence, NumPy or pyarrow array, or pandas or Polars series.
+            query: put the query prompt before the texts and use the smallest buffers that hold them.
+                Vectors are then equal to about 1e-5 instead of bit for bit.
 
         Returns:
             float32, (dim,) for a string, else (n, dim) in input order.
@@ -137,11 +142,13 @@ class Encoder:
         return self._window(as_strings(texts), tokenizer, query).vectors
 
     def check(self) -> None:
-        """Encode two plain sentences. ModelError if the encoder raises, or gives NaN, infinity or zeros: then no text is worth trying."""
-        where, remedy = (
-            self.folder.path,
-            "fetch the model's files again, check encode.dtype, or use another encoder",
-        )
+        """Encode two plain sentences, to find an unusable encoder before any text is read.
+
+        Raises:
+            ModelError: the encoder raises, or gives NaN, infinity or zeros.
+        """
+        where = self.folder.path
+        remedy = "fetch the model's files again, check encode.dtype, or use another encoder"
         try:
             vectors = self.encode(_PLAIN)
         except MODEL_FAILURES as error:
@@ -149,52 +156,53 @@ class Encoder:
             raise ModelError(str(where), "an encoder that encodes a plain sentence", found, remedy) from error
         if not np.isfinite(vectors).all():
             raise ModelError(str(where), "finite vectors", f"NaN or infinity for {_PLAIN[0]!r}", remedy)
-        if (
-            not self.folder.whole_words and not vectors.any(axis=1).all()
-        ):  # an encoder of words may know none of these
+        # an encoder of whole words may know none of these words
+        if not self.folder.whole_words and not vectors.any(axis=1).all():
             raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
 
     def measured(self, texts: Sequence[str]) -> TokenCounts:
-        """Token counts of n texts as they would be encoded."""
+        """Count the tokens of n texts as they would be encoded, without encoding them."""
         return self._tokenizer.counts(self._tokenizer(texts))
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """(n,) int64 tokens of each text as encoded: prompt and special tokens included, at most max_length."""
+        """Tokens of each text as encoded, (n,) int64: with prompt and special tokens, at most max_length."""
         return self._tokenizer(texts).lengths
 
     def inside(self) -> "Inside":
-        """Its hidden states, layer by layer, and its tokens. ModelError where it is several encoders."""
-        from pipeline.models.inference.hidden_states import (
-            Inside,
-        )  # which imports scipy: a quarter of a second that no search needs
+        """Give access to the hidden states, layer by layer, and the tokens.
+
+        Raises:
+            ModelError: the encoder is a concatenation of several encoders.
+        """
+        # imported here, as it imports scipy, which takes a quarter of a second
+        from pipeline.models.inference.hidden_states import Inside
 
         if self._parts:
+            found = f"{len(self._parts)} concatenated encoders"
             remedy = f"name one of its parts: {self.folder.parts[0].path}"
-            raise ModelError(
-                str(self.folder.path),
-                "one encoder, to look into its layers",
-                f"{len(self._parts)} side by side",
-                remedy,
-            )
+            raise ModelError(str(self.folder.path), "a single encoder, to read its layers", found, remedy)
         return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
     def encode_stream(
         self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None
     ) -> Iterator[Encoded]:
-        """One Encoded per batch, in order. A thread reads and tokenizes ahead; batches share buffers inside windows of `encode.window_rows` rows.
+        """Encode batches of texts; yield one Encoded per batch, in order.
 
-        tell: called after each buffer, with the rows of the stream that the tokens computed so far amount to.
+        A thread reads and tokenizes ahead. Batches in a window of `encode.window_rows` rows share buffers.
+
+        Args:
+            batches: of strings.
+            tell: called after each buffer with an estimate of the rows encoded so far, from their tokens.
         """
         done = 0
-        with closing(
-            ahead(self._tokenized(window) for window in _windows(batches, self._window_rows))
-        ) as windows:
+        tokenized = (self._tokenized(window) for window in _windows(batches, self._window_rows))
+        with closing(ahead(tokenized)) as windows:
             while (window := self._waited(windows)) is not None:
-                told = partial(_tell_part, tell, done, sum(window.rows)) if tell is not None else None
-                yield from _split(
-                    self._encoded(window.tokens, window.inverse, self.max_tokens, self._tokenizer, told),
-                    window.rows,
+                report = partial(_report_rows, tell, done, sum(window.rows)) if tell is not None else None
+                encoded = self._encoded(
+                    window.tokens, window.inverse, self.max_tokens, self._tokenizer, report
                 )
+                yield from _split(encoded, window.rows)
                 done += sum(window.rows)
 
     def _waited(self, windows: "Iterator[_Window]") -> "_Window | None":
@@ -206,16 +214,15 @@ class Encoder:
     def _window(self, texts: list[str], tokenizer: Tokenizer, query: bool) -> Encoded:
         unique, inverse = distinct(texts)
         tokens = tokenizer(unique)
-        return self._encoded(
-            tokens, inverse, self._small_buffer(tokens) if query else self.max_tokens, tokenizer
-        )
+        max_tokens = self._small_buffer(tokens) if query else self.max_tokens
+        return self._encoded(tokens, inverse, max_tokens, tokenizer)
 
     def _tokenized(self, window: list[list[str]]) -> "_Window":
         unique, inverse = distinct([text for batch in window for text in batch])
         return _Window([len(batch) for batch in window], self._tokenizer(unique), inverse)
 
     def _small_buffer(self, tokens: Tokens) -> int:
-        """The power of two that holds all tokens; few shapes, since each one costs preparation."""
+        """Smallest power of two that holds all tokens: few shapes, as the first use of a shape is slow."""
         total = max(int(tokens.offsets[-1]), _SMALLEST_BUFFER)
         return min(self.max_tokens, 1 << (total - 1).bit_length())
 
@@ -225,13 +232,13 @@ class Encoder:
         inverse: np.ndarray,
         max_tokens: int,
         tokenizer: Tokenizer,
-        told: Told | None = None,
+        report: Report | None = None,
     ) -> Encoded:
         began = time.perf_counter()
         if self._kept is not None:
             tokens = replace(tokens, kept=self._kept[tokens.ids])
         skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
-        vectors = self._vectors(tokens, max_tokens, skip, told)
+        vectors = self._vectors(tokens, max_tokens, skip, report)
         self.counters.forward_s += time.perf_counter() - began
         self.counters.texts += len(inverse)
         self.counters.repeats += len(inverse) - len(tokens)
@@ -239,13 +246,13 @@ class Encoder:
         bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
         return Encoded(vectors[inverse], bad[inverse], tokenizer.counts(tokens).of_rows(inverse))
 
-    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
-        """(texts, dim) float32; a device that runs out of memory gets half the budget from then on."""
+    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int, report: Report | None) -> np.ndarray:
+        """Encode into (texts, dim) float32; if the GPU runs out of memory, halve max_tokens for good."""
         while True:
             try:
-                return self._run(tokens, max_tokens, skip, told)
-            except torch.OutOfMemoryError:  # of a GPU only; a host without memory raises another error
-                pass  # what the failed pass held is free only after this handler
+                return self._run(tokens, max_tokens, skip, report)
+            except torch.OutOfMemoryError:  # of a GPU only; a CPU without memory raises another error
+                pass  # the memory of the failed pass is free only after this handler
             max_tokens = self._halve(max_tokens)
 
     def _halve(self, max_tokens: int) -> int:
@@ -261,12 +268,9 @@ class Encoder:
         self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
         return max_tokens // 2
 
-    def _run(self, tokens: Tokens, max_tokens: int, skip: int, told: Told | None) -> np.ndarray:
-        vectors, computed, total = (
-            np.zeros((len(tokens), self.dim), np.float32),
-            0,
-            max(1, int(tokens.lengths.sum())),
-        )
+    def _run(self, tokens: Tokens, max_tokens: int, skip: int, report: Report | None) -> np.ndarray:
+        vectors = np.zeros((len(tokens), self.dim), np.float32)
+        computed, total = 0, max(1, int(tokens.lengths.sum()))
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
         with torch.inference_mode(), _computing_with(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
@@ -274,14 +278,14 @@ class Encoder:
                 if len(pending) > _PENDING:
                     _store(vectors, *pending.pop(0))
                 computed += int(tokens.lengths[rows].sum())
-                if told is not None:
-                    told(computed / total)
+                if report is not None:
+                    report(computed / total)
             for rows, ready in pending:
                 _store(vectors, rows, ready)
         return vectors
 
     def _forward(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
-        """(len(rows), dim) float32 on the device."""
+        """Encode the texts `rows` in one forward pass: (len(rows), dim) float32 on the device."""
         if self._parts:
             x = torch.cat([part._forward(tokens, rows, max_tokens, skip) for part in self._parts], dim=-1)
         else:
@@ -289,7 +293,7 @@ class Encoder:
         return through(self._tail, x, tokens.lengths[rows])
 
     def _states_pooled(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
-        """What goes into the modules behind the pooling."""
+        """Pooled hidden states of the texts `rows`, the input of the modules after the pooling."""
         wanted = layers_of(self.folder.pooling, self._model.layers)
         states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
         self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
@@ -307,24 +311,26 @@ def load_encoder(
     """Load an encoder.
 
     Args:
-        settings: a folder, URI, file of word vectors or hub id, alone or with the settings that override what the folder says.
-        encode: how to compute; None: the defaults, with as many threads as torch has now. torch's own number of threads stays as it is.
+        settings: a folder, URI, file of word vectors or hub id, alone or with settings that override
+            the folder's own.
+        encode: numerical settings; None: the defaults, with as many threads as torch has now. torch's
+            own number of threads does not change.
         device: cpu, cuda, or auto.
 
     Raises:
         ModelError: the folder cannot be used; the message names file, expected and found.
     """
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
-    return Encoder(
-        open_folder(settings),
-        encode or EncodeSettings(threads=torch.get_num_threads()),
-        resolve(device),
-        settings.path,
-    )
+    encode = encode or EncodeSettings(threads=torch.get_num_threads())
+    return Encoder(open_folder(settings), encode, resolve(device), settings.path)
 
 
 def as_strings(texts: Iterable[Any]) -> list[str]:
-    """The texts as a list. TypeError, with the position and the type found, if they are not n strings."""
+    """Convert a sequence of strings to a list.
+
+    Raises:
+        TypeError: it is not a sequence, or a text is not a string; the message has position and type.
+    """
     unordered = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
     if unordered or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
         raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
@@ -332,14 +338,15 @@ def as_strings(texts: Iterable[Any]) -> list[str]:
     for number, text in enumerate(rows):
         if not isinstance(text, str):
             raise TypeError(
-                f"texts[{number}]: expected a string, found {type(text).__name__}; replace missing texts by '' or leave them out"
+                f"texts[{number}]: expected a string, found {type(text).__name__}; "
+                "replace missing texts by '' or leave them out"
             )
     return rows
 
 
 @contextmanager
 def _computing_with(threads: int | None) -> Iterator[None]:
-    """Give torch so many threads for the duration of the block; None: as many as it has."""
+    """Set torch's number of threads for the duration of the block; None leaves it unchanged."""
     before = torch.get_num_threads()
     if threads is None or threads == before:
         yield
@@ -353,58 +360,64 @@ def _computing_with(threads: int | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Window:
-    """Distinct texts of some batches, tokenized; `inverse` finds each row's text among them."""
+    """Distinct texts of consecutive batches, tokenized."""
 
     rows: list[int]
+    """rows of each batch"""
     tokens: Tokens
     inverse: np.ndarray
+    """for each row, the index of its text in `tokens`"""
 
 
-def _windows(batches: Iterable[pa.Array | Sequence[str]], most: int) -> Iterator[list[list[str]]]:
-    """Whole batches until a window has enough rows: few at first, up to `most`."""
+def _windows(batches: Iterable[pa.Array | Sequence[str]], max_rows: int) -> Iterator[list[list[str]]]:
+    """Group whole batches into windows, which double in size up to about `max_rows` rows."""
     window: list[list[str]] = []
-    rows, enough = 0, min(_FIRST_WINDOW, most)
+    rows, enough = 0, min(_FIRST_WINDOW, max_rows)
     for batch in batches:
         window.append(batch.to_pylist() if isinstance(batch, (pa.Array, pa.ChunkedArray)) else list(batch))
         rows += len(window[-1])
         if rows >= enough:
             yield window
-            window, rows, enough = [], 0, min(2 * enough, most)
+            window, rows, enough = [], 0, min(2 * enough, max_rows)
     if window:
         yield window
 
 
-def _tell_part(tell: Callable[[int], None], done: int, rows: int, part: float) -> None:
-    """Tell of `done` rows and a part, between 0 and 1, of `rows` more."""
-    tell(done + int(part * rows))
+def _report_rows(report: Callable[[int], None], done: int, rows: int, proportion: float) -> None:
+    """Report `done` rows plus a proportion of `rows` more."""
+    report(done + int(proportion * rows))
 
 
 def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
-    """One part per batch of so many rows."""
+    """Split the vectors of a window into its batches of `rows` rows each."""
     cuts = np.cumsum(rows)[:-1]
     parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.bad, *encoded.counts))
-    yield from (
-        Encoded(vectors, bad, TokenCounts(*counts)) for vectors, bad, *counts in zip(*parts, strict=True)
-    )
+    for vectors, bad, *counts in zip(*parts, strict=True):
+        yield Encoded(vectors, bad, TokenCounts(*counts))
 
 
 def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -> tuple[Model, Module | None]:
-    """(backbone, the layer of cls_mlp where asked for)."""
+    """Load the backbone and the layer of cls_mlp, None for other poolings."""
     checkpoint = open_checkpoint(folder)
     if folder.family == "words":
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if folder.family == "recurrent":
         return SteppedModel(folder, checkpoint, arithmetic), None
-    model: Model = (
-        PaddedModel(folder, arithmetic)
-        if folder.family == "other"
-        else PackedModel(folder, checkpoint, arithmetic)
-    )
-    return model, load_mlp(checkpoint, model.width, arithmetic.place) if "cls_mlp" in folder.pooling else None
+    model: Model
+    if folder.family == "other":
+        model = PaddedModel(folder, arithmetic)
+    else:
+        model = PackedModel(folder, checkpoint, arithmetic)
+    if "cls_mlp" not in folder.pooling:
+        return model, None
+    return model, load_mlp(checkpoint, model.width, arithmetic.place)
 
 
 def _host_copy(vectors: Tensor) -> Callable[[], np.ndarray]:
-    """What gives the array once it is here; from a GPU through pinned memory, while the next buffer computes."""
+    """Start a copy to the host and return a function that waits for it.
+
+    From a GPU, the copy goes through pinned memory while the next buffer is computed.
+    """
     if vectors.device.type == "cpu":
         return vectors.numpy
     host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)

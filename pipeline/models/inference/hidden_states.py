@@ -1,4 +1,4 @@
-"""What lies inside an encoder: the hidden states of every token, layer by layer, which tokens are words, and the table they come from."""
+"""Hidden states of an encoder: all tokens, layer by layer, and the word table."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,11 +13,14 @@ from pipeline.stats.contextuality import States
 from pipeline.stats.occurrences import Tokenized
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
-_MAX_TOKENS = 8_192  # of one pass: all layers of it are held on the host, 0.8 GB for 25 of width 1,024
+_MAX_TOKENS = 8_192  # per pass; its layers are all in host memory: 0.8 GB for 25 layers of width 1,024
 
 
 class Inside:
-    """The hidden states H[0] (embedding layer) to H[layers] of a transformer encoder, through the same forward pass that makes its vectors."""
+    """Hidden states H[0] (embedding layer) to H[layers] of a transformer encoder.
+
+    They come from the forward pass that computes the encoder's vectors.
+    """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
         self.layers, self.width = model.layers, model.width
@@ -26,36 +29,40 @@ class Inside:
         self._max_tokens = max(min(max_tokens, _MAX_TOKENS), folder.max_length)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        """The texts as the encoder reads them."""
+        """Tokenize texts as the encoder does, with prompt and special tokens."""
         return self._tokenizer(texts)
 
     def states(self, tokens: Tokens) -> Iterator[States]:
-        """All layers of all texts that have tokens, a forward pass at a time; every token, special ones too. float32."""
+        """Yield the states of all layers, float32, one forward pass at a time.
+
+        All tokens of a text are included, special ones too; texts without tokens are skipped.
+        """
         for rows in self._model.plan(tokens.lengths, self._max_tokens):
             yield States(rows, self._states(tokens, rows, list(range(self.layers + 1))))
 
     def words(self, tokens: Tokens) -> Tokenized:
-        """Which tokens are words: no special tokens, no prompt, no punctuation. A piece of a word counts as a word."""
+        """Mark the tokens that are words: not special, not part of the prompt, not punctuation.
+
+        A piece of a word counts as a word.
+        """
         worded = kept_tokens(
             self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0
         )
         lengths = tokens.lengths
         inside = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths)
-        before, after = (
-            max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens),
-            len(self._tokenizer.suffix),
-        )
+        before = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens)
+        after = len(self._tokenizer.suffix)
         text = (inside >= before) & (inside < np.repeat(lengths, lengths) - after)
         return Tokenized(tokens.ids, tokens.offsets, worded[tokens.ids] & text)
 
     def table(self, ids: np.ndarray) -> np.ndarray:
-        """(m, d) float32 rows of the word table for the token ids (m,)."""
+        """Look up rows of the word table: (m, d) float32 for token ids (m,)."""
         rows = np.zeros((len(ids), self._table_width), np.float32)
         offsets = np.append(np.arange(0, len(ids), self._folder.max_length), len(ids))
         tokens = Tokens(ids.astype(np.int32), offsets, np.zeros(len(offsets) - 1, dtype=bool))
         for texts in self._model.plan(tokens.lengths, self._max_tokens):
-            places = np.concatenate([np.arange(offsets[text], offsets[text + 1]) for text in texts])
-            (rows[places],) = self._states(tokens, texts, [TABLE_STATE])
+            chosen = np.concatenate([np.arange(offsets[text], offsets[text + 1]) for text in texts])
+            (rows[chosen],) = self._states(tokens, texts, [TABLE_STATE])
         return rows
 
     def _states(self, tokens: Tokens, rows: np.ndarray, numbers: list[int]) -> tuple[np.ndarray, ...]:

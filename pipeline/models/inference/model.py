@@ -10,25 +10,36 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class Model(Protocol):
-    """A backbone: packed, padded, recurrent, or a table of words alone."""
+    """Backbone of an encoder: packed, padded, recurrent, or a word table without layers."""
 
     width: int
     layers: int
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Divide rows (numbers of texts) of the given lengths into forward passes of at most max_tokens tokens."""
+        """Group texts into forward passes of at most max_tokens tokens.
+
+        Args:
+            lengths: (n,) tokens of each text.
+            max_tokens: limit of one pass.
+
+        Returns:
+            Row numbers of the texts of each pass; texts without tokens are in none.
+        """
         ...
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
     ) -> tuple[dict[int, Tensor], Segments]:
-        """Compute hidden states of the texts `rows`.
+        """Compute hidden states of some texts in one forward pass.
 
         Args:
+            tokens: all texts.
+            rows: numbers of the texts to compute, from `plan`.
             wanted: numbers of the layers, 0 for the embedding layer.
-            skip: leading tokens of each text that poolings leave out.
+            max_tokens: limit that `plan` got.
+            skip: leading tokens of each text that are not pooled.
 
         Returns:
-            (number of the layer -> (tokens, width), where the texts are in them).
+            Hidden states (tokens, width) by number, and the pooled tokens of each text in them.
         """
         ...

@@ -1,4 +1,4 @@
-"""Vectors in one call: the encoder is loaded at the first one and kept for the next."""
+"""Encoding in one call: the encoder is loaded at the first call and cached for the next ones."""
 
 import functools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings
 
-_KEPT = 2  # encoders: two are compared more often than three
+_CACHED = 2  # encoders, for comparisons of two
 
 
 def encode(
@@ -18,7 +18,7 @@ def encode(
     query: bool = False,
     device: str = "cpu",
 ) -> np.ndarray:
-    """Encode one text or several. The encoder is loaded at the first call; the two used last are kept.
+    """Encode one text or several. The encoder is loaded at the first call; the last two used are cached.
 
     Args:
         texts: a string; or n strings as a sequence, a NumPy or pyarrow array, or a pandas or Polars series.
@@ -37,6 +37,6 @@ def encode(
     return _loaded(settings, device).encode(texts, query=query)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_CACHED)
 def _loaded(settings: EncoderSettings, device: str) -> Encoder:
     return load_encoder(settings, device=device)

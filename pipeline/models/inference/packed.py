@@ -1,4 +1,7 @@
-"""The unpadded forward pass of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet: every layer sees the same flat (T, d) tokens, whatever the texts are."""
+"""Packed (unpadded) forward pass of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet.
+
+Every layer computes flat (T, d) tokens with T fixed, so the shapes do not depend on the texts.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,19 +41,25 @@ class Shape:
     def places(
         self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray
     ) -> np.ndarray:
-        """(tokens,) rows of the position table. inside: place of each token in its text; starts: first token of each text; owners: the text of each token."""
+        """Row of the position table for each token.
+
+        Args:
+            ids: (tokens,) token ids.
+            inside: (tokens,) position of each token in its text.
+            starts: (n,) first token of each text.
+            owners: (tokens,) text of each token.
+        """
         if not self.counts_from_pad:
             return inside
-        real = (
-            ids != self.pad_id
-        )  # a padding token that the text itself spells out has the padding position, as in fairseq
+        # a padding token that is written out in the text has the padding position, as in fairseq
+        real = ids != self.pad_id
         counted = np.cumsum(real)
         before = counted[starts] - real[starts]
         return (counted - before[owners]) * real + self.pad_id
 
 
 def shape_of(family: str, config: Mapping[str, object]) -> Shape:
-    """Sizes from config.json; DistilBERT has names of its own."""
+    """Read the sizes from config.json, where DistilBERT has its own names."""
 
     def number(*names: str, default: float = 0) -> float:
         return next((float(str(config[name])) for name in names if config.get(name) is not None), default)
@@ -73,7 +82,7 @@ def shape_of(family: str, config: Mapping[str, object]) -> Shape:
 
 @dataclass(frozen=True)
 class Buffer:
-    """One forward pass: texts by falling length from token 0 on, then filling."""
+    """Input of one forward pass: texts by decreasing length from token 0 on, then padding up to T tokens."""
 
     ids: Tensor
     """(T,) int64"""
@@ -82,11 +91,11 @@ class Buffer:
     groups: tuple[Group, ...]
     where: Segments
     bounds: Tensor
-    """int32 ends of the texts from 0 to T, the filling cut into texts too"""
+    """int32, 0 and the end of each text up to T; the padding counts as texts, too"""
 
 
 class Norm:
-    """Layer normalisation over the last dimension, of x or of a residual sum."""
+    """Layer normalization over the last dimension, of x or of a residual sum."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor, epsilon: float, fused: Callable[..., Tensor] | None = None
@@ -97,12 +106,10 @@ class Norm:
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
 
     def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
-        """Of update + x; `update` is used up."""
-        return (
-            self(update.add_(x))
-            if self._fused is None
-            else self._fused(update, x, self._weight, self._bias, self._epsilon)
-        )
+        """Normalize update + x; may overwrite `update`."""
+        if self._fused is None:
+            return self(update.add_(x))
+        return self._fused(update, x, self._weight, self._bias, self._epsilon)
 
 
 def _norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -122,20 +129,15 @@ class Layer:
 
 
 class PackedModel:
-    """Weights on a device, ready for buffers of T tokens."""
+    """Model of a packed family on a device, for buffers of T = `arithmetic.max_tokens` tokens."""
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
-        self._device, self._dtype, self._rows, self._longest = (
-            arithmetic.place,
-            arithmetic.torch_dtype,
-            arithmetic.max_tokens,
-            folder.max_length,
-        )
-        checkpoint.check_present(
-            tensor_names(folder.family, self.layers, token_types=self.shape.token_types > 0)
-        )
+        self._device, self._dtype = arithmetic.place, arithmetic.torch_dtype
+        self._rows, self._longest = arithmetic.max_tokens, folder.max_length
+        token_types = self.shape.token_types > 0
+        checkpoint.check_present(tensor_names(folder.family, self.layers, token_types=token_types))
         self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
         self._tables = self._embeddings(checkpoint)
         self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")
@@ -144,13 +146,13 @@ class PackedModel:
         self._varlen = self._device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Rows of each forward pass."""
+        """Group texts into forward passes of at most max_tokens tokens; see `Model.plan`."""
         return plan_buffers(lengths, max_tokens)
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
     ) -> tuple[dict[int, Tensor], Segments]:
-        """Hidden states (max_tokens, d) of the wanted numbers, and where the texts `rows` lie in them."""
+        """Compute the hidden states (max_tokens, d) of the texts `rows`; see `Model.states`."""
         buffer = self._buffer(tokens, rows, max_tokens, skip)
         return self._forward(buffer, wanted), buffer.where
 
@@ -180,41 +182,33 @@ class PackedModel:
         ids[:total] = part.ids
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
         positions[:total] = self.shape.places(ids[:total], inside, starts, owners)
-        ends = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]]).astype(
-            np.int32
-        )
+        bounds = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]])
         where = segments(starts, lengths, skip, self._put, part.kept)
-        return Buffer(self._put(ids), self._put(positions), _groups(lengths, starts), where, self._put(ends))
+        groups, ends = _groups(lengths, starts), self._put(bounds.astype(np.int32))
+        return Buffer(self._put(ids), self._put(positions), groups, where, ends)
 
     def _put(self, values: np.ndarray) -> Tensor:
-        made = torch.from_numpy(values)
-        return made.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else made
+        host = torch.from_numpy(values)
+        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
 
     def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
-        """(words, positions); the embedding of token type 0, which every token has, is added to the positions."""
-        words = checkpoint.tensor("embeddings.word_embeddings.weight", (self.shape.vocabulary, self.width))
-        positions = checkpoint.tensor(
-            "embeddings.position_embeddings.weight", (self.shape.positions, self.width)
-        )
+        """Tables of words and positions; positions include token type 0, which all tokens have."""
+
+        def table(name: str, rows: int) -> Tensor:
+            return checkpoint.tensor(f"embeddings.{name}_embeddings.weight", (rows, self.width))
+
+        words, positions = table("word", self.shape.vocabulary), table("position", self.shape.positions)
         if self.shape.token_types:
-            positions = (
-                positions
-                + checkpoint.tensor(
-                    "embeddings.token_type_embeddings.weight", (self.shape.token_types, self.width)
-                )[0]
-            )
+            positions = positions + table("token_type", self.shape.token_types)[0]
         return self._on_device(words), self._on_device(positions)
 
     def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> Layer:
         at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
         parts = [checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)]
+        weights = torch.cat([weight for weight, _ in parts])
+        biases = torch.cat([bias for _, bias in parts if bias is not None])
         return Layer(
-            qkv=self._linear(
-                (
-                    torch.cat([weight for weight, _ in parts]),
-                    torch.cat([bias for _, bias in parts if bias is not None]),
-                )
-            ),
+            qkv=self._linear((weights, biases)),
             output=self._linear(checkpoint.linear(at + names.output, width, width)),
             output_norm=self._layer_norm(checkpoint, at + names.output_norm),
             up=self._linear(checkpoint.linear(at + names.up, width, inner), self.shape.activation),
@@ -224,12 +218,8 @@ class PackedModel:
 
     def _linear(self, weights: tuple[Tensor, Tensor | None], activation: str | None = None) -> Linear:
         weight, bias = weights
-        return Linear(
-            self._on_device(weight),
-            None if bias is None else self._on_device(bias),
-            rows=self._rows,
-            activation=activation,
-        )
+        bias = None if bias is None else self._on_device(bias)
+        return Linear(self._on_device(weight), bias, rows=self._rows, activation=activation)
 
     def _layer_norm(self, checkpoint: Checkpoint, name: str) -> Norm:
         weight, bias = (checkpoint.tensor(f"{name}.{part}", (self.width,)) for part in ("weight", "bias"))
@@ -245,7 +235,7 @@ class PackedModel:
 
 
 def _groups(lengths: np.ndarray, starts: np.ndarray) -> tuple[Group, ...]:
-    """Runs of equal length."""
+    """Group adjacent texts of equal length."""
     firsts = np.flatnonzero(np.diff(lengths, prepend=-1))
     counts = np.diff(firsts, append=len(lengths))
     return tuple(

@@ -1,4 +1,4 @@
-"""The ordinary padded forward pass through transformers, for every architecture that the packed one does not know."""
+"""Padded forward pass through transformers, for architectures without a packed forward pass."""
 
 from typing import Any
 
@@ -14,66 +14,63 @@ from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
-_STEP = 16  # lengths are padded up to multiples of it: few shapes, and less than 16 tokens of a text wasted
-_ENCODER_ALONE = ("t5", "mt5", "umt5")  # folders of sentence encoders hold the encoder without a decoder
+_STEP = 16  # lengths are padded to multiples of it: few shapes, and less than 16 wasted tokens per text
+_ENCODER_ONLY = ("t5", "mt5", "umt5")  # sentence encoders of these types are stored without their decoder
 
 
 class PaddedModel:
-    """A transformers model on a device.
+    """Transformers model on a device.
 
-    Every batch of texts padded to L tokens has the same number of rows, max_tokens // L and at least one, filled up with dummies: as in the packed pass a
-    text meets the same shapes whatever its neighbours. A text may be longer than max_tokens, which bounds what is computed for dummies.
+    All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
+    one, filled up with dummy rows. As in the packed forward pass, the shapes, and so the bits of a
+    text, do not depend on the other texts. A text may be longer than max_tokens.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
         model = load_model(folder, arithmetic.torch_dtype)
-        self._model = (
-            (model.get_encoder() if model.config.is_encoder_decoder else model).to(arithmetic.place).eval()
-        )
+        encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+        self._model = encoder.to(arithmetic.place).eval()
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
         self._device, self._longest = arithmetic.place, folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
-        self._words = (
-            self._model.get_input_embeddings().weight
-        )  # as it stands: some models scale its rows on the way into the first layer
+        # the table itself: some models scale its rows before the first layer
+        self._words = self._model.get_input_embeddings().weight
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Rows of each forward pass: all of one padded length, longest first."""
+        """Group texts into forward passes of one padded length each, longest first; see `Model.plan`."""
         order = longest_first(lengths)
         order = order[lengths[order] > 0]
         padded = self._padded(lengths[order])
         batches: list[np.ndarray] = []
         for length in np.unique(padded)[::-1]:
-            alike, rows = order[padded == length], max(1, max_tokens // int(length))
-            batches += np.split(alike, range(rows, len(alike), rows))
+            chosen, rows = order[padded == length], max(1, max_tokens // int(length))
+            batches += np.split(chosen, range(rows, len(chosen), rows))
         return batches
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
     ) -> tuple[dict[int, Tensor], Segments]:
-        """Hidden states (batch * L, d) of the wanted numbers, and where the texts `rows` lie in them."""
+        """Compute the hidden states (batch * L, d) of the texts `rows`; see `Model.states`."""
         part = tokens.of_rows(rows)
         lengths = part.lengths
         width = int(self._padded(lengths[:1])[0])
         ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
         mask = np.zeros_like(ids)
-        mask[:, 0] = 1  # a dummy attends to one token: a row without any gives not-a-number
-        for place, length in enumerate(lengths):
-            ids[place, :length] = part.ids[part.offsets[place] : part.offsets[place + 1]]
-            mask[place, :length] = 1
+        mask[:, 0] = 1  # a dummy row attends to one token: attention over no token gives NaN
+        for row, length in enumerate(lengths):
+            ids[row, :length] = part.ids[part.offsets[row] : part.offsets[row + 1]]
+            mask[row, :length] = 1
         hidden = self._forward(ids, mask, wanted)
         return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put, part.kept)
 
     def _forward(self, ids: np.ndarray, mask: np.ndarray, wanted: set[int]) -> dict[int, Tensor]:
-        rows = (
-            {TABLE_STATE: F.embedding(self._put(ids), self._words).flatten(0, 1)}
-            if TABLE_STATE in wanted
-            else {}
-        )
+        found: dict[int, Tensor] = {}
+        if TABLE_STATE in wanted:
+            found[TABLE_STATE] = F.embedding(self._put(ids), self._words).flatten(0, 1)
         wanted = wanted - {TABLE_STATE}
         if not wanted:
-            return rows
+            return found
         inner = bool(wanted - {self.layers})
         output = self._model(
             input_ids=self._put(ids),
@@ -85,7 +82,7 @@ class PaddedModel:
             number: output.last_hidden_state if number == self.layers else output.hidden_states[number]
             for number in wanted
         }
-        return rows | {number: state.flatten(0, 1) for number, state in chosen.items()}
+        return found | {number: state.flatten(0, 1) for number, state in chosen.items()}
 
     def _put(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
@@ -98,7 +95,9 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
     """Load the transformers model of a folder.
 
     Args:
-        dropout: the rate wherever the model has dropout; None: as config.json says.
+        folder: of the encoder.
+        dtype: of the weights.
+        dropout: rate of all dropout layers; None: as in config.json.
 
     Raises:
         ModelError: transformers cannot load it, or weights are missing.
@@ -110,11 +109,7 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
     for name, value in config.to_dict().items():
         if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, dropout)
-    auto = (
-        transformers.AutoModelForTextEncoding
-        if config.model_type in _ENCODER_ALONE
-        else transformers.AutoModel
-    )
-    return load_whole(
-        auto, path, "a model that transformers loads", unused=("pooler.",), config=config, dtype=dtype
-    )
+    encoder_only = config.model_type in _ENCODER_ONLY
+    auto = transformers.AutoModelForTextEncoding if encoder_only else transformers.AutoModel
+    expected = "a model that transformers loads"
+    return load_whole(auto, path, expected, unused=("pooler.",), config=config, dtype=dtype)

@@ -1,9 +1,9 @@
-"""The forward pass of a recurrent encoder for encoding: a fixed number of texts at each step."""
+"""Forward pass of a recurrent encoder for inference: a fixed number of texts at each step."""
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.models.folder.folder import EncoderFolder
 from pipeline.models.layers.attention_pooling import Attentive, highest, weighted
@@ -20,28 +20,22 @@ _BLOCK = 16  # steps whose inputs are multiplied at once
 
 
 class SteppedModel:
-    """A recurrent encoder's states, in float32 whatever `encode.dtype` says, since errors go from step to step. Every product always has the same number of rows,
-    those of texts that have ended and of none among them: so a text's bits do not depend on its neighbours.
+    """Recurrent encoder, in float32 regardless of `encode.dtype`, as rounding errors accumulate over steps.
+
+    Each product always has the same number of rows, including rows of finished texts and empty rows,
+    so that a text's bits do not depend on the other texts.
     """
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         backbone = load_recurrent(folder, checkpoint).to(arithmetic.place)
-        self.width, self.layers, self._device, self._layers = (
-            backbone.width,
-            backbone.layers,
-            arithmetic.place,
-            backbone.shape.layers,
-        )
-        self._words, self._of_layer, self._directions = (
-            backbone.words,
-            backbone.of_layer,
-            backbone.shape.directions,
-        )
+        self.width, self.layers, self._device = backbone.width, backbone.layers, arithmetic.place
+        self._layers, self._directions = backbone.shape.layers, backbone.shape.directions
+        self._words, self._of_layer = backbone.words, backbone.of_layer
         self._prepared: dict[tuple[int, int, int], _Prepared] = {}
         self._attentive, self._readouts = backbone.attentive, dict[int, _PreparedReadout]()
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Rows of each pass, longest first: so many that a block of steps has at most max_tokens tokens."""
+        """Group texts such that a block of steps has at most max_tokens tokens; see `Model.plan`."""
         order = longest_first(lengths)
         order, rows = order[lengths[order] > 0], _rows(max_tokens)
         return [order[start : start + rows] for start in range(0, len(order), rows)]
@@ -49,43 +43,44 @@ class SteppedModel:
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
     ) -> tuple[dict[int, Tensor], Segments]:
-        """Hidden states (texts * steps, d) of the wanted numbers, and where the texts `rows` lie in them."""
+        """Compute the hidden states (texts * steps, d) of the texts `rows`; see `Model.states`."""
         part = tokens.of_rows(rows)
-        ids, turned = (self._put(grid) for grid in _grids(part, _rows(max_tokens)))
+        ids, reverse = (self._put(grid) for grid in _grids(part, _rows(max_tokens)))
         x = F.embedding(ids, self._words)
         states = {TABLE_STATE: x, 0: x}
         for number in range(1, min(self._layers, max(0, *wanted)) + 1):
-            x = states[number] = self._layer(number, x, turned, int(part.lengths.max()))
+            x = states[number] = self._layer(number, x, reverse, int(part.lengths.max()))
         if self._attentive is not None and self.layers in wanted:
             states[self.layers] = self._weighted(self._attentive, x, part.lengths)
         flat = {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted}
         return flat, segments(np.arange(len(rows)) * len(ids), part.lengths, skip, self._put, part.kept)
 
     def _weighted(self, readout: Attentive, x: Tensor, lengths: np.ndarray) -> Tensor:
-        """(steps, rows, contexts * size) for (steps, rows, size)."""
+        """Apply attention pooling weights: (steps, rows, contexts * size) for x (steps, rows, size)."""
         steps, rows = x.shape[:2]
         if rows not in self._readouts:
             self._readouts[rows] = _PreparedReadout(readout, rows)
         owners = np.repeat(np.arange(len(lengths)), lengths)
-        places = self._put(np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]), self._put(owners)
-        weights = self._readouts[rows](x, places, self._put(lengths))
+        step = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
+        words = self._put(step), self._put(owners)
+        weights = self._readouts[rows](x, words, self._put(lengths))
         found = x.new_zeros(steps, rows, weights.shape[1])
-        found[places] = weights
+        found[words] = weights
         return found
 
-    def _layer(self, number: int, x: Tensor, turned: Tensor, longest: int) -> Tensor:
-        """(steps, rows, d) for (steps, rows, inner); steps behind the longest text are zero."""
+    def _layer(self, number: int, x: Tensor, reverse: Tensor, longest: int) -> Tensor:
+        """Compute a layer: (steps, rows, d) for x (steps, rows, inner); zero behind the longest text."""
         rows = x.shape[1]
         columns = torch.arange(rows, device=x.device)
         found = [self._direction(number, 0, rows)(x, longest)]
         if self._directions == 2:
-            found.append(self._direction(number, 1, rows)(x[turned, columns], longest)[turned, columns])
+            found.append(self._direction(number, 1, rows)(x[reverse, columns], longest)[reverse, columns])
         return torch.cat(found, dim=2)
 
-    def _direction(self, number: int, place: int, rows: int) -> "_Prepared":
-        key = number, place, rows
+    def _direction(self, number: int, direction: int, rows: int) -> "_Prepared":
+        key = number, direction, rows
         if key not in self._prepared:
-            self._prepared[key] = _Prepared(self._of_layer(number)[place], rows)
+            self._prepared[key] = _Prepared(self._of_layer(number)[direction], rows)
         return self._prepared[key]
 
     def _put(self, values: np.ndarray) -> Tensor:
@@ -93,19 +88,15 @@ class SteppedModel:
 
 
 class _Prepared:
-    """A direction's weights for a fixed number of texts."""
+    """Weights of one direction of a layer, prepared for a fixed number of texts."""
 
     def __init__(self, direction: Direction, rows: int) -> None:
         self._cell, self._rows, self._width = direction.cell, rows, direction.width
-        self._input = Linear(
-            direction.input.weight.detach(),
-            None if direction.input.bias is None else direction.input.bias.detach(),
-            rows=_BLOCK * rows,
-        )
+        self._input = _prepared_linear(direction.input, _BLOCK * rows)
         self._products = self._cell.products(direction.recurrent.detach(), rows)
 
     def __call__(self, x: Tensor, longest: int) -> Tensor:
-        """(steps, rows, width) states for (steps, rows, inner); steps is a multiple of a block."""
+        """Compute (steps, rows, width) states for x (steps, rows, inner); steps is a multiple of _BLOCK."""
         states = x.new_zeros(len(x), self._rows, self._width)
         state: State = tuple(x.new_zeros(self._rows, self._width) for _ in range(self._cell.memories))
         for start in range(0, longest, _BLOCK):
@@ -117,35 +108,49 @@ class _Prepared:
 
 
 class _PreparedReadout:
-    """The weights of a readout that weighs words, for a fixed number of texts."""
+    """Weights of an attention pooling layer, prepared for a fixed number of texts."""
 
     def __init__(self, readout: Attentive, rows: int) -> None:
         self._rows = _BLOCK * rows
-        self._inner, self._contexts = (
-            Linear(
-                layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows=self._rows
-            )
-            for layer in (readout.inner, readout.contexts)
-        )
+        self._inner = _prepared_linear(readout.inner, self._rows)
+        self._contexts = _prepared_linear(readout.contexts, self._rows)
 
-    def __call__(self, x: Tensor, places: tuple[Tensor, Tensor], counts: Tensor) -> Tensor:
-        """(T, contexts * size), as the readout's own, for states (steps, rows, size); places: step and row of each word, text after text."""
+    def __call__(self, x: Tensor, words: tuple[Tensor, Tensor], counts: Tensor) -> Tensor:
+        """Compute the same as `Attentive`.
+
+        Args:
+            x: (steps, rows, size) states.
+            words: step and row of each word, text after text, (T,) each.
+            counts: (n,) words of each text.
+
+        Returns:
+            (T, contexts * size)
+        """
         blocks = x.flatten(0, 1).split(self._rows)
-        scores = torch.cat([self._contexts(alike(torch.tanh, self._inner(block))) for block in blocks]).view(
-            *x.shape[:2], -1
-        )
+        scores = torch.cat([self._contexts(alike(torch.tanh, self._inner(block))) for block in blocks])
+        scores = scores.view(*x.shape[:2], -1)
         top = scores.new_zeros(scores.shape[1:])
-        top[: len(counts)] = highest(scores[places], counts)
-        return weighted(x[places], alike(torch.exp, scores - top)[places], counts)
+        top[: len(counts)] = highest(scores[words], counts)
+        return weighted(x[words], alike(torch.exp, scores - top)[words], counts)
+
+
+def _prepared_linear(layer: nn.Linear, rows: int) -> Linear:
+    bias = None if layer.bias is None else layer.bias.detach()
+    return Linear(layer.weight.detach(), bias, rows=rows)
 
 
 def _rows(max_tokens: int) -> int:
-    """Texts of one pass: the power of two whose blocks of steps still fit; so no vector register is left with fewer values than another."""
+    """Texts per pass: the largest power of two whose blocks of steps fit, so vector registers are full."""
     return 1 << (max(1, max_tokens // _BLOCK).bit_length() - 1)
 
 
 def _grids(tokens: Tokens, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two of (steps, rows) int64: the token at each step of each text, 0 behind its end; and the step that takes its place where the text is read from its end."""
+    """Arrange the tokens of texts by step.
+
+    Returns:
+        Token id at each step of each text, (steps, rows) int64, 0 behind the text's end; and, in the
+        same shape, the step that replaces each one if the text is read backwards.
+    """
     lengths = np.zeros(rows, np.int64)
     lengths[: len(tokens)] = tokens.lengths
     steps = np.arange(-(-int(lengths.max()) // _BLOCK) * _BLOCK)[:, None]

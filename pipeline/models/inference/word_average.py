@@ -1,4 +1,4 @@
-"""Average word vectors: the backbone without layers. SIF weights (Arora et al. 2017) are those of its words."""
+"""Backbone of averaged word vectors, without layers, optionally with SIF weights (Arora et al. 2017)."""
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 
 class BagModel:
-    """A table of word vectors on a device; in float32 whatever `encode.dtype` says, since there is nothing to multiply. On a CPU the table stays in its file,
-    mapped: workers of one machine share it.
+    """Table of word vectors on a device, in float32 regardless of `encode.dtype`.
+
+    On a CPU the file of the table is mapped into memory, so that the workers of a machine share it.
     """
 
     def __init__(
@@ -25,25 +26,23 @@ class BagModel:
     ) -> None:
         self.width, self.layers = int(folder.config["hidden_size"]), 0
         self._device = arithmetic.place
-        self._table = checkpoint.tensor(TABLE, (int(folder.config["vocab_size"]), self.width)).to(
-            self._device
-        )
+        shape = (int(folder.config["vocab_size"]), self.width)
+        self._table = checkpoint.tensor(TABLE, shape).to(self._device)
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
-            weights = sif_weights(
-                tokenizer, read_frequencies(averages.counts), averages.sif, lower=folder.lower
-            )
+            frequencies = read_frequencies(averages.counts)
+            weights = sif_weights(tokenizer, frequencies, averages.sif, lower=folder.lower)
             self._weights = torch.from_numpy(weights.astype(np.float32)).to(self._device)
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Rows of each pass."""
+        """Group texts into passes of at most max_tokens tokens; see `Model.plan`."""
         return plan_buffers(lengths, max_tokens)
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
     ) -> tuple[dict[int, Tensor], Segments]:
-        """The words' vectors (tokens, d), weighted, under every wanted number, and where the texts `rows` lie in them."""
+        """Look up the weighted word vectors (tokens, d), the same for each number; see `Model.states`."""
         part = tokens.of_rows(rows)
         ids = torch.from_numpy(part.ids).to(self._device)
         x = F.embedding(ids, self._table)
@@ -56,13 +55,21 @@ class BagModel:
 
 
 def sif_weights(tokenizer: Tokenizer, frequencies: Frequencies, a: float, *, lower: bool) -> np.ndarray:
-    """(vocabulary,) float64: a / (a + p) of every word, p its share of all counts; 1 for a word without a count. lower: counts of spellings that differ only in
-    case are added, as the vocabulary has none of them apart. Arora et al. 2017, eq. 2.
+    """SIF weights a / (a + p) of the vocabulary, p the relative frequency (Arora et al. 2017, eq. 2).
+
+    Args:
+        tokenizer: has the vocabulary.
+        frequencies: word counts.
+        a: smoothing parameter, > 0.
+        lower: the vocabulary is lowercase, so counts of spellings that differ in case are summed.
+
+    Returns:
+        (vocabulary,) float64; 1 for words without a count.
     """
     vocabulary = tokenizer.vocabulary()
     counts = np.zeros(len(vocabulary))
     for words, numbers in frequencies.batches():
-        places = [vocabulary.get(word.lower() if lower else word, -1) for word in words]
-        known = np.array(places) >= 0
-        np.add.at(counts, np.array(places)[known], numbers[known])
+        ids = np.array([vocabulary.get(word.lower() if lower else word, -1) for word in words])
+        known = ids >= 0
+        np.add.at(counts, ids[known], numbers[known])
     return np.asarray(a / (a + counts / frequencies.total))

@@ -1,4 +1,4 @@
 """Layers that inference and training share: attention, pooling, recurrence, linear maps, weights.
 
-Nothing in here knows of folders as a whole.
+Nothing here depends on the layout of an encoder folder.
 """

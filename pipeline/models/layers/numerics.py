@@ -1,4 +1,4 @@
-"""How the forward pass computes: everything that can change the bits of a vector, and its identity."""
+"""Numerical settings of the forward pass: everything that can change a vector's bits, and its identity."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ _DTYPES: dict[Dtype, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How vectors are computed: under equal arithmetic, equal folders give vectors that are equal bit for bit.
+    """Numerical settings of the forward pass. With equal settings, a folder gives bit-identical vectors.
 
-    Neither the number of threads nor the order of texts changes a bit. One exception was found: attention
-    heads of 8 values, which only made-up models have, where the kernel for one thread rounds differently.
+    Neither the number of threads nor the order of texts changes a bit. One exception is known: with
+    attention heads of 8 values, which only toy models have, the kernel for one thread rounds differently.
     """
 
     device: Device
@@ -34,18 +34,20 @@ class Arithmetic:
     max_tokens: int
     """rows of every linear layer"""
     fused: bool
-    """normalisation fused with the residual sum by a compiled kernel (GPU)"""
+    """normalization fused with the residual sum by a compiled kernel (GPU)"""
 
     @property
     def place(self) -> torch.device:
+        """Device of the tensors."""
         return self.device.torch()
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """Type of weights and activations."""
         return _DTYPES[self.dtype]
 
     def numerics_id(self, model: str) -> str:
-        """sha256 (hex); `model` says which forward pass computes."""
+        """Hash everything that can change a bit: sha256 (hex). model: class name of the forward pass."""
         return digest_of(
             {
                 "version": _VERSION,
@@ -62,20 +64,22 @@ class Arithmetic:
 
 
 def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Arithmetic:
-    """As the settings say, made whole: T by device and never below the longest text; ConfigError where that cannot be."""
+    """Resolve the settings for a device.
+
+    Raises:
+        ConfigError: encode.max_tokens is below `max_length`, the longest text in tokens.
+    """
     arithmetic = Arithmetic(
         device,
         encode.dtype,
         _buffer_tokens(encode.max_tokens, max_length, device),
         _is_fused(encode.compile, device),
     )
-    if (
-        device.kind == "cpu"
-        and encode.dtype != "float32"
-        and not is_onednn(arithmetic.place, arithmetic.torch_dtype)
-    ):
+    half_on_cpu = device.kind == "cpu" and encode.dtype != "float32"
+    if half_on_cpu and not is_onednn(arithmetic.place, arithmetic.torch_dtype):
         say(
-            f"encode.dtype: this processor has no instructions for {encode.dtype}, which makes it slower than float32"
+            f"encode.dtype: this processor has no instructions for {encode.dtype}, "
+            "which makes it slower than float32"
         )
     return arithmetic
 
@@ -98,7 +102,8 @@ def _is_fused(wanted: bool, device: Device) -> bool:
         return False
     if importlib.util.find_spec("triton") is None:
         say(
-            "encode.compile: there is no Triton beside torch, so normalisation runs unfused (slower); install triton or set encode.compile=false"
+            "encode.compile: Triton is not installed, so normalization runs unfused (slower); "
+            "install triton or set encode.compile=false"
         )
         return False
     return True

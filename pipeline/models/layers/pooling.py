@@ -1,4 +1,7 @@
-"""Token states of packed texts become one vector per text, in float32, each from its own tokens alone."""
+"""Pooling: one vector per text from the token states of packed texts, in float32.
+
+Each vector depends on the text's own tokens only.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,29 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TABLE_STATE = -1  # number of the word table's rows, beside 0 for the embedding layer's output and so on
-_AVERAGED = {
-    "first_last": (1, -1),
-    "static_last": (0, -1),
-    "last2": (-2, -1),
-    "static": (0,),
-}  # hidden states; every other pooling reads the last
+TABLE_STATE = -1  # number of the word table's rows; 0 is the embedding layer's output, 1 the first layer's
+# hidden states that a pooling averages; every other pooling reads the last
+_AVERAGED = {"first_last": (1, -1), "static_last": (0, -1), "last2": (-2, -1), "static": (0,)}
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the pooled tokens of n texts lie in a buffer; made on the host, so that a GPU is never asked how many there are. All int64."""
+    """Indices of the pooled tokens of n texts in a buffer, int64.
+
+    Computed on the host, so that pooling never waits for a GPU.
+    """
 
     firsts: Tensor
     """(n,) first pooled token of each text"""
     lasts: Tensor
-    """(n,)"""
+    """(n,) last pooled token of each text"""
     counts: Tensor
     """(n,) pooled tokens, each at least 1"""
     places: Tensor
     """(tokens,) all pooled tokens, text after text"""
     positions: Tensor
-    """(tokens,) place of each in its own text, counted from the text's first token, a prompt's included"""
+    """(tokens,) position of each in its own text; the tokens of a prompt count"""
 
 
 def segments(
@@ -39,9 +41,14 @@ def segments(
     put: Callable[[np.ndarray], Tensor],
     kept: np.ndarray | None = None,
 ) -> Segments:
-    """Texts at `starts` of `lengths` tokens (at least 1); their first `skip` (a prompt's) stay out, except where nothing else is there.
+    """Find the tokens to pool.
 
-    kept (tokens,) bool, text after text: of the others only these are pooled, except where a text has none of them. `put` brings an array to the device.
+    Args:
+        starts: (n,) first token of each text in the buffer.
+        lengths: (n,) tokens of each text, at least 1.
+        skip: tokens at the beginning (a prompt) that are not pooled, unless the text has no others.
+        put: copies an array to the device.
+        kept: (tokens,) bool, text after text: tokens to pool. A text without any pools all of its tokens.
     """
     skipped = np.where(lengths > skip, skip, 0)
     counts = lengths - skipped
@@ -52,25 +59,34 @@ def segments(
         owners = np.repeat(np.arange(len(counts)), counts)
         chosen = kept[positions + np.repeat(np.cumsum(lengths) - lengths, counts)]
         chosen = chosen | (np.bincount(owners, chosen, len(counts)) == 0)[owners]
-        counts, positions, places = (
-            np.bincount(owners[chosen], minlength=len(counts)),
-            positions[chosen],
-            places[chosen],
-        )
-    return Segments(
-        put(starts + skipped), put(starts + lengths - 1), put(counts), put(places), put(positions)
-    )
+        counts = np.bincount(owners[chosen], minlength=len(counts))
+        positions, places = positions[chosen], places[chosen]
+    lasts = starts + lengths - 1
+    return Segments(put(starts + skipped), put(lasts), put(counts), put(places), put(positions))
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
-    """Numbers of the hidden states that the poolings read: 0 is the embedding layer's output, `layers` the last layer's, TABLE_STATE the word table's rows."""
+    """Numbers of the hidden states that the poolings read.
+
+    0 is the embedding layer's output, `layers` the last layer's output, TABLE_STATE the word table's rows.
+    """
     return {number for name in poolings for number in _numbers(name, layers)}
 
 
 def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) -> Tensor:
-    """(n, d) of pooling `name` over the hidden states (tokens, d), given by number; `cls_mlp` is `cls` here, its layer comes after. float32, float64 of float64.
+    """Pool hidden states into one vector per text.
 
-    Sums run token after token, so a text's bits do not depend on its neighbours.
+    Sums run token after token, so a text's bits do not depend on the other texts. `cls_mlp` equals
+    `cls` here; its layer is applied later.
+
+    Args:
+        name: of the pooling.
+        states: hidden states (tokens, d) by number.
+        layers: number of layers of the model.
+        where: tokens to pool.
+
+    Returns:
+        (n, d) float32, or float64 for float64 states.
     """
     chosen = [states[number] for number in _numbers(name, layers)]
     if name in ("cls", "cls_mlp"):
@@ -80,15 +96,13 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
     if name == "mask":  # the one token of each text that is kept
         assert len(where.places) == len(where.firsts), "texts without a template"
         return wide(chosen[0][where.places])
-    if name == "ends":  # what each of two directions says when it has read the text
+    if name == "ends":  # last state of each of the two directions
         onward, backward = wide(chosen[0]).chunk(2, dim=1)
         return torch.cat([onward[where.lasts], backward[where.firsts]], dim=1)
     tokens = _mean([wide(state[where.places]) for state in chosen])
     if name == "max":
         return torch.segment_reduce(tokens, "max", lengths=where.counts, axis=0, unsafe=True)
-    if (
-        name == "weighted_mean"
-    ):  # Muennighoff 2022: later tokens weigh more; a prompt left out still counts as positions
+    if name == "weighted_mean":  # Muennighoff 2022: weights grow with the position, which counts the prompt
         weights = (where.positions + 1).float()[:, None]
         return _sums(tokens * weights, where) / _sums(weights, where)
     divisor = where.counts[:, None].float()
@@ -96,13 +110,13 @@ def pool(name: str, states: Mapping[int, Tensor], layers: int, where: Segments) 
 
 
 def _numbers(name: str, layers: int) -> list[int]:
-    return (
-        [TABLE_STATE] if name == "table" else [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
-    )
+    if name == "table":
+        return [TABLE_STATE]
+    return [number % (layers + 1) for number in _AVERAGED.get(name, (-1,))]
 
 
 def wide(x: Tensor) -> Tensor:
-    """float32, or float64 as it is."""
+    """Convert to float32; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -111,5 +125,5 @@ def _mean(states: list[Tensor]) -> Tensor:
 
 
 def _sums(tokens: Tensor, where: Segments) -> Tensor:
-    """(n, d); unsafe leaves out the check that the counts add up, for which a GPU would have to stop."""
+    """Sum over each text, (n, d). `unsafe` skips a check of the counts that would wait for the GPU."""
     return torch.segment_reduce(tokens, "sum", lengths=where.counts, axis=0, unsafe=True)

@@ -1,4 +1,4 @@
-"""What follows the pooling: Dense layers, normalisation, and what is taken off a template's vectors, in float32."""
+"""Modules after the pooling: Dense layers, normalization and denoising of template vectors, in float32."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from pipeline.models.folder.modules import Cut, Denoise, Dense, Module
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_weights
 
-_ROWS = 64  # a linear layer gives equal bits for equal rows while it sees one shape: always so many rows, filled with zeros
+# rows per matrix product, padded with zeros: with one shape, a row's bits do not depend on the other rows
+_ROWS = 64
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
     "Tanh": torch.tanh,
@@ -23,12 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }
-_MLP_HEADS = ("mlp.dense", "pooler.dense")  # SimCSE's own name, and the one its published checkpoints carry
+_MLP_HEADS = ("mlp.dense", "pooler.dense")  # names in SimCSE's code and in its published checkpoints
 
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """`activation(x @ weight.T + bias)`, plus x or its projection where the module is residual."""
+    """`activation(x @ weight.T + bias)`, plus x or its projection if the module is residual."""
 
     weight: Tensor
     bias: Tensor | None
@@ -37,7 +38,7 @@ class DenseLayer:
     projection: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(n, out) for (n, in)."""
+        """Return (n, out) for x (n, in)."""
         short = -len(x) % _ROWS
         parts = F.pad(x, (0, 0, 0, short)).split(_ROWS)
         return torch.cat([self._rows(part) for part in parts])[: len(x)]
@@ -50,44 +51,57 @@ class DenseLayer:
 
 
 class ByLength:
-    """A module that takes how many tokens each text has, (n,) int64, beside the vectors."""
+    """Module whose second argument is the number of tokens of each text, (n,) int64."""
 
 
 @dataclass(frozen=True)
 class DenoiseLayer(ByLength):
-    """`layer(x)` less the row of the table for each text's length: what its template gives without it."""
+    """`layer(x)` minus the vector of the bare template, looked up by the text's length (PromptBERT)."""
 
     layer: Callable[[Tensor], Tensor]
     table: Tensor
     """(lengths, d)"""
     shortest: int
-    """tokens that the first row is for"""
+    """text length, in tokens, of the table's first row"""
 
     def __call__(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(n, d) for (n, d)."""
+        """Return (n, d) for x (n, d) of texts with `lengths` (n,) tokens."""
         return self.layer(x) - self.table[lengths - self.shortest]
 
 
 def load_tail(folder: EncoderFolder, device: torch.device) -> list[Callable[..., Tensor]]:
-    """The modules after the pooling, ready for `through`."""
+    """Load the modules after the pooling, to be applied by `through`."""
     return [_loaded(folder, module, device) for module in folder.tail]
 
 
 def through(tail: Iterable[Callable[..., Tensor]], x: Tensor, lengths: np.ndarray) -> Tensor:
-    """The vectors (n, d) of texts of so many tokens behind all modules of the tail."""
+    """Apply the modules after the pooling.
+
+    Args:
+        tail: modules in order.
+        x: (n, d) pooled vectors.
+        lengths: (n,) tokens of each text.
+
+    Returns:
+        (n, out)
+    """
     for module in tail:
         x = module(x, torch.from_numpy(lengths).to(x.device)) if isinstance(module, ByLength) else module(x)
     return x
 
 
 def mlp_name(weights: Checkpoint) -> str | None:
-    """Name of the layer of `cls_mlp` that the weights hold, or hold a part of; None if they hold none."""
+    """Name of the `cls_mlp` layer in the weights, complete or not; None if there is no such layer."""
     parts = ("weight", "bias")
     return next((name for name in _MLP_HEADS if any(f"{name}.{part}" in weights for part in parts)), None)
 
 
 def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseLayer:
-    """The layer of `cls_mlp` (Gao et al. 2021): tanh(W h + b)."""
+    """Load the layer of `cls_mlp`, tanh(W h + b) (SimCSE, Gao et al. 2021).
+
+    Raises:
+        ModelError: the weights have no such layer.
+    """
     name = mlp_name(checkpoint)
     if name is None:
         found = f"neither {' nor '.join(_MLP_HEADS)} among the weights"
@@ -102,7 +116,7 @@ def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseL
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Rows of length one; a zero row stays zero."""
+    """Scale rows to length one; a zero row stays zero."""
     return F.normalize(x, dim=-1)
 
 
@@ -111,45 +125,47 @@ def _loaded(folder: EncoderFolder, module: Module, device: torch.device) -> Call
         return normalize
     if isinstance(module, Cut):
         return lambda x: x[:, : module.width]
-    return (
-        load_dense(folder, module, device)
-        if isinstance(module, Dense)
-        else load_denoise(folder, module, device)
-    )
+    if isinstance(module, Dense):
+        return load_dense(folder, module, device)
+    return load_denoise(folder, module, device)
 
 
 def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -> DenoiseLayer:
-    """A Denoise module of the folder. ModelError for texts longer than its table is for."""
+    """Load a Denoise module of the folder.
+
+    Raises:
+        ModelError: max_length is above the lengths in the module's table.
+    """
     weights, width = open_weights(folder.file(module.weights)), module.width
     table = weights.tensor("table").to(device)
     if folder.max_length - module.shortest >= len(table):
         longest = module.shortest + len(table) - 1
         raise ModelError(
             "encoder.max_length",
-            f"at most the {longest} tokens that the folder's Denoise module is made for",
+            f"at most {longest}, the longest text that the folder's Denoise module supports",
             str(folder.max_length),
             "lower it",
         )
     if module.activation is None:
         return DenoiseLayer(lambda x: x, table, module.shortest)
     weight, bias = weights.linear("transform.dense", width, width)
-    scale, shift = (
-        weights.tensor(f"transform.norm.{part}", (width,)).to(device) for part in ("weight", "bias")
-    )
-    dense = DenseLayer(
-        weight.to(device),
-        None if bias is None else bias.to(device),
-        linear.ACTIVATIONS[module.activation],
-        False,
-        None,
-    )
-    return DenoiseLayer(
-        lambda x: F.layer_norm(dense(x), (width,), scale, shift, module.epsilon), table, module.shortest
-    )
+    scale = weights.tensor("transform.norm.weight", (width,)).to(device)
+    shift = weights.tensor("transform.norm.bias", (width,)).to(device)
+    bias = None if bias is None else bias.to(device)
+    dense = DenseLayer(weight.to(device), bias, linear.ACTIVATIONS[module.activation], False, None)
+
+    def transform(x: Tensor) -> Tensor:
+        return F.layer_norm(dense(x), (width,), scale, shift, module.epsilon)
+
+    return DenoiseLayer(transform, table, module.shortest)
 
 
 def load_dense(folder: EncoderFolder, module: Dense, device: torch.device) -> DenseLayer:
-    """A Dense module of the folder. ModelError for an activation that is not known, and for weights that do not fit."""
+    """Load a Dense module of the folder.
+
+    Raises:
+        ModelError: its activation is unknown, or its weights do not match its configuration.
+    """
     if module.activation not in ACTIVATIONS:
         where = str(folder.file(module.weights).parent / "config.json")
         raise ModelError(
@@ -160,16 +176,9 @@ def load_dense(folder: EncoderFolder, module: Dense, device: torch.device) -> De
         )
     weights = open_weights(folder.file(module.weights))
     weight, bias = weights.linear("linear", module.in_features, module.out_features, bias=module.bias)
-    projected = module.residual and module.in_features != module.out_features
-    projection = (
-        weights.tensor("residual.weight", (module.out_features, module.in_features)).to(device)
-        if projected
-        else None
-    )
-    return DenseLayer(
-        weight.to(device),
-        None if bias is None else bias.to(device),
-        ACTIVATIONS[module.activation],
-        module.residual,
-        projection,
-    )
+    bias = None if bias is None else bias.to(device)
+    projection = None
+    if module.residual and module.in_features != module.out_features:
+        shape = (module.out_features, module.in_features)
+        projection = weights.tensor("residual.weight", shape).to(device)
+    return DenseLayer(weight.to(device), bias, ACTIVATIONS[module.activation], module.residual, projection)

@@ -1,8 +1,13 @@
-"""Recurrent cells over packed steps, with their gradients: GRU as of Kiros et al. 2015 (Skip-Thought) and LSTM (Hochreiter & Schmidhuber 1997).
+"""Recurrent cells over packed steps, with their gradients.
 
-Texts stand by falling length, so that those which have a step t are the first ones; all of step 0 come first, then all of step 1, and no step of a text that has
-ended is computed. What inputs add is known before the first step: one product for all of them. What weights learn is one product behind the last step. torch.nn.GRU
-is another function: its reset gate comes behind the matrix, and its z stands for what is kept.
+GRU as in Skip-Thought (Kiros et al. 2015) and LSTM (Hochreiter & Schmidhuber 1997). Texts are sorted
+by decreasing length; rows are ordered by step: first step 0 of all texts, then step 1 of the texts
+that have one, and so on, so nothing is computed behind the end of a text. The inputs of all steps are
+multiplied by the weights in one product before the first step, and the gradient of the recurrent
+weights is one product after the last step.
+
+torch.nn.GRU is another function: it applies the reset gate after the matrix, and its z is the
+proportion of the old state, not of the new one.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,54 +19,78 @@ from torch import Tensor
 
 from pipeline.models.layers.linear import Linear
 
-_PIECE = 16_384  # values: fewer than threads share, whole vector registers of them
+_PIECE = 16_384  # values: too few for torch to split among threads, and a multiple of any vector register
 
 State = tuple[Tensor, ...]
-"""h (n, d) of n texts, and what else a cell remembers"""
+"""h (n, d) of n texts; an LSTM also has c (n, d)"""
 
 
 class Cell(Protocol):
-    """One step forward and one backward. Matrices of all gates stand one below the other: weights (gates * d, d), their products (n, gates * d)."""
+    """One step forward and one step backward.
+
+    The recurrent weights of all gates are stacked: (gates * d, d), their products (n, gates * d).
+    """
 
     gates: int
     memories: int
-    """tensors of a state"""
+    """number of tensors in a state"""
     biased: bool
-    """whether its equations have biases"""
+    """the cell's equations have biases"""
 
     def products(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        """What multiplies states, prepared for about so many rows."""
+        """Prepare the matrices that multiply the states, for about `rows` texts."""
         ...
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
-        """(what the gates let through (n, gates * d), new state) of the inputs' part (n, gates * d)."""
+        """Compute one step.
+
+        Args:
+            x: (n, gates * d) inputs multiplied by their weights.
+            before: state of the n texts.
+            products: from `products`.
+
+        Returns:
+            Activations of the gates (n, gates * d) and the new state.
+        """
         ...
 
     def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        """What multiplies gradients on their way back."""
+        """Prepare the transposed matrices, which multiply gradients in `back`."""
         ...
 
     def back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
     ) -> tuple[Tensor, State]:
-        """(gradient of the inputs' part, gradient of the state before) from that of the state now."""
+        """Propagate the gradient of the state `now` through one step.
+
+        Returns:
+            Gradient of x (n, gates * d) and gradient of the state before.
+        """
         ...
 
     def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
-        """(gates * d, d) gradient of the weights from all steps together: those of the inputs' part, what the gates let through, h before."""
+        """Gradient of the recurrent weights, (gates * d, d), summed over all steps.
+
+        Args:
+            gradients: (T, gates * d) gradients of x.
+            gates: (T, gates * d) activations of the gates.
+            before: (T, d) state h before each step.
+        """
         ...
 
 
 class Gru:
-    """r = sigmoid(Wr x + Ur h), z = sigmoid(Wz x + Uz h), g = tanh(W x + U (r h)), h' = (1 - z) h + z g; without biases. In this order."""
+    """GRU without biases, gates in the order r, z, g.
+
+    r = sigmoid(Wr x + Ur h), z = sigmoid(Wz x + Uz h), g = tanh(W x + U (r h)), h' = (1 - z) h + z g.
+    """
 
     gates, memories, biased = 3, 1, False
 
     def products(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
         width = recurrent.shape[1]
-        return Linear(recurrent[: 2 * width], None, rows=rows), Linear(
-            recurrent[2 * width :], None, rows=rows
-        )
+        gated, proposed = recurrent[: 2 * width], recurrent[2 * width :]
+        return Linear(gated, None, rows=rows), Linear(proposed, None, rows=rows)
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h,), width = before, before[0].shape[1]
@@ -73,9 +102,8 @@ class Gru:
 
     def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
         width = recurrent.shape[1]
-        return Linear(recurrent[: 2 * width].T, None, rows=rows), Linear(
-            recurrent[2 * width :].T, None, rows=rows
-        )
+        gated, proposed = recurrent[: 2 * width], recurrent[2 * width :]
+        return Linear(gated.T, None, rows=rows), Linear(proposed.T, None, rows=rows)
 
     def back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
@@ -90,16 +118,16 @@ class Gru:
 
     def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
         width = before.shape[1]
-        return torch.cat(
-            [
-                _outer(gradients[:, : 2 * width], before),
-                _outer(gradients[:, 2 * width :], gates[:, :width] * before),
-            ]
-        )
+        of_gated = _outer(gradients[:, : 2 * width], before)
+        of_proposed = _outer(gradients[:, 2 * width :], gates[:, :width] * before)
+        return torch.cat([of_gated, of_proposed])
 
 
 class Lstm:
-    """i, f, o = sigmoid(W x + U h + b) each, g = tanh(W x + U h + b), c' = f c + i g, h' = o tanh(c'); one bias a gate. In the order i, f, o, g."""
+    """LSTM with one bias per gate, gates in the order i, f, o, g.
+
+    i, f, o = sigmoid(W x + U h + b) each, g = tanh(W x + U h + b), c' = f c + i g, h' = o tanh(c').
+    """
 
     gates, memories, biased = 4, 2, True
 
@@ -123,13 +151,13 @@ class Lstm:
     ) -> tuple[Tensor, State]:
         (_, c_before), (_, c), (of_h, of_c), (product,) = before, now, gradient, products
         i, f, o, g = gates.split(c.shape[1], dim=1)
-        bent = torch.tanh(c)
-        of_c = of_c + of_h * o * (1 - bent * bent)
+        tanh_c = torch.tanh(c)
+        of_c = of_c + of_h * o * (1 - tanh_c * tanh_c)
         of_gates = torch.cat(
             [
                 of_c * g * i * (1 - i),
                 of_c * c_before * f * (1 - f),
-                of_h * bent * o * (1 - o),
+                of_h * tanh_c * o * (1 - o),
                 of_c * i * (1 - g * g),
             ],
             dim=1,
@@ -144,14 +172,24 @@ CELLS: dict[str, Cell] = {"gru": Gru(), "lstm": Lstm()}
 
 
 def recurrence(cell: Cell, x: Tensor, recurrent: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(T, d) states h of all steps, from zero, for the inputs' part x (T, gates * d) of packed steps; sizes: texts that have step 0, 1 ..., falling, T in all."""
-    with torch.autocast(x.device.type, enabled=False):  # errors of a step go through all that follow
+    """Run a cell over packed steps, starting from a state of zeros; differentiable.
+
+    Args:
+        cell: computes one step.
+        x: (T, gates * d) inputs of all steps, multiplied by their weights.
+        recurrent: (gates * d, d) recurrent weights.
+        sizes: number of texts that have step 0, 1, ...; decreasing, T in total.
+
+    Returns:
+        (T, d) states h of all steps.
+    """
+    with torch.autocast(x.device.type, enabled=False):  # rounding errors accumulate over the steps
         states: Tensor = _Recurrence.apply(cell, x.to(recurrent.dtype), recurrent, tuple(sizes))
         return states
 
 
 class _Recurrence(torch.autograd.Function):
-    """The loop over steps; autograd would keep every step's graph and add up as many gradients of the weights."""
+    """Loop over the steps. Autograd would keep a graph for each step and sum one weight gradient per step."""
 
     @staticmethod
     def forward(ctx: Any, cell: Cell, x: Tensor, recurrent: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -173,10 +211,8 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
         cell, sizes = ctx.cell, ctx.sizes
         recurrent, gates, *memories = ctx.saved_tensors
-        products, befores = (
-            cell.transposed(recurrent, sizes[0]),
-            [_before(memory, sizes) for memory in memories],
-        )
+        products = cell.transposed(recurrent, sizes[0])
+        befores = [_before(memory, sizes) for memory in memories]
         gradients = torch.empty_like(gates)
         state = [gates.new_zeros(sizes[0], recurrent.shape[1]) for _ in memories]
         end = len(gates)
@@ -196,7 +232,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _before(memory: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(T, d): what was remembered when each step began."""
+    """State before each step, (T, d), for the states (T, d) after each step."""
     parts, start = [memory.new_zeros(sizes[0], memory.shape[1])], 0
     for size, following in pairwise(sizes):
         parts.append(memory[start : start + following])
@@ -205,13 +241,17 @@ def _before(memory: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def alike(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` of each value, with bits that do not depend on where it stands: at the end of a thread's share a processor computes by other means."""
+    """Apply an elementwise function such that a value's bits do not depend on its position.
+
+    Without the pieces, torch computes the values at the end of a thread's part by scalar instead of
+    vector instructions, which may round differently.
+    """
     if x.device.type != "cpu" or x.numel() <= _PIECE:
         return function(x.contiguous())
     return torch.cat([function(piece) for piece in x.flatten().split(_PIECE)]).view(x.shape)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """(a, b) sum over rows of left (T, a) and right (T, b)."""
+    """Return left.T @ right, (a, b), for left (T, a) and right (T, b)."""
     columns = left.T.contiguous()
     return Linear(right.T, None, rows=len(columns))(columns)

@@ -1,4 +1,4 @@
-"""Tensors of a model folder under the names of one family-neutral architecture."""
+"""Tensors of a model folder by family-neutral names."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
@@ -14,14 +14,13 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.finite import check_finite
 from pipeline.models.folder.folder import EncoderFolder
 
-_ANCHOR = (
-    "embeddings.word_embeddings.weight"  # what stands before it in a checkpoint is the prefix of every name
-)
+# in a checkpoint, the prefix of this name is the prefix of all of the encoder's tensors
+_ANCHOR = "embeddings.word_embeddings.weight"
 
 
 @dataclass(frozen=True)
 class Names:
-    """Where a family keeps the parts of its layer {i}; ".weight" and ".bias" follow."""
+    """Tensor names of layer {i} in a model family, without ".weight" and ".bias"."""
 
     layer: str
     query: str
@@ -74,7 +73,7 @@ NAMES: Mapping[str, Names] = {
 
 
 def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
-    """Every tensor of an encoder of a packed family, under its neutral name."""
+    """Neutral names of all tensors of an encoder of a packed family."""
     tables = ["word", "position", *(["token_type"] if token_types else [])]
     names, found = NAMES[family], [f"embeddings.{table}_embeddings.weight" for table in tables]
     parts = ["embeddings.LayerNorm"]
@@ -85,20 +84,27 @@ def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
 
 
 class Checkpoint:
-    """Tensors by name, read one at a time; prefixes (bert., roberta. ...) and the old gamma and beta are seen through."""
+    """Tensors by neutral name, read one at a time.
+
+    Neutral names have no prefix (bert., roberta. ...); the old names gamma and beta are weight and bias.
+    """
 
     def __init__(self, where: str, load: Mapping[str, Callable[[], Tensor]]) -> None:
         prefix = next((name.removesuffix(_ANCHOR) for name in load if name.endswith(_ANCHOR)), "")
         self._where = where
         self._load = {_modern(name.removeprefix(prefix)): read for name, read in load.items()}
         self.names = {_modern(name.removeprefix(prefix)): name for name in load if name.startswith(prefix)}
-        """of the encoder's own tensors: neutral name -> name in the file. What has not the prefix is of another head, such as a language model's"""
+        """neutral name -> name in the file, for the encoder's tensors; without those of other heads"""
 
     def __contains__(self, name: str) -> bool:
         return name in self._load
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """float32 tensor of that name. shape: None for any.
+        """Read a tensor as float32.
+
+        Args:
+            name: neutral name.
+            shape: expected shape; None for any.
 
         Raises:
             ModelError: it is missing, has another shape, or holds NaN or infinity.
@@ -117,7 +123,11 @@ class Checkpoint:
         return found
 
     def check_present(self, names: Iterable[str]) -> None:
-        """Refuse weights without all of these tensors. ModelError names the first missing ones and their number."""
+        """Check that the weights contain these tensors.
+
+        Raises:
+            ModelError: tensors are missing; the message names the first ones and their number.
+        """
         wanted = list(names)
         if missing := [name for name in wanted if name not in self._load]:
             shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
@@ -131,29 +141,28 @@ class Checkpoint:
             )
 
     def raw(self, name: str) -> Tensor:
-        """The tensor of that name, which is there, as it is."""
+        """Read a tensor that exists, unchecked and in its own type."""
         return self._load[name]()
 
     def linear(self, name: str, inner: int, outer: int, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
-        """(weight (outer, inner), bias (outer,) or None)."""
-        return self.tensor(f"{name}.weight", (outer, inner)), self.tensor(
-            f"{name}.bias", (outer,)
-        ) if bias else None
+        """Read a linear layer: weight (outer, inner) and bias (outer,), None without bias."""
+        weight = self.tensor(f"{name}.weight", (outer, inner))
+        return weight, self.tensor(f"{name}.bias", (outer,)) if bias else None
 
 
 def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
-    """The backbone's tensors."""
+    """Open the backbone's weights."""
     files = [folder.file(name) for name in folder.weights if not name.endswith(".index.json")]
     return open_files(str(folder.path), files)
 
 
 def open_weights(file: Path) -> Checkpoint:
-    """The tensors of one file, such as a Dense module's."""
+    """Open one file of weights, such as a Dense module's."""
     return open_files(str(file), [file])
 
 
 def open_files(where: str, files: list[Path]) -> Checkpoint:
-    """The tensors of several files. where: the model that they belong to, for errors."""
+    """Open several files of weights. where: path of their model, for errors."""
     return Checkpoint(where, _readers(files))
 
 
@@ -176,14 +185,14 @@ def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
 
 
 def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
-    """weights_only: a .bin file is a pickle, and nothing but tensors may come out of it."""
+    """Load a .bin file, a pickle, with weights_only, so that it cannot run code."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
         found = " ".join(str(error).split())[:200]
         raise ModelError(
             str(file),
-            "a file of tensors alone (weights_only)",
+            "a file that contains only tensors (weights_only)",
             found,
             "fetch the file again, or convert it to safetensors",
         ) from None
@@ -191,6 +200,6 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
 
 
 def _modern(name: str) -> str:
-    """Checkpoints converted from TensorFlow call a norm's weight and bias gamma and beta."""
+    """Rename a norm's gamma and beta, as in checkpoints converted from TensorFlow, to weight and bias."""
     stem, _, last = name.rpartition(".")
     return f"{stem}.{ {'gamma': 'weight', 'beta': 'bias'}.get(last, last) }" if "LayerNorm" in stem else name

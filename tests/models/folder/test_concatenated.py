@@ -118,7 +118,7 @@ def test_settings_reach_each_part_and_the_length_is_that_of_the_whole(joined: En
 def test_what_needs_one_encoder_names_a_part(joined: EncoderFolder):
     with pytest.raises(ModelError, match=r"one encoder to train.*2 side by side.*0_First"):
         load_trainable(joined)
-    with pytest.raises(ModelError, match=r"to look into its layers.*0_First"):
+    with pytest.raises(ModelError, match=r"to read its layers.*0_First"):
         loaded(joined.path).inside()
 
 

@@ -230,7 +230,7 @@ def test_weights_are_read_under_every_historic_form(bert, spoiled):
 def test_a_pickle_that_is_more_than_tensors_is_refused(bert):
     (bert / "model.safetensors").unlink()
     torch.save({"evil": Path("x")}, bert / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin: expected a file of tensors alone"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin: expected a file that contains only tensors"):
         encoded(bert)
 
 
