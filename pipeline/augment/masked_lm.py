@@ -11,7 +11,8 @@ from pipeline.augment.words import absolute_path
 from pipeline.config import digest_of
 from pipeline.device import Device
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
 from pipeline.text.tokens.templates import mask_token

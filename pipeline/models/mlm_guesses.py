@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.device import Device
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_whole
 
 _TOKENS = {"cpu": 2_048, "cuda": 16_384}

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.folder.folder import MASKED, EncoderFolder
+from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.models.trainable.prompted import PromptedEncoder

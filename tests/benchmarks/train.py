@@ -29,7 +29,8 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import NO_PEERS, Objective
 from pipeline.objectives.simcse import SimCSE

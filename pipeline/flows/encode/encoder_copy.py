@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pipeline.config import digest_of
 from pipeline.flows.workers.workers import Workers
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import anywhere
 from pipeline.settings import EncoderSettings
 from pipeline.store.base import Store

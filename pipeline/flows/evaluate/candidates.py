@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, Job

@@ -16,7 +16,7 @@ from pipeline.flows.rows import Placed
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead

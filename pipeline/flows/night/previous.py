@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pipeline.errors import DataError
 from pipeline.log import Stages, say
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest

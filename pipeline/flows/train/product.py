@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import to_yaml
 from pipeline.flows.train.run_folder import ENCODER, REPORT, RESULT, ResultRecord, RunFolder, RunRecord
 from pipeline.log import packages
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store
 from pipeline.train.metrics_line import MetricsLine

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import PairSettings, TrainSettings
 from pipeline.store.base import Store, room
 from pipeline.store.store import open_store

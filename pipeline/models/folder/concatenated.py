@@ -1,13 +1,13 @@
 """Several encoders as one, whose vectors stand side by side: a folder with a folder for each (QuickThoughts: Logeswaran & Lee 2018, whose product is [f; g])."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import JOINED, EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import JOINED, EncoderFolder
 from pipeline.models.folder.modules import check_inside, read_json
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
@@ -21,13 +21,15 @@ def described(parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
     return {"model_type": JOINED, "parts": list(parts)}
 
 
-def open_joined(path: Path, settings: EncoderSettings) -> EncoderFolder:
+def open_joined(
+    path: Path, settings: EncoderSettings, open_part: Callable[[EncoderSettings], EncoderFolder]
+) -> EncoderFolder:
     """The encoder of such a folder. What the settings override they override in each part; its vectors have length one where those of all parts have, and of the
     whole. ModelError where a part cannot be opened, and where parts read texts differently.
     """
     raw = False if settings.normalize is False else None  # asked for, it is the whole that is normalised
     parts = {
-        name: open_folder(settings.model_copy(update={"path": str(path / name), "normalize": raw}))
+        name: open_part(settings.model_copy(update={"path": str(path / name), "normalize": raw}))
         for name in _names(path)
     }
     first, *others = parts.values()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.text.tokens.tokens import Tokenizer
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pipeline.device import Device, resolve
 from pipeline.errors import MODEL_FAILURES, ModelError
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel

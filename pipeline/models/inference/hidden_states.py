@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.token_filter import kept_tokens
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.pooling import TABLE_STATE

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention import Group, attend_groups, attend_varlen, relative_bias
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic

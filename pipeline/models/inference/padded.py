@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_config, load_whole
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments

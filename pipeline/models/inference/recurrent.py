@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention_pooling import Attentive, highest, weighted
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.models.folder.word_vectors import TABLE
 from pipeline.models.layers.numerics import Arithmetic

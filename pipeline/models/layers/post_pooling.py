@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.modules import Cut, Denoise, Dense, Module
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_weights

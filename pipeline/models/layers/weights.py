@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.finite import check_finite
-from pipeline.models.folder.folder import EncoderFolder
 
 # in a checkpoint, the prefix of this name is the prefix of all of the encoder's tensors
 _ANCHOR = "embeddings.word_embeddings.weight"

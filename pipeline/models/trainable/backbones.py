@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import PACKED_FAMILIES, EncoderFolder
+from pipeline.models.folder.encoder_folder import PACKED_FAMILIES, EncoderFolder
 from pipeline.models.inference.packed import Shape, shape_of
 from pipeline.models.inference.padded import load_model
 from pipeline.models.layers.attention import Block, attend_blocks, blocks_of, relative_bias

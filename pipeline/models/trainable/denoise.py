@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor, nn
 
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.modules import Denoise
 from pipeline.models.layers.linear import ACTIVATIONS
 from pipeline.models.layers.post_pooling import ByLength

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.modules import Cut, Denoise, Module
 from pipeline.models.layers.pooling import layers_of, pool, wide
 from pipeline.models.layers.post_pooling import load_dense, mlp_name, normalize, through

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.weights import NAMES
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.settings.training import LoraSettings, TrainSettings

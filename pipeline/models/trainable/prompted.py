@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.averaging import Averages
-from pipeline.models.folder.folder import MASKED, EncoderFolder, positions_of
+from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
+from pipeline.models.folder.folder import positions_of
 from pipeline.models.layers.post_pooling import through
 from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.denoise import DenoiseModule, Transform, inside, lengths_to, without_texts

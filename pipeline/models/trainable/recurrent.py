@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention_pooling import Attentive
 from pipeline.models.layers.linear import TrainableLinear
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments

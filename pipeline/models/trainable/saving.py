@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.concatenated import PARTS, described
-from pipeline.models.folder.folder import ENDS_SENTENCES, MASKED, EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, read_json
 from pipeline.models.layers.post_pooling import mlp_name
 from pipeline.models.layers.weights import open_checkpoint

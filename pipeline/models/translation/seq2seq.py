@@ -13,10 +13,11 @@ from typing import Any
 from pydantic import JsonValue
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.folder.folder import positions_of, weights_of
+from pipeline.models.folder.folder import positions_of
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import read_config, read_json
 from pipeline.models.folder.pretrained import check_code, load_pretrained_tokenizer, load_whole, said
+from pipeline.models.folder.weight_files import weights_of
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.store.cache import digest_of_file
 

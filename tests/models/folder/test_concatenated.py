@@ -10,7 +10,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_joined

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import JOINED, open_folder
+from pipeline.models.folder.encoder_folder import JOINED
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.mlm_guesses import load_masked_lm
 from pipeline.models.trainable.encoder import load_trainable

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.new_recurrent import count_words, write_scratch
 from pipeline.models.trainable.recurrent import RecurrentBackbone
 from pipeline.settings import EncoderSettings

@@ -1,0 +1,51 @@
+"""Weight files of a folder."""
+
+from pathlib import Path
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.modules import (
+    check_inside,
+    read_json,
+)
+
+
+def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
+    """Weight files, relative to the folder: safetensors before .bin, one file before an index of several."""
+    for name in (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ):
+        file = path / transformer / name
+        if not file.is_file():
+            continue
+        if not name.endswith(".index.json"):
+            return (joined(transformer, name),)
+        parts = _parts(file)
+        if missing := [part for part in parts if not (file.parent / part).is_file()]:
+            raise ModelError(
+                str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file"
+            )
+        return (*(joined(transformer, part) for part in parts), joined(transformer, name))
+    raise ModelError(
+        str(path / transformer),
+        "weights in model.safetensors or pytorch_model.bin",
+        "neither",
+        "give a folder with weights",
+    )
+
+
+def _parts(index: Path) -> list[str]:
+    """Files that an index of weights names, relative to its folder."""
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise ModelError(
+            str(index), "a weight_map from tensors to files", repr(named)[:80], "restore the file"
+        )
+    check_inside(index, named.values())
+    return sorted(set(named.values()))
+
+
+def joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
