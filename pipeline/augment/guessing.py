@@ -15,7 +15,7 @@ from pipeline.augment import ModelStats, StageInput, StageOutput, keyed_rng
 from pipeline.augment.words import cased_like, draw_positions, edit_count, split_word
 from pipeline.device import Device
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.augment import AugmentSettings
 from pipeline.text.tokens.templates import fast_tokenizer
 

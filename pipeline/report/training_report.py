@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.models.folder.folder import MASKED, EncoderFolder
+from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.modules import SENTENCE_TRANSFORMERS_MODES, Denoise, Dense
 from pipeline.settings.training import TrainSettings
 from pipeline.train.metrics_line import MetricsLine
