@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,15 @@ def test_a_flow_imports_only_flows_before_its_own(file: Path):
             assert FLOWS.index(name.split(".")[2]) <= FLOWS.index(own), (
                 f"{file} imports {name}, which comes later"
             )
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = {module_name(file): imports(file) for file in MODULES}
+    graph = {
+        name: {found for found in named if found in modules and found != name}
+        for name, named in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # CycleError names the modules of a circle
 
 
 @pytest.mark.parametrize(
