@@ -1,4 +1,4 @@
-"""What is evaluated: encoders and releases become a space of vectors, with the transform that is applied to them."""
+"""Candidates of an evaluation: encoders and releases, resolved to a vector space and a transform."""
 
 import hashlib
 from collections import Counter
@@ -24,37 +24,37 @@ from pipeline.store.verify import check_files
 
 @dataclass(frozen=True)
 class Contender:
-    """A candidate, resolved: which encoder makes its vectors, and what is done to them before they are compared."""
+    """A resolved candidate: the encoder of its vectors, and the transform applied before comparison."""
 
     name: str
     encoder: EncoderSettings
     space_id: str
     dim: int
-    """of the raw vectors"""
+    """width of the raw vectors"""
     transform: FileRef | None = None
-    """a copy of it, in the store of the evaluations"""
+    """a copy of the transform in the store of the evaluations"""
     transform_id: str | None = None
     kind: str | None = None
-    """of the transform"""
+    """of the transform, for people"""
     k: int | None = None
-    """width of what the transform gives"""
+    """width of the transformed vectors"""
     release: int | None = None
     root: str | None = None
     bytes: int = 0
-    """of the encoder's files"""
+    """size of the encoder's files"""
 
     @property
     def id(self) -> tuple[str, str | None]:
-        """What its figures depend on."""
+        """Return space and transform, which determine every score."""
         return self.space_id, self.transform_id
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What the settings change about the encoder's folder."""
+        """Return the settings that differ from those of the encoder's folder."""
         return self.encoder.model_dump(mode="json", exclude_defaults=True, exclude={"path"})
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the candidate as a JSON object."""
         return {
             "name": self.name,
             "encoder": self.encoder.path,
@@ -71,22 +71,28 @@ class Contender:
 
 
 def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
-    """The job's candidates in order, its own encoder where none is named; their transforms are copied to `store`.
+    """Resolve the job's candidates in order, or its own encoder without any. Copies transforms to `store`.
 
-    ModelError for an encoder that cannot be used, SpaceMismatch for a transform of another space, DataError for a release or a transform that is not there.
+    Raises:
+        ConfigError: two candidates have one name.
+        DataError: a release or a transform is missing.
+        ModelError: an encoder cannot be used.
+        SpaceMismatch: a transform belongs to another space.
     """
     given = job.evaluate.candidates or (CandidateSettings(),)
     found = [
         _of_release(each, job, store) if each.release is not None else _of_encoder(each, job, store)
         for each in given
     ]
-    if twice := [
-        name for name, count in Counter(each.name for each in given if each.name).items() if count > 1
-    ]:
+    counts = Counter(each.name for each in given if each.name)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(
-            "evaluate.candidates", "names that tell candidates apart", f"{twice[0]!r} twice", "name each once"
+            "evaluate.candidates",
+            "names that distinguish candidates",
+            f"{twice[0]!r} twice",
+            "name each once",
         )
-    return tuple(_told_apart(found))
+    return tuple(_distinguished(found))
 
 
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
@@ -130,10 +136,8 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     encoder = _encoder_of(manifest, releases.store)
     folder = open_folder(encoder)
     if folder.space_id != manifest.space_id:
-        where, remedy = (
-            releases.store.uri_of(manifest.encoder.path),
-            "the encoder folder is not that of the release: restore it",
-        )
+        where = releases.store.uri_of(manifest.encoder.path)
+        remedy = "the encoder folder is not that of the release: restore it"
         raise SpaceMismatch(
             where,
             f"space {manifest.space_id} of release {manifest.release}",
@@ -157,7 +161,7 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
 
 
 def _bytes(folder: EncoderFolder) -> int:
-    """Size of all files that loading needs."""
+    """Return the size of all files that loading needs."""
     return sum((folder.path / name).stat().st_size for name in folder.files)
 
 
@@ -165,9 +169,8 @@ def _released(given: CandidateSettings, job: Job) -> tuple[ReleaseManifest, Rele
     root, own = given.root or job.release.root, given.root is None
     commits = open_store(job.release.commits_root) if own and job.release.commits_root else None
     releases = Releases(open_store(root), commits)
-    manifest = (
-        releases.current() if given.release in (None, "current") else releases.get(int(given.release or 0))
-    )
+    number = given.release
+    manifest = releases.current() if number in (None, "current") else releases.get(int(number or 0))
     if manifest is None:
         raise DataError(
             releases.store.uri,
@@ -179,7 +182,7 @@ def _released(given: CandidateSettings, job: Job) -> tuple[ReleaseManifest, Rele
 
 
 def _encoder_of(manifest: ReleaseManifest, store: Store) -> EncoderSettings:
-    """The release's own copy of its encoder, with the settings of that night."""
+    """Return the release's own copy of its encoder, with the settings of its night."""
     try:
         return EncoderSettings.model_validate(
             {**manifest.settings.get("encoder", {}), "path": store.uri_of(manifest.encoder.path)}
@@ -211,7 +214,7 @@ def _with_transform(plain: Contender, transform: Transform, content: bytes, stor
 
 
 def _encoder_name(encoder: EncoderSettings) -> str:
-    """The last part of its path, and what the settings change about it."""
+    """Return the last part of the encoder's path, and the settings that differ from its folder."""
     changed = encoder.model_dump(exclude_defaults=True, exclude={"path", "query_prompt", "frequencies"})
     return " ".join(
         [
@@ -225,8 +228,8 @@ def _short(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _told_apart(found: list[Contender]) -> Iterator[Contender]:
-    """The same, each with a name of its own."""
+def _distinguished(found: list[Contender]) -> Iterator[Contender]:
+    """Yield the candidates, each with a unique name."""
     seen: Counter[str] = Counter()
     for each in found:
         seen[each.name] += 1

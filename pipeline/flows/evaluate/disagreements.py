@@ -1,4 +1,4 @@
-"""Pairs of sentences on which candidates differ most: where one finds them alike and another one does not."""
+"""Pairs of sentences on which candidates differ most: one finds them similar, another does not."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -11,20 +11,25 @@ from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.stats.tensors import unpack
 from pipeline.store.base import Store
 
-_PAIRS = 4  # shown for a task and a candidate
-_MOST = 8  # tasks times candidates that are shown
-_GOLD = {
-    "sts": "gold",
-    "pairs": "positive",
-}  # kinds of tasks over pairs, and where their evidence holds what people say
+_PAIRS = 4  # shown per task and candidate
+_MOST = 8  # tasks times candidates shown
+# kinds of tasks over pairs: the part of their evidence with the human judgements
+_GOLD = {"sts": "gold", "pairs": "positive"}
 _SAID = {0: "not the same", 1: "the same"}
-_LETTERS = 300  # of a sentence that are kept
+_LETTERS = 300  # characters kept of a sentence
 
 
 def disagreements(
     tasks: Sequence[EvaluationTask], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
 ) -> tuple[Disagreement, ...]:
-    """The first tasks over pairs, each candidate against the first. scored: for each task, each candidate's result, in the order of `names`."""
+    """Compare each candidate with the first on tasks over pairs.
+
+    Args:
+        tasks: in order; the first ones over pairs are shown.
+        scored: for each task, each candidate's result, in the order of `names`.
+        names: of the candidates.
+        store: of the evidence.
+    """
     return tuple(islice(_found(tasks, scored, names, store), _MOST))
 
 
@@ -45,7 +50,7 @@ def _found(
 def _pairs(
     kind: str, sentences: Sequence[str], first: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[DifferingPair]:
-    """Pairs whose ranks by similarity are furthest apart, largest difference first; none where both rank all pairs alike."""
+    """Yield the pairs whose ranks by similarity differ most, largest difference first, without equal ranks."""
     values, gold = [each["prediction"] for each in (first, other)], first[_GOLD[kind]]
     ranks = [ranks_of(each) for each in values]
     gaps = np.abs(ranks[1] - ranks[0])
@@ -61,19 +66,15 @@ def _pairs(
 
 
 def ranks_of(values: np.ndarray) -> np.ndarray:
-    """(n,): proportion of the others that are smaller, ties counted half."""
+    """Return (n,) the proportion of the other values that are smaller, ties counted half."""
     ordered = np.sort(values)
-    below, up_to = (
-        np.searchsorted(ordered, values, side="left"),
-        np.searchsorted(ordered, values, side="right"),
-    )
+    below = np.searchsorted(ordered, values, side="left")
+    up_to = np.searchsorted(ordered, values, side="right")
     return np.asarray((below + up_to - 1) / (2 * max(len(values) - 1, 1)))
 
 
 def _evidence(scored: Scored, store: Store) -> dict[str, np.ndarray] | None:
     reference = scored.result.evidence
-    return (
-        unpack(store.read_checked(reference.path, reference.sha256), kind="evidence")[0]
-        if reference
-        else None
-    )
+    if reference is None:
+        return None
+    return unpack(store.read_checked(reference.path, reference.sha256), kind="evidence")[0]

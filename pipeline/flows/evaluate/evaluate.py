@@ -1,4 +1,7 @@
-"""Candidates side by side on tasks: every sentence is encoded once for a space, every figure is kept, and whatever an earlier run left is taken over."""
+"""Evaluation of candidates on tasks.
+
+Sentences are encoded once per space; results of earlier runs are reused.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,20 +38,17 @@ from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
 Key = tuple[tuple[str, str | None], str]
-"""(space and transform, task): candidates that share both share their figures"""
+"""(space and transform, task): candidates that share both share their scores"""
 
-_QUICK = (
-    "sts",
-    "pairs",
-    "triplets",
-)  # one pass over the rows and their resamples; other kinds train or search
-_FEW = 2_000_000  # sentences, once for each resample: scored in some two seconds
+# kinds of tasks that take one pass over the rows and their resamples; others train or search
+_QUICK = ("sts", "pairs", "triplets")
+_FEW = 2_000_000  # sentences times resamples: scored in about two seconds
 _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A task, and what each candidate reached on it, in the candidates' order."""
+    """A task and each candidate's result on it, in the order of the candidates."""
 
     name: str
     kind: str
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found. id: sha256 of what was compared on what, equal for equal questions."""
+    """The result of an evaluation. id: sha256 of candidates and tasks, equal for equal evaluations."""
 
     id: str
     root: str
@@ -65,9 +65,9 @@ class Evaluation:
     measured: tuple[Measured, ...]
     missing: tuple[Missing, ...]
     averages: tuple[tuple[TaskAverage, ...], ...]
-    """of each candidate, over the same tasks"""
+    """for each candidate, over the same tasks"""
     numerics: tuple[dict[str, int], ...]
-    """of each candidate's sentence vectors"""
+    """for each candidate, its sentence vectors by numerics"""
     encoded: int
     """sentences encoded in this run"""
     resamples: int
@@ -75,16 +75,20 @@ class Evaluation:
     """YAML"""
     packages: dict[str, str]
     speeds: tuple[float | None, ...] = ()
-    """of each candidate, sentences per second of one worker; None where it was never measured"""
+    """for each candidate, sentences per second of one worker; None if it was never measured"""
     disagreements: tuple[Disagreement, ...] = ()
     geometry: Any = None
-    """as JSON"""
+    """JSON object"""
     sections: tuple[Section, ...] = ()
-    """of the page, beside the tasks"""
+    """further sections of the page"""
 
 
 def wanted(job: Job, *, geometry: bool = False) -> bool:
-    """Whether candidates are to be evaluated; ConfigError for candidates and nothing to evaluate them on."""
+    """Return whether candidates are to be evaluated.
+
+    Raises:
+        ConfigError: there are candidates, but nothing to evaluate them on.
+    """
     settings = job.evaluate
     measures = settings.tasks is not None or bool(settings.own) or geometry
     if settings.candidates and not measures:
@@ -96,12 +100,16 @@ def wanted(job: Job, *, geometry: bool = False) -> bool:
 
 
 def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool = False) -> Evaluation:
-    """The job's candidates on the job's tasks. ConfigError, DataError, ModelError and SpaceMismatch as of `contenders` and `select_tasks`."""
+    """Evaluate the job's candidates on the job's tasks.
+
+    Raises:
+        ConfigError, DataError, ModelError, SpaceMismatch: as in `contenders` and `select_tasks`.
+    """
     store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
     candidates = contenders(job, store)
     selected = select_tasks(job.evaluate)
     if selected.missing:
-        say(f"tasks that are missing, and named at the end: {len(selected.missing)}")
+        say(f"missing tasks, listed at the end: {len(selected.missing)}")
     work = _Evaluating(job, store, stages, selected.tasks, candidates, geometry)
     work.look()
     with (
@@ -146,7 +154,19 @@ def _identity(
 
 @dataclass
 class _Evaluating:
-    """One evaluation at work. vectors: of each space, by its id; new: the sentences that they lack; sizes: sentences of each task."""
+    """The state of one evaluation.
+
+    Attributes:
+        job: settings.
+        store: of the evaluations.
+        stages: progress.
+        tasks: to score on.
+        candidates: to score.
+        geometry: whether geometry is measured too.
+        vectors: of each space, by its id.
+        new: the sentences that each space lacks.
+        sizes: sentences of each task.
+    """
 
     job: Job
     store: Store
@@ -159,7 +179,7 @@ class _Evaluating:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def look(self) -> None:
-        """What there is to do."""
+        """Read the tasks, and find the sentences that are not encoded yet."""
         with self.stages("read tasks", unit="sentences") as bar:
             sentences = Sentences.of(self._sentences(bar))
             bar.stage.note = f"{len(sentences):,} distinct, of {len(self.tasks)} tasks"
@@ -175,7 +195,10 @@ class _Evaluating:
 
     @property
     def is_small(self) -> bool:
-        """Whether one process of this machine is done before Ray has started: few sentences to encode, to measure the space on, and to train classifiers on."""
+        """Return whether one process of this machine finishes before Ray would have started.
+
+        That is so if there are few sentences to encode, to measure geometry on, and to train classifiers on.
+        """
         if not is_local(self.job.cluster) or not self.job.cluster.small_rows:
             return False
         trained = sum(
@@ -187,14 +210,17 @@ class _Evaluating:
         return trained + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
     def encode(self, run: Run) -> None:
-        """Vectors of all sentences; candidates of one space share them."""
+        """Encode all sentences; candidates of one space share their vectors."""
         for space_id, held in list(self.vectors.items()):
             contender = next(each for each in self.candidates if each.space_id == space_id)
             if len(self.new[space_id]):
                 self.vectors[space_id] = encode_sentences(run, self.new[space_id], held, contender)
 
     def measured(self, workers: Workers) -> tuple[Measured, ...]:
-        """Every candidate on every task: what trains classifiers first, then by size. What an earlier run left is not made again."""
+        """Score every candidate on every task, unless an earlier run did.
+
+        Tasks that train classifiers come first, then larger tasks before smaller ones.
+        """
         items = self._scorings()
         with self.stages("score", len(items), "figures") as bar:
             made = {
@@ -215,7 +241,7 @@ class _Evaluating:
         )
 
     def _scored(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, Scored]]:
-        """On the cluster, or here where that is done before a worker has started."""
+        """Score on the cluster, or in this process if that takes less time than to start a worker."""
         task = ScoreTask(self.store)
         if (
             all(item.task.kind in _QUICK for item in items)
@@ -236,8 +262,8 @@ class _Evaluating:
 
 
 def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[TaskAverage, ...], ...]:
-    """Of each candidate."""
+    """Return each candidate's averages."""
     return tuple(
-        averages({each.name: each.scored[place].result.score() for each in measured})
-        for place in range(candidates)
+        averages({each.name: each.scored[index].result.score() for each in measured})
+        for index in range(candidates)
     )

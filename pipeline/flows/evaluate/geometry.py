@@ -1,4 +1,4 @@
-"""The geometry of several candidates, side by side, on sentences of the job's corpus and on pairs whose similarity people have judged."""
+"""The geometry of several candidates, measured on sentences of the corpus and on pairs judged by people."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ from pipeline.store.units import Corpus
 from pipeline.text.corpus.ingest import ParentCorpus, ingest
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
-_FEWEST = 10  # texts: below, no figure means anything
+_FEWEST = 10  # texts; with fewer no metric is meaningful
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts or pairs to measure on, where they are from, and why there are none."""
+    """Texts or pairs to measure on, their source, and the reason if there are none."""
 
     texts: tuple[str, ...] = ()
     pairs: ScoredPairs | None = None
@@ -44,7 +44,7 @@ class Sample:
 def measure_geometry(run: Run, candidates: Sequence[Contender]) -> GeometryReport:
     """Measure the geometry of every candidate, with and without its transform.
 
-    Texts come from the corpus, without one from the pairs. Whatever an earlier run measured is kept.
+    Texts come from the corpus, or from the pairs if there is none. Results of an earlier run are reused.
 
     Raises:
         DataError: neither a corpus nor pairs.
@@ -64,21 +64,18 @@ def measure_geometry(run: Run, candidates: Sequence[Contender]) -> GeometryRepor
 
 
 def known_pairs(job: Job) -> Sample:
-    """STS-B dev, else test, of the folder of tasks; else the first STS task of one's own."""
+    """Load STS-B dev, else test, from the folder of tasks; else the first STS task of the user's own."""
     options = job.evaluate
     home = open_store(options.tasks) if options.tasks is not None else None
     found = next((home.uri_of(path) for path in _PAIR_FILES if home.exists(path)), None) if home else None
-    source = (
-        TaskSettings(kind="sts", uri=found)
-        if found
-        else next((each for each in options.own if each.kind == "sts"), None)
-    )
+    if found:
+        source: TaskSettings | None = TaskSettings(kind="sts", uri=found)
+    else:
+        source = next((each for each in options.own if each.kind == "sts"), None)
     if source is None:
-        return Sample(
-            why=f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}"
-            if home
-            else "evaluate.tasks is not set: it names a folder with STS-B"
-        )
+        if home:
+            return Sample(why=f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}")
+        return Sample(why="evaluate.tasks is not set: it names a folder with STS-B")
     task = own_task(source, options)
     assert isinstance(task, StsTask)
     read = task.pairs()
@@ -89,7 +86,7 @@ def known_pairs(job: Job) -> Sample:
 
 
 def _sampled(job: Job, workers: Workers) -> Sample:
-    """Texts of the corpus of the live release, else of corpus.uri, drawn by their content key."""
+    """Sample texts by content key from the corpus of the live release, else from corpus.uri."""
     try:
         corpus, store, source = _corpus(job)
     except DataError as error:
@@ -122,7 +119,7 @@ def _corpus(job: Job) -> tuple[Corpus, Store, str]:
 
 
 def _instead(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
-    """The sentences of the pairs in place of the corpus's."""
+    """Return the sentences of the pairs as the texts to measure on."""
     if pairs.pairs is None:
         found = f"neither: {texts.why}; {pairs.why}"
         raise DataError(
@@ -133,11 +130,11 @@ def _instead(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample
         )
     sentences = pairs.pairs.sentences
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sentences))[: settings.sentences])
-    return replace(texts, texts=tuple(sentences[place] for place in chosen), source=pairs.source)
+    return replace(texts, texts=tuple(sentences[index] for index in chosen), source=pairs.source)
 
 
 def _subjects(candidates: Sequence[Contender], store: Store, workers: Workers) -> Iterator[Subject]:
-    """Each encoder once, with the transforms of all candidates that have it."""
+    """Yield each encoder once, with the transforms of all candidates that use it."""
     for space_id in dict.fromkeys(each.space_id for each in candidates):
         alike = [each for each in candidates if each.space_id == space_id]
         transforms = {
@@ -171,7 +168,7 @@ def _joined(
 
 
 def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[NamedLayers]:
-    """The inside of every encoder; candidates that differ behind it alone, such as in their pooling, stand together."""
+    """Yield the layers of every encoder, once for candidates that differ only after them, as in pooling."""
     alike: dict[str, list[str]] = {}
     for space_id, each in measured.items():
         alike.setdefault(each.model_dump_json(include={"levels", "words", "missing"}), []).append(space_id)
@@ -181,7 +178,7 @@ def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
 
 
 def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[NamedSpace]:
-    """Every space once: before a candidate's transformed vectors its raw ones, unless they stand there already."""
+    """Yield every space once: a candidate's raw vectors before its transformed ones."""
     seen = set()
     for each in candidates:
         names = {RAW: _plain_name(each.space_id, candidates)} | (
@@ -194,7 +191,7 @@ def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
 
 
 def _plain_name(space_id: str, candidates: Sequence[Contender]) -> str:
-    """Of an encoder without any transform."""
+    """Return the name of an encoder without any transform."""
     alike = [each for each in candidates if each.space_id == space_id]
     plain = next((each.name for each in alike if each.transform_id is None), None)
     return plain or f"{alike[0].name} without its transform"

@@ -1,4 +1,4 @@
-"""The geometry of one encoder, measured on a worker: its sentence vectors with and without transforms, its layers, its token table."""
+"""The geometry of one encoder, measured on a worker: its sentence vectors, its layers, its token table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
     from pipeline.models.inference.hidden_states import Inside
 
-_VERSION = 1  # of what is measured: a geometry of another one is made anew
+_VERSION = 1  # of the measurement; with another version it is repeated
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An encoder and the transforms that it is to be seen through, by transform_id."""
+    """An encoder and the transforms to apply to its vectors, by transform_id."""
 
     encoder: EncoderSettings
     space_id: str
@@ -37,7 +37,7 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class MeasureEncoder:
-    """Measure one encoder on sampled texts and on pairs of known similarity; what an earlier run left in the store is taken over."""
+    """Measure one encoder on sampled texts and on pairs of known similarity. Stored results are reused."""
 
     store: Store
     encode: EncodeSettings
@@ -92,7 +92,7 @@ class MeasureEncoder:
         )
 
     def _spaces(self, encoder: "Encoder", transforms: Mapping[str, Transform]) -> dict[str, Space]:
-        """Every text is encoded once, then seen through each transform."""
+        """Encode every text once, then measure the raw vectors and those after each transform."""
         sentences = self.pairs.sentences if self.pairs else []
         texts = _finite(encoder.encode(self.texts))
         paired = _finite(encoder.encode(sentences)) if sentences else np.zeros((0, encoder.dim), np.float32)
@@ -102,7 +102,10 @@ class MeasureEncoder:
             for name, view in views.items()
         }
         if empty := int((~texts.any(axis=1)).sum()):
-            why = f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any known word: their cosines count as 0"
+            why = (
+                f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any "
+                "known word: their cosines count as 0"
+            )
             spaces[RAW] = spaces[RAW].model_copy(
                 update={"missing": {**spaces[RAW].missing, "direction": why}}
             )
@@ -113,7 +116,7 @@ class MeasureEncoder:
         return space if self.pairs is None else with_pairs(space, paired, self.pairs, self.settings.seed)
 
     def _levels(self, inside: "Inside") -> tuple[Level, ...]:
-        """As many sentences, and as many words, as there is memory for the states of all layers."""
+        """Measure each layer, on as many sentences and words as the states of all layers leave memory for."""
         most = max(2, KEPT_BYTES // (4 * inside.width * (inside.layers + 1)))
         tokens = inside.tokens(self.texts[:most])
         words, settings = inside.words(tokens), self.settings
@@ -134,32 +137,30 @@ class MeasureEncoder:
         )
 
     def _positives(self, inside: "Inside", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Mean-pooled states of both sides of the pairs of the same meaning, by layer; [] without such pairs."""
-        places = (
-            np.flatnonzero(self.pairs.gold > POSITIVE)[: most // 2] if self.pairs else np.zeros(0, np.int64)
-        )
-        if self.pairs is None or not len(places):
+        """Return mean-pooled states of both sides of pairs of equal meaning, by layer; [] without any pair."""
+        same = np.zeros(0, np.int64)
+        if self.pairs is not None:
+            same = np.flatnonzero(self.pairs.gold > POSITIVE)[: most // 2]
+        if self.pairs is None or not len(same):
             return []
-        tokens = inside.tokens(
-            [side[place] for side in (self.pairs.left, self.pairs.right) for place in places]
-        )
+        tokens = inside.tokens([side[row] for side in (self.pairs.left, self.pairs.right) for row in same])
         nothing = np.zeros(0, np.int64)
         layers = gather_states(
             inside.states(tokens),
             Tokenized(tokens.ids, tokens.offsets, np.zeros(len(tokens.ids), dtype=bool)),
             Occurrences(nothing, (), np.zeros((0, 2), np.int64), nothing),
         )
-        return [(layer.means[: len(places)], layer.means[len(places) :]) for layer in layers]
+        return [(layer.means[: len(same)], layer.means[len(same) :]) for layer in layers]
 
     def _words(self, inside: "Inside") -> tuple[dict[str, Metric], dict[str, str]]:
-        """The token table against the frequencies of the sampled texts."""
+        """Compare the token table with the frequencies in the sampled texts."""
         tokens = inside.tokens(self.texts)
         known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
         return word_metrics(inside.table(known), counts, self.settings.neighbours)
 
 
 def _finite(vectors: np.ndarray) -> np.ndarray:
-    """The vectors; ModelError where the encoder gives some that are not finite."""
+    """Return the vectors. Raises ModelError if some are not finite."""
     if bad := int((~np.isfinite(vectors)).any(axis=1).sum()):
         raise ModelError(
             "encoder",

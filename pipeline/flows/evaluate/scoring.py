@@ -1,4 +1,4 @@
-"""Candidates are scored on tasks, and compared with each other: every figure is a small file of its own, named by all that it depends on."""
+"""Scores of candidates on tasks. Every score is a small file, named by everything it depends on."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ from pipeline.store.units import FileRef, Stored, stored_by_content
 
 Kept = TypeVar("Kept", bound=Stored)
 
-_VERSION = 1  # of the files below and of how they come about: another one is measured anew
+_VERSION = 1  # of the files and their computation; with another version candidates are scored again
 
 
 class Result(Stored):
-    """What a task found for one space and transform. Figures that are not defined are null."""
+    """The result of a task for one space and transform. Undefined metrics are null."""
 
     version: int = _VERSION
     kind: str
@@ -30,7 +30,7 @@ class Result(Stored):
     space_id: str
     transform_id: str | None
     numerics: dict[str, int]
-    """sentences of the space by the arithmetic that made their vectors"""
+    """sentences of the space by the numerics that computed their vectors"""
     metric: str
     value: float | None
     count: int
@@ -40,26 +40,29 @@ class Result(Stored):
     evidence: FileRef | None = None
 
     def score(self) -> Score:
-        """The task's own words for it, without the evidence."""
+        """Return the result as the task's Score, without the evidence."""
         return Score(
             self.metric, math.nan if self.value is None else self.value, self.count, facts=self.facts
         )
 
 
 class Draws(Stored):
-    """A candidate's value on resampled rows of a task: null where it is not defined on them. Of two candidates the same number means the same rows."""
+    """A candidate's metric on resampled rows of a task; null where it is undefined.
+
+    The same index means the same rows for every candidate.
+    """
 
     version: int = _VERSION
     values: tuple[float | None, ...]
 
     def numbers(self) -> np.ndarray:
-        """(resamples,) float64, nan where not defined."""
+        """Return (resamples,) float64, NaN where undefined."""
         return np.array(self.values, np.float64)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A figure and its draws; None for those where no resample makes sense, or none was asked for."""
+    """A result and its draws; None if the task has no resamples, or none were requested."""
 
     result: Result
     draws: Draws | None
@@ -67,7 +70,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Scoring:
-    """One candidate on one task, with so many resamples."""
+    """One candidate to score on one task, with a number of resamples."""
 
     contender: Contender
     task: EvaluationTask
@@ -77,16 +80,17 @@ class Scoring:
 
     @property
     def path(self) -> str:
-        """Of its result."""
-        return f"results/{self.contender.space_id[:16]}/{digest_of([_VERSION, self.task.digest, *self.contender.id])[:32]}.json"
+        """Return the path of the result."""
+        key = digest_of([_VERSION, self.task.digest, *self.contender.id])[:32]
+        return f"results/{self.contender.space_id[:16]}/{key}.json"
 
     def draws_path(self, evidence: FileRef) -> str:
-        """Of its draws."""
+        """Return the path of the draws."""
         asked = [_VERSION, self.task.digest, evidence.sha256, self.resamples, self.seed]
         return f"draws/{self.contender.space_id[:16]}/{digest_of(asked)[:32]}.json"
 
     def done(self, store: Store) -> Scored | None:
-        """What an earlier run left, where that is all of it."""
+        """Load the result of an earlier run, with its draws; None if incomplete."""
         result = self.result(store)
         if result is None or result.evidence is None or not self.resamples:
             return Scored(result, None) if result else None
@@ -94,7 +98,7 @@ class Scoring:
         return Scored(result, draws) if draws else None
 
     def result(self, store: Store) -> Result | None:
-        """The result of an earlier run, unless its evidence was removed."""
+        """Load the result of an earlier run; None if it or its evidence is missing."""
         result = Result.left(store, self.path)
         lost = (
             result is not None
@@ -106,7 +110,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Score a candidate on a task, and draw from what the score is made of. What is there is taken as it is."""
+    """Score a candidate on a task, and on resamples of its rows, unless the store has the results."""
 
     store: Store
 
@@ -172,7 +176,10 @@ class ScoreTask:
 
 
 class _Transformed:
-    """The vectors of a candidate, as a task asks for them. A sentence without a usable vector keeps zero: its cosine with everything is 0."""
+    """The vectors of a candidate, for a task.
+
+    A sentence without a usable vector keeps the zero vector: its cosine with everything is 0.
+    """
 
     def __init__(self, raw: SpaceVectors, transform: Transform | None) -> None:
         self._raw, self._transform, self._lost, self._alike = raw, transform, 0, 0
@@ -190,24 +197,24 @@ class _Transformed:
     @property
     def warnings(self) -> tuple[str, ...]:
         lost = f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
-        alike = f"all {self._alike:,} sentences have one and the same vector: the figure says nothing"
+        alike = f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
         return (*([lost] if self._lost else []), *([alike] if self._alike else []))
 
 
 def _created(store: Store, path: str, value: Kept) -> Kept:
-    """The value that stands at `path` afterwards. One that was cut off there is replaced."""
+    """Store a value at `path`, over a truncated one but not over a complete one."""
     if not store.create(path, value.to_json()) and type(value).left(store, path) is None:
         store.write(path, value.to_json())
     return value
 
 
 def _number(value: float) -> float | None:
-    """JSON has no word for not-a-number."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:
-    """The same in JSON's types."""
+    """Convert a value to JSON's types."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -1,4 +1,4 @@
-"""The sentences of all tasks, each encoded once for a space: kept as units that the next evaluation takes over."""
+"""The sentences of all tasks, each encoded once per space and kept as units for later evaluations."""
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,11 +26,11 @@ from pipeline.store.schema import checked_space, corpus_schema, writer_options
 from pipeline.store.units import CorpusUnit, Stored, UnitRecord, stored_by_content
 from pipeline.text.corpus.normalize import normalize, text_keys
 
-BLANK = " "  # a sentence without any text is encoded all the same: leaving its pair out would change the task
-_READERS = 16  # small files read at once: over a network each waits for an answer
-_PER_WORKER = 4  # units for each: none is waited for long at the end
-_FEWEST = 256  # sentences of a unit: fewer fill no buffers
-_OVERHEAD = 8  # characters that a text costs beside its own, as its special tokens do
+BLANK = " "  # stands for a sentence without text: leaving out its pair would change the task
+_READERS = 16  # small files read at once, since each read over a network waits for an answer
+_PER_WORKER = 4  # units for each worker, so that none runs alone for long at the end
+_FEWEST = 256  # sentences of a unit; fewer do not fill a buffer
+_OVERHEAD = 8  # characters that a text costs beside its own, such as for its special tokens
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sentences:
 
     @classmethod
     def of(cls, sentences: Iterable[str]) -> "Sentences":
-        """In order of first appearance."""
+        """Return the distinct sentences in order of first appearance."""
         texts = pc.unique(cleaned(sentences))
         return cls(texts, text_keys(texts))
 
@@ -50,20 +50,23 @@ class Sentences:
         return len(self.texts)
 
     def without(self, known: pa.Array) -> "Sentences":
-        """Those whose key is not among `known`."""
+        """Return the sentences whose key is not in `known`."""
         new = pc.invert(pc.is_in(self.keys, value_set=known))
         return Sentences(self.texts.filter(new), self.keys.filter(new))
 
 
 def cleaned(sentences: Iterable[str] | pa.Array) -> pa.Array:
-    """What the tokenizer gets: as in a corpus, but for a text of nothing but white space, which is one blank."""
+    """Normalize sentences as in a corpus, but replace blank ones by a single space."""
     texts = normalize(sentences if isinstance(sentences, pa.Array) else list(sentences))
     return pc.if_else(pc.equal(pc.utf8_length(texts), 0), pa.scalar(BLANK, pa.large_string()), texts)
 
 
 @dataclass(frozen=True)
 class SpaceVectors:
-    """Vectors of sentences in one space: the units that hold them. A value that travels; opened where it is asked."""
+    """Vectors of sentences in one space, as the units that hold them.
+
+    A value that travels; files are opened lazily.
+    """
 
     store: Store
     space_id: str
@@ -71,30 +74,38 @@ class SpaceVectors:
     units: tuple[UnitRecord, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The keys that were read stay here."""
+        """Pickle without the keys that were read."""
         return SpaceVectors, (self.store, self.space_id, self.dim, self.units)
 
     def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(n, dim) float32, and (n,) bool: which are zero because the encoder gave no usable vector. DataError for a sentence that was not encoded."""
-        places = pc.index_in(text_keys(cleaned(sentences)), value_set=self._keys)
-        if places.null_count:
+        """Look up the vectors of sentences.
+
+        Returns:
+            (n, dim) float32 vectors, and an (n,) mask of those that are zero since the encoder gave no usable
+            one.
+
+        Raises:
+            DataError: a sentence was not encoded.
+        """
+        positions = pc.index_in(text_keys(cleaned(sentences)), value_set=self._keys)
+        if positions.null_count:
             remedy = "the sentence vectors were changed while this ran: run again"
             raise DataError(
                 self.store.uri,
                 "a vector for every sentence",
-                f"none for {places.null_count:,} of {len(places):,}",
+                f"none for {positions.null_count:,} of {len(positions):,}",
                 remedy,
             )
-        wanted, inverse = np.unique(places.to_numpy(), return_inverse=True)
+        wanted, inverse = np.unique(positions.to_numpy(), return_inverse=True)
         return self._rows(wanted)[inverse], (wanted >= self._starts[-1])[inverse]
 
     @property
     def known(self) -> pa.Array:
-        """Keys of all sentences that were encoded, those without a usable vector included."""
+        """Return the keys of all encoded sentences, including those without a usable vector."""
         return self._keys
 
     def numerics(self) -> dict[str, int]:
-        """Vectors by the arithmetic that made them."""
+        """Count the vectors by the numerics that computed them."""
         found: dict[str, int] = {}
         for unit in self.units:
             found[unit.numerics_id or ""] = found.get(unit.numerics_id or "", 0) + unit.rows
@@ -106,7 +117,7 @@ class SpaceVectors:
 
     @cached_property
     def _keys(self) -> pa.Array:
-        """Of the vectors, unit after unit; then of the sentences without one."""
+        """Return the keys of the vectors, unit by unit, then those of the sentences without one."""
         with ThreadPoolExecutor(_READERS) as pool:
             held = list(pool.map(self._unit_keys, self.units))
             lost = list(pool.map(self._lost_keys, self.units))
@@ -119,13 +130,12 @@ class SpaceVectors:
     def _lost_keys(self, unit: UnitRecord) -> pa.Array:
         if unit.quarantine is None:
             return pa.array([], pa.binary(16))
-        ids = pq.read_table(self.store.open(unit.quarantine.path, unit.quarantine.sha256), columns=["id"])[
-            "id"
-        ].to_pylist()
+        file = self.store.open(unit.quarantine.path, unit.quarantine.sha256)
+        ids = pq.read_table(file, columns=["id"])["id"].to_pylist()
         return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
 
     def _rows(self, wanted: np.ndarray) -> np.ndarray:
-        """(m, dim) float32 of places in `_keys`, ascending; zero behind the last vector."""
+        """Return (m, dim) float32 vectors at ascending positions in `_keys`; zero after the last vector."""
         vectors = np.zeros((len(wanted), self.dim), np.float32)
         for unit, start in zip(self.units, self._starts[:-1].tolist(), strict=True):
             here = (wanted >= start) & (wanted < start + unit.rows)
@@ -140,7 +150,10 @@ class SpaceVectors:
 
 
 def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
-    """What earlier evaluations left of the contender's space. A unit that is not whole counts as not there."""
+    """Load the vectors that earlier evaluations stored of the contender's space.
+
+    Incomplete units are ignored.
+    """
     top = f"units/vectors/{contender.space_id[:16]}"
     paths = [entry.path for entry in store.list(top, ".json")]
     with ThreadPoolExecutor(_READERS) as pool:
@@ -159,7 +172,10 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
 
 
 def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Contender) -> SpaceVectors:
-    """Encode the `new` sentences, longest first, and keep the speed. Returns the vectors held and the new ones."""
+    """Encode the `new` sentences, longest first, and record the speed.
+
+    Returns the held and the new vectors.
+    """
     job, store, settings = run.job, run.store, _settings(run.job)
     pool = run.workers.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
@@ -194,14 +210,14 @@ def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Co
 
 
 class Speed(Stored):
-    """How fast sentences were encoded: the seconds that workers were at work, all of them together."""
+    """The speed of encoding: sentences, and the seconds that all workers together were busy."""
 
     sentences: int
     busy_s: float
 
 
 def sentences_per_s(store: Store, space_id: str) -> float | None:
-    """Of one worker, in the evaluation that encoded most in this space; None where none was measured."""
+    """Return the speed of one worker in the evaluation that encoded most in this space; None if unknown."""
     kept = Speed.left(store, _speed_path(space_id))
     return kept.sentences / kept.busy_s if kept else None
 
@@ -217,12 +233,12 @@ def _speed_path(space_id: str) -> str:
 
 
 def _settings(job: Job) -> EncodeSettings:
-    """As the job encodes, but stored in full: a few sentences need no half precision."""
+    """Return the job's settings, but with float32 vectors: a few sentences need no half precision."""
     return job.encode.model_copy(update={"vectors": "float32"})
 
 
 def _written(new: Sentences, store: Store, most: int, workers: int) -> list[CorpusUnit]:
-    """The sentences as units, longest first, of about equal work: several for each worker."""
+    """Store the sentences as units of about equal work, several for each worker, longest sentences first."""
     order = np.argsort(-pc.utf8_length(new.texts).to_numpy(), kind="stable")
     texts, keys = new.texts.take(pa.array(order)), new.keys.take(pa.array(order))
     cuts = _cuts(pc.utf8_length(texts).to_numpy(), most, workers)
@@ -233,7 +249,7 @@ def _written(new: Sentences, store: Store, most: int, workers: int) -> list[Corp
 
 
 def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
-    """Ends of units of falling `lengths` with about equal characters, none longer than `most` sentences."""
+    """Return the ends of units of about equal characters and at most `most` sentences. `lengths` descend."""
     count = max(1, min(_PER_WORKER * workers, len(lengths) // _FEWEST))
     work = np.cumsum(lengths + _OVERHEAD)
     ends = np.minimum(
@@ -248,7 +264,7 @@ def _parts(start: int, stop: int, most: int) -> Iterator[int]:
 
 
 def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusUnit:
-    """The sentences' unit; the hexadecimal key is the id, so that a sentence that is set aside is known by it."""
+    """Store the sentences as a unit. Ids are hexadecimal keys, which identify quarantined sentences."""
     schema = corpus_schema(pa.string())
     rows = pa.array(np.arange(len(texts)), pa.int64())
     columns = [

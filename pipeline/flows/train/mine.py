@@ -1,4 +1,4 @@
-"""Hard negatives for training pairs: what the encoder takes for near an anchor, and what is no positive of it."""
+"""Hard negatives for training pairs: texts near the anchor that are not among its positives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,42 +26,52 @@ from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
-_VERSION = 1  # of what is mined and how: another one is mined anew
+_VERSION = 1  # of the mining and its files; with another version all pairs are mined again
 _ROLES = ("anchor", "positive")
-_KEPT = {
-    "anchor": (),
-    "positive": (pa.field("text", pa.large_string(), nullable=False),),
-}  # the index's rows are looked up by address, with their text
+# columns beside those of a corpus: the index's rows are looked up by address, with their text
+_KEPT = {"anchor": (), "positive": (pa.field("text", pa.large_string(), nullable=False),)}
 
 
 class Mined(Stored):
-    """What a mining left. files: rows of anchor, positive, negative, in the pairs' order; counts: pairs, rows, mined (pairs with a negative), unusable (pairs of which a
-    text has no vector)."""
+    """The result of mining one source.
+
+    Attributes:
+        files: rows of anchor, positive and negative, in the order of the pairs.
+        counts: pairs, rows, mined (pairs with a negative), unusable (pairs with a text that has no vector).
+    """
 
     files: tuple[FileRef, ...]
     counts: dict[str, int]
 
     def is_whole(self, store: Store) -> bool:
-        """Whether every file of it is there, in full."""
+        """Return whether every file is stored completely."""
         return all(store.size(file.path) == file.bytes for file in self.files)
 
     def sentence(self, name: str) -> str:
-        """What came out, as a person is told."""
+        """Return the result as a log line."""
         pairs, rows, mined, unusable = (self.counts[each] for each in ("pairs", "rows", "mined", "unusable"))
         lost = f"; {unusable:,} of these because the encoder gave a text no usable vector" if unusable else ""
-        return f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; {pairs - mined:,} pairs without one are left out{lost}"
+        without = f"{pairs - mined:,} pairs without one are left out"
+        return f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; {without}{lost}"
 
 
 def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
-    """Each source's pairs (anchor, positive) with hard negatives, as Parquet files in `store`: what the job's encoder finds near the anchor among the distinct
-    positives of the same source, as train.mine says. A text that is a positive of an equal anchor, or equals the anchor, is never a negative. Texts come out as the
-    encoder gets them.
+    """Mine hard negatives for the pairs (anchor, positive) of each source, as Parquet files in the store.
 
-    A pair becomes up to train.mine.negatives rows, in the pairs' order; pairs without any are left out, counted and told. What an earlier run finished is taken over;
-    the number of workers changes nothing. With kinds of index that round vectors, a negative's cosine is the rounded one.
+    A negative is one of the texts that the job's encoder finds near the anchor among the distinct positives
+    of the same source, chosen by train.mine. A text that is a positive of an equal anchor, or that equals the
+    anchor, is never a negative. Texts are stored as the encoder gets them.
 
-    The driver holds one unit's texts and the units' records; a worker the keys of 2^22 pairs, 8 bytes for every repeated positive, or the index, mapped.
-    ConfigError as of `check_mining`, DataError where no pair has a negative left.
+    A pair becomes up to train.mine.negatives rows, in the order of the pairs; pairs without any are left out,
+    counted and reported. Results of an earlier run are reused; the number of workers does not change the
+    result. If the kind of index rounds vectors, the cosine of a negative is that of the rounded vector.
+
+    The driver holds one unit's texts and the units' records. A worker holds the keys of 2^22 pairs, 8 bytes
+    for every repeated positive, or the memory-mapped index.
+
+    Raises:
+        ConfigError: as in `check_mining`.
+        DataError: no pair has a negative left.
     """
     check_mining(run.job)
     own = replace(
@@ -71,16 +81,14 @@ def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
 
 
 def check_mining(job: Job) -> None:
-    """ConfigError where training starts from new weights, which find nothing near, and where no objective reads negatives."""
+    """Raise ConfigError if training starts from new weights, or if no objective reads negatives."""
     from pipeline.objectives.build import roles_of
 
     if job.train.fresh or job.train.recurrent.cell is not None:
-        found, remedy = (
-            "train.fresh" if job.train.fresh else "train.recurrent",
-            "train without mining, then mine with the encoder that comes out",
-        )
+        found = "train.fresh" if job.train.fresh else "train.recurrent"
+        remedy = "train without mining, then mine with the encoder that comes out"
         raise ConfigError(
-            "train.mine.enabled", "an encoder that knows what is near", f"new weights ({found})", remedy
+            "train.mine.enabled", "a trained encoder, to search with", f"new weights ({found})", remedy
         )
     columns, optional, _ = roles_of(job.train)
     if not {*_ROLES, "negative"} <= {*columns, *optional}:
@@ -103,13 +111,16 @@ def _source(run: Run, source: PairSettings) -> PairSettings:
         store.write(f"{folder}/mined.json", mined.to_json())
     say(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
-        remedy = "lower train.mine.margin, raise train.mine.neighbours or most, or look whether the positives differ at all"
+        remedy = (
+            "lower train.mine.margin, raise train.mine.neighbours or train.mine.most, or check that the "
+            "positives differ"
+        )
         raise DataError(pairs.name, "pairs with a hard negative", f"none of {len(pairs):,}", remedy)
     return PairSettings(uri=store.uri_of(f"{folder}/rows"), weight=source.weight)
 
 
 def _identity(job: Job, pairs: TrainingRows) -> str:
-    """24 hexadecimal digits over all that decides which negatives there are."""
+    """Return 24 hexadecimal digits of a hash of everything that decides the negatives."""
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     settings = job.train.mine.model_dump(mode="json", exclude={"enabled"})
     made = [
@@ -196,7 +207,7 @@ def _searched(run: Run, task: MineUnit, both: Sequence[Both]) -> list[UnitRecord
 
 
 def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
-    """Units of anchors and of positives, row for row, in the files' order."""
+    """Yield units of anchors and of positives, row for row, in the order of the files."""
     held: list[pa.Table] = []
     first = 0
     for table in pairs.read(pairs.spans(), _ROLES):
@@ -215,7 +226,7 @@ def _pair_of_units(table: pa.Table, first: int, store: Store) -> tuple[CorpusUni
 
 
 def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
-    """The texts' unit; a row's id is its number among the pairs."""
+    """Store the texts as a unit. A row's id is its number among the pairs."""
     texts, rows = cleaned(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
     schema = corpus_schema(pa.int64(), _KEPT[role])
     columns = [

@@ -1,4 +1,4 @@
-"""What workers do to find hard negatives: tell which positives say the same and which are right for whom, then search for every pair."""
+"""Tasks of hard negative mining: find repeated positives and known answers, then search for every pair."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from pipeline.store.schema import KEY, vector_matrix
 from pipeline.store.units import CorpusUnit, FileRef, Stored, UnitRecord, create_record
 from pipeline.text.rows.triples import SCHEMA
 
-ROW_GROUP = 8_192  # rows: small ones, since the order of training shuffles whole row groups
-_LINES = 1 << 22  # pairs whose keys are held at once: some 300 MB
-_QUERIES = 1_024  # anchors asked at once
+ROW_GROUP = 8_192  # rows; small, since the training order shuffles whole row groups
+_LINES = 1 << 22  # pairs whose keys are held at once: about 300 MB
+_QUERIES = 1_024  # anchors per search
 _KNOWN = pa.schema([pa.field("anchor", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)])
 
 
 class Both(Stored):
-    """The two texts of consecutive pairs: row for row one unit of anchors and one of positives, with their vectors."""
+    """Consecutive pairs: one unit of anchors and one of positives, row for row, with their vectors."""
 
     number: int
     first: int
@@ -38,7 +38,12 @@ class Both(Stored):
 
 
 class Related(Stored):
-    """Who says the same. repeats: addresses of positives that an earlier one equals; known: for each anchor the addresses of all texts that are no negative of it."""
+    """Equal texts among the pairs.
+
+    Attributes:
+        repeats: addresses of positives that equal an earlier one; None without any.
+        known: for each anchor the addresses of all texts that cannot be its negatives.
+    """
 
     repeats: FileRef | None
     known: FileRef
@@ -46,7 +51,7 @@ class Related(Stored):
 
 @dataclass(frozen=True)
 class Relate:
-    """Compare the texts of all pairs by their keys, a share of the keys at a time."""
+    """Compare the texts of all pairs by their keys, one part of the keys at a time."""
 
     store: Store
 
@@ -73,7 +78,7 @@ class Relate:
     def _lines(
         self, units: Sequence[tuple[CorpusUnit, CorpusUnit]], part: int, parts: int
     ) -> tuple[pa.Table, pa.Array]:
-        """(key, address, anchor) of positives, and the anchors' keys: those that fall into the part."""
+        """Return (key, address, anchor) of the positives, and the anchors' keys, that fall into the part."""
         lines, asked = [], []
         for anchors, positives in units:
             own, other = _keys(self.store, positives), _keys(self.store, anchors)
@@ -85,7 +90,12 @@ class Relate:
 
 
 def _related(lines: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.Table]:
-    """(addresses of positives that an earlier one equals; (anchor, address) of the first positive of each text that is right for the anchor, or equal to it)."""
+    """Find the equal texts of one part.
+
+    Returns:
+        Addresses of positives that equal an earlier one, and (anchor, address) of the first positive of each
+        text that is right for the anchor, or equal to it.
+    """
     first = lines.group_by("key", use_threads=False).aggregate([("address", "min")])
     keys = first["key"].combine_chunks()
     canonical = first["address_min"].take(pc.index_in(lines["key"].combine_chunks(), value_set=keys))
@@ -107,16 +117,18 @@ def _keys(store: Store, unit: CorpusUnit) -> pa.Array:
 
 
 def _in_part(keys: pa.Array, part: int, parts: int) -> pa.Array:
-    """Mask: keys are hashes, so their first bytes are spread evenly."""
-    return pa.array(
-        np.frombuffer(keys.buffers()[1], "<u8")[2 * keys.offset :][: 2 * len(keys) : 2] % np.uint64(parts)
-        == part
-    )
+    """Return a mask of the keys in the part. Keys are hashes, so their first bytes are evenly distributed."""
+    words = np.frombuffer(keys.buffers()[1], "<u8")[2 * keys.offset :][: 2 * len(keys) : 2]
+    return pa.array(words % np.uint64(parts) == part)
 
 
 @dataclass(frozen=True)
 class MineUnit:
-    """Hard negatives for the pairs of one unit: rows of anchor, positive, negative in a file. A unit with a record is left as it is. folder: of the files."""
+    """Find hard negatives for the pairs of one unit.
+
+    They are stored as rows of anchor, positive and negative, in a file below `folder`. A unit that has a
+    record is not repeated.
+    """
 
     source: LiveRows
     built: BuiltIndex
@@ -136,7 +148,7 @@ class MineUnit:
         return lambda both: self.left(both) or self._mined(both, index, ids)
 
     def left(self, both: Both) -> UnitRecord | None:
-        """What an earlier run left of that unit, in full."""
+        """Load the complete record of the unit that an earlier run wrote; None if there is none."""
         record = UnitRecord.left(self.source.store, self._record(both))
         return record if record is not None and record.is_whole(self.source.store) else None
 
@@ -154,8 +166,8 @@ class MineUnit:
             self._vectors(both.positives, both.positive_vectors),
         )
         picked, usable = self._picked(both, _column(anchors, "text_key"), vectors, index)
-        rows, places = np.nonzero(picked >= 0)
-        negatives = ids.take(picked[rows, places])["text"]
+        rows, ranks = np.nonzero(picked >= 0)
+        negatives = ids.take(picked[rows, ranks])["text"]
         table = pa.table(
             [_column(anchors, "text").take(rows), _column(positives, "text").take(rows), negatives],
             names=SCHEMA.names,
@@ -168,7 +180,8 @@ class MineUnit:
         }
         with store.scratch() as scratch:
             pq.write_table(table, file := scratch / "rows", row_group_size=ROW_GROUP, compression="zstd")
-            name = f"{self.folder}/rows/part-{both.number:05d}.parquet"  # one name whatever the content: readers take all files of the folder
+            # the name does not depend on the content, since readers take all files of the folder
+            name = f"{self.folder}/rows/part-{both.number:05d}.parquet"
             record = UnitRecord(
                 name=name,
                 path=name,
@@ -184,31 +197,32 @@ class MineUnit:
     def _picked(
         self, both: Both, keys: pa.Array, vectors: tuple[np.ndarray, np.ndarray], index: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(n, negatives) addresses of each pair's negatives, and (n,) mask of the pairs whose texts both have a vector."""
+        """Pick the negatives of each pair.
+
+        Returns:
+            (n, negatives) addresses, and an (n,) mask of the pairs whose texts both have a vector.
+        """
         from pipeline.index.build import threads
         from pipeline.index.negatives import pick, without_known
         from pipeline.index.truth import NOBODY, Neighbours
 
         anchors, positives = vectors
-        usable, cosines = (
-            np.asarray(anchors.any(axis=1) & positives.any(axis=1)),
-            np.einsum("nd,nd->n", anchors, positives),
-        )
+        usable = np.asarray(anchors.any(axis=1) & positives.any(axis=1))
+        cosines = np.einsum("nd,nd->n", anchors, positives)
         coded = keys.dictionary_encode()
         codes, known = coded.indices.to_numpy().astype(np.int64), self._known(coded.dictionary)
         _, first = np.unique(codes, return_index=True)
         picked, done = np.full((len(codes), self.settings.negatives), NOBODY, np.int64), 0
-        for batch in _batches(
-            np.flatnonzero(anchors[first].any(axis=1)), np.array([len(each) for each in known])
-        ):
+        searchable = np.flatnonzero(anchors[first].any(axis=1))
+        for batch in _batches(searchable, np.array([len(each) for each in known])):
             depth = self.settings.neighbours + max(len(known[code]) for code in batch)
             with threads(self.threads):
                 scores, addresses = index.search(anchors[first[batch]], depth)
             found = without_known(Neighbours(addresses, scores), [known[code] for code in batch])
-            place = np.full(len(first), NOBODY)
-            place[batch] = np.arange(len(batch))
-            rows = np.flatnonzero((place[codes] >= 0) & usable)
-            mine = place[codes[rows]]
+            position = np.full(len(first), NOBODY)
+            position[batch] = np.arange(len(batch))
+            rows = np.flatnonzero((position[codes] >= 0) & usable)
+            mine = position[codes[rows]]
             picked[rows] = pick(
                 Neighbours(found.addresses[mine], found.scores[mine]),
                 cosines[rows],
@@ -221,22 +235,20 @@ class MineUnit:
         return picked, usable
 
     def _known(self, anchors: pa.Array) -> list[np.ndarray]:
-        """Addresses of the texts that are no negative, of each anchor."""
+        """Return, for each anchor, the addresses of the texts that cannot be its negatives."""
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for batch in pq.ParquetFile(
-            self.source.store.open(self.known.path, self.known.sha256)
-        ).iter_batches():
-            places = pc.index_in(batch["anchor"], value_set=anchors)
-            mine = pc.is_valid(places)
-            found.append(
-                (places.filter(mine).to_numpy().astype(np.int64), batch["address"].filter(mine).to_numpy())
-            )
-        places, addresses = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        order = np.argsort(places, kind="stable")
-        return np.split(addresses[order], np.searchsorted(places[order], np.arange(1, len(anchors))))
+        file = pq.ParquetFile(self.source.store.open(self.known.path, self.known.sha256))
+        for batch in file.iter_batches():
+            positions = pc.index_in(batch["anchor"], value_set=anchors)
+            ours = pc.is_valid(positions)
+            own_positions = positions.filter(ours).to_numpy().astype(np.int64)
+            found.append((own_positions, batch["address"].filter(ours).to_numpy()))
+        positions, addresses = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.argsort(positions, kind="stable")
+        return np.split(addresses[order], np.searchsorted(positions[order], np.arange(1, len(anchors))))
 
     def _vectors(self, unit: CorpusUnit, record: UnitRecord) -> np.ndarray:
-        """(n, d) float32 of length one, row for row; zero where a text has none."""
+        """Return (n, d) float32 unit vectors, row for row; zero for a text without a vector."""
         from pipeline.index.truth import indexed
 
         placed = Placed(ordinal=unit.ordinal, unit=record)
@@ -247,7 +259,7 @@ class MineUnit:
 
 
 def _batches(codes: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
-    """Anchors in batches, those with few known texts first: only the last searches reach deep."""
+    """Yield batches of anchors, those with few known texts first: only the last searches reach deep."""
     ordered = codes[np.argsort(sizes[codes], kind="stable")]
     yield from (ordered[start : start + _QUERIES] for start in range(0, len(ordered), _QUERIES))
 

@@ -1,4 +1,4 @@
-"""What a training is going to do, checked before anything starts: its rows in their order, and how many steps it has."""
+"""The plan of a training, checked before anything starts: its rows in their order, and its steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of a training in their order, and its steps. Pickles."""
+    """The rows of a training in their order, and its steps. Can be pickled."""
 
     order: Order
     steps_per_epoch: int
     steps: int
     counts: tuple[Mapping[str, int], ...]
-    """of each source: rows in the files, unlabelled ones left out"""
+    """for each source: rows in the files, and unlabelled rows left out"""
 
 
 def check_settings(settings: TrainSettings) -> None:
-    """ConfigError for what cannot be, as far as that shows without any row: adapters, trackers, dev, objective and options, a batch that workers cannot share."""
+    """Check the settings without reading any row.
+
+    Raises:
+        ConfigError: adapters, trackers, dev set, objective or its options are invalid, or workers cannot
+            share a batch.
+    """
     from pipeline.models.trainable.lora import check_adapters
     from pipeline.objectives.build import roles_of
     from pipeline.train.trackers import tracker_names
@@ -45,7 +50,12 @@ def check_settings(settings: TrainSettings) -> None:
 
 
 def plan_of(settings: TrainSettings) -> Plan:
-    """DataError for rows that cannot be trained on: columns, labels and scores are looked at here; ConfigError as of `check_settings`, and for weights that cannot be."""
+    """Plan the training. Columns, labels and scores are checked here.
+
+    Raises:
+        ConfigError: as in `check_settings`, and for invalid weights.
+        DataError: rows that cannot be trained on.
+    """
     from pipeline.objectives.build import roles_of
 
     check_settings(settings)
@@ -58,18 +68,25 @@ def plan_of(settings: TrainSettings) -> Plan:
 
 
 def open_dev(settings: TrainSettings) -> "Dev | None":
-    """What the encoder is measured on between the steps; None for nothing. DataError for a file that cannot be used."""
+    """Open the dev set; None if there is none. Raises DataError for an unusable file."""
     from pipeline.train.dev import Dev
 
-    return (
-        None
-        if settings.dev.uri is None
-        else Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
-    )
+    if settings.dev.uri is None:
+        return None
+    return Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
 
 
 def order_of(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:
-    """One order of all rows. contiguous: batches are pieces of documents. ConfigError where such pieces would be blended, and for weights that do not divide a batch."""
+    """Return one order of all rows.
+
+    Args:
+        settings: of the training.
+        sources: the rows.
+        contiguous: whether a batch must be a piece of one document.
+
+    Raises:
+        ConfigError: contiguous sources would be blended, or weights do not divide a batch.
+    """
     kind = NeighbourOrder if contiguous else ShuffledOrder
     weights = reduce_weights([source.settings.weight for source in sources])
     if len(sources) == 1:
@@ -96,7 +113,7 @@ def order_of(settings: TrainSettings, sources: Sequence[TrainingRows], *, contig
 
 
 def steps_of(settings: TrainSettings, order: Order) -> int:
-    """All steps of the training, at least one."""
+    """Return the number of steps of the training, at least one."""
     steps = max(1, round(settings.epochs * order.steps_per_epoch))
     return min(steps, settings.max_steps or steps)
 
@@ -106,7 +123,7 @@ def _with_rows(settings: OrderSettings, rows: int) -> OrderSettings:
 
 
 def _check_dev(settings: TrainSettings) -> None:
-    """ConfigError where something goes by figures on dev, and nothing is measured; or accuracy is asked of what does not classify."""
+    """Raise ConfigError if a setting needs scores on dev that cannot be measured."""
     from pipeline.objectives import OBJECTIVES
 
     if settings.dev.measure == "accuracy" and not OBJECTIVES[settings.objective[0].name].classifies:
@@ -124,19 +141,19 @@ def _check_dev(settings: TrainSettings) -> None:
             "train.dev.patience",
             "a file to measure on (train.dev.uri)",
             "none",
-            "name one, or leave patience out",
+            "set it, or remove train.dev.patience",
         )
     if settings.schedule.name == "plateau":
         raise ConfigError(
             "train.schedule plateau",
-            "a figure on dev, which it goes by (train.dev.uri)",
+            "a score on dev, which it follows (train.dev.uri)",
             "none",
             "name a file to measure on, or take another schedule",
         )
 
 
 def _check_rows(settings: TrainSettings) -> None:
-    """ConfigError where the workers cannot share a batch equally, or an objective has too few rows to tell one from another."""
+    """Raise ConfigError if workers cannot share a batch, or if an objective has too few rows to compare."""
     from pipeline.objectives import OBJECTIVES
 
     rows = settings.order.batch_rows

@@ -1,4 +1,4 @@
-"""What each worker of a training does: its share of every batch, from the last checkpoint on; the first rank keeps the checkpoints and makes the product."""
+"""The work of one rank of a training: its slice of every batch, and on the first rank what is stored."""
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -27,12 +27,21 @@ if TYPE_CHECKING:
     from pipeline.train.loop import Training
     from pipeline.train.metrics import TrainingLog
 
-Tell = Callable[[int, str], None]
+Reporter = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
 class TrainRank:
-    """One rank's work. encoder: what the training starts from, as workers can load it; begun: steps that were done when the command was given."""
+    """Train an encoder on one rank.
+
+    Attributes:
+        run: the training's folder.
+        encoder: the encoder that training starts from, as workers can load it.
+        settings: of the training.
+        plan: rows and steps.
+        dev: the dev set, if any.
+        begun: steps done before this command.
+    """
 
     run: RunFolder
     encoder: EncoderSettings
@@ -41,20 +50,23 @@ class TrainRank:
     dev: "Dev | None" = None
     begun: int = 0
 
-    def __call__(self, share: RankSlice, device: str, tell: Tell) -> None:
-        """Train to the end, and publish what came of it. DataError where numbers are not finite any more, with the batch in refused/."""
+    def __call__(self, share: RankSlice, device: str, report: Reporter) -> None:
+        """Train to the end, and publish the product on the first rank.
+
+        Raises:
+            DataError: a value is not finite; the batch is stored below refused/.
+        """
         from pipeline.flows.train.course import Course
         from pipeline.train.checkpoint import Checkpoints
 
         with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
             course = Course(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
             with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
-                self._follow(course, share, batches, log, tell)
+                self._follow(course, share, batches, log, report)
             chosen = course.product()
         if share.rank == 0:
-            objective = (
-                self._objective()
-            )  # not the one that was trained: that may be in shards, on a GPU, or compiled
+            # a new objective: the trained one may be sharded, on a GPU, or compiled
+            objective = self._objective()
             objective.load_state_dict(chosen.load()["objective"])
             outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.warnings()))
             publish(self.run, self.settings, objective.product(), outcome)
@@ -65,7 +77,7 @@ class TrainRank:
         share: RankSlice,
         batches: "Generator[Batch, None, None]",
         log: "TrainingLog | None",
-        tell: Tell,
+        report: Reporter,
     ) -> None:
         from pipeline.train.finite import NonFinite
 
@@ -81,12 +93,12 @@ class TrainRank:
                     log.add(step, figure, at_end)
                 _keep(course, log)
                 dev = "" if course.best.figure is None else f", best on dev {course.best.figure:.2f}"
-                tell(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
+                report(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
         except (NonFinite, ModelError) as error:
             raise self._refused(error, course.number + 1) from None
 
     def _same_rows(self, course: "Course", share: RankSlice) -> dict[str, float]:
-        """Measures of the batches that would come after the last step; {} where a dev set measures.
+        """Return metrics of the batches that would follow the last step; empty with a dev set.
 
         A training that ends within its first epoch has not seen their rows.
         """
@@ -99,7 +111,7 @@ class TrainRank:
             return measure_same_rows(course.training, list(islice(batches, wanted)))
 
     def _log(self, course: "Course", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
-        """What the first rank tells of the steps."""
+        """Open the log of the first rank; None on others."""
         from pipeline.train.metrics import MetricsFile, TrainingLog
         from pipeline.train.trackers import TrackedRun, open_trackers
 
@@ -132,7 +144,7 @@ class TrainRank:
         )
 
     def _objective(self) -> "Objective":
-        """The same on every rank, new weights included."""
+        """Build the objective, with equal weights on every rank, new weights included."""
         import torch
 
         from pipeline.models.trainable.encoder import load_trainable
@@ -157,7 +169,10 @@ class TrainRank:
         )
 
     def _refused(self, error: "NonFinite | ModelError", step: int) -> DataError:
-        """The error with the place of its batch, that of all ranks, which is stored now: by whichever rank has met it, since another may not come so far."""
+        """Store the batch of all ranks, and return the error with its URI.
+
+        The rank that meets the error stores the batch, since others may not reach it.
+        """
         path, sink = f"refused/step-{step}.parquet", pa.BufferOutputStream()
         pq.write_table(next(self.plan.order.batches(step - 1)).table, sink)
         self.run.store.write(path, sink.getvalue().to_pybytes())
@@ -171,7 +186,7 @@ class TrainRank:
 
 
 def _keep(course: "Course", log: "TrainingLog | None") -> None:
-    """A checkpoint where one is wanted; what is told up to then is written before."""
+    """Save a checkpoint if one is due, after writing the log up to it."""
     if not course.wants_checkpoint():
         return
     if log is not None:

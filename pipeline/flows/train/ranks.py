@@ -1,4 +1,4 @@
-"""The workers of a training: started together on the cluster, started anew when one of them dies, their errors brought home as they were raised."""
+"""The workers of a training: start them together, restart them if one dies, raise their errors unchanged."""
 
 import os
 import tempfile
@@ -21,27 +21,24 @@ from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
 
 _LOOK_S = 0.5
-_LONGER = 1.2  # Ray's own patience: ours ends first, and says what is missing
+_LONGER = 1.2  # Ray's timeout over ours, so that ours comes first, with a message about what is missing
 _ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # also what a short training waits at its start and end; Ray: 2
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor less: a node that goes away is a node that is lost
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # also the delay of a short training's start and end; Ray: 2
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # saves an actor: a preempted node counts as lost
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the settings mean the same on every rank
 }
-_LOST = (
-    "gloo",
-    "nccl",
-    "connection reset by peer",
-    "connection closed by peer",
-    "socket",
-    "broken pipe",
-)  # in an error's text, where a collective ended in it
+# words of an error that ended a collective
+_LOST = ("gloo", "nccl", "connection reset by peer", "connection closed by peer", "socket", "broken pipe")
 
 
 class Work(Protocol):
-    """What every worker does: a value that travels. tell: a step that is done, and a figure worth showing; one worker's word counts."""
+    """The work of one rank: a value that travels.
 
-    def __call__(self, share: RankSlice, device: str, tell: Callable[[int, str], None]) -> None: ...
+    It calls `report` with each finished step and a metric worth showing; the first rank's reports count.
+    """
+
+    def __call__(self, share: RankSlice, device: str, report: Callable[[int, str], None]) -> None: ...
 
 
 class LostPeer(Exception):
@@ -50,7 +47,16 @@ class LostPeer(Exception):
 
 @dataclass(frozen=True)
 class Group:
-    """Workers that train together. failures: how often they are started anew before the training is given up."""
+    """Workers that train together.
+
+    Attributes:
+        workers: number of ranks.
+        cpus: CPUs of each.
+        gpus: GPUs of each.
+        threads: torch threads of each.
+        failures: restarts before the training is given up.
+        patience_s: seconds in which all must be placed.
+    """
 
     workers: int
     cpus: float = 1.0
@@ -60,21 +66,29 @@ class Group:
     patience_s: float = 900.0
 
     def check(self, workers: Workers) -> None:
-        """ConfigError where a cluster that cannot grow has no room for them."""
+        """Raise ConfigError if a cluster that cannot grow has no room for them."""
         room = Needs(self.cpus, self.gpus).fit(workers.nodes)
         if room < self.workers and not workers.grows:
-            expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
+            expected = (
+                f"room for {self._asked()} (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
+            )
             raise ConfigError(
                 "cluster",
                 expected,
                 f"room for {room} on {len(workers.nodes)} nodes",
-                "lower train.workers: a training goes on with any number",
+                "lower train.workers: a training continues with any number",
             )
 
-    def run(self, work: Work, bar: Running | None = None) -> None:
-        """Every worker does its share of the work. An error of ours that one of them raises comes out as it was raised, and is not tried again.
+    def _asked(self) -> str:
+        return f"{self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs"
 
-        TransientError when workers died more often than `failures`, or none could be placed for longer than the patience.
+    def run(self, work: Work, bar: Running | None = None) -> None:
+        """Run the work on every rank, again from the last checkpoint if one is lost.
+
+        Raises:
+            PipelineError: as one of the workers raised it; it is not tried again.
+            TransientError: workers died more often than `failures`, or could not be placed within the
+                patience.
         """
         for again in range(self.failures + 1):
             found = self._attempt(work, bar)
@@ -82,7 +96,10 @@ class Group:
                 return
             if again < self.failures:
                 say(f"a training worker is lost ({found}); all of them start again from the last checkpoint")
-        remedy = "look for memory that is short (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), then run again: it goes on from there"
+        remedy = (
+            "free memory (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), "
+            "then run again: it continues from there"
+        )
         raise TransientError(
             "training",
             f"workers that live (train.failures {self.failures})",
@@ -91,7 +108,7 @@ class Group:
         )
 
     def _attempt(self, work: Work, bar: Running | None) -> str | None:
-        """None when all is done, else who was lost."""
+        """Run all ranks once. Returns None when they finish, else a description of the loss."""
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
@@ -109,21 +126,20 @@ class Group:
         return None
 
     def _no_room(self) -> TransientError:
-        expected = f"room for {self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs within {self.patience_s:g} s (cluster.patience_s)"
+        expected = f"room for {self._asked()} within {self.patience_s:g} s (cluster.patience_s)"
         return TransientError(
             "cluster",
             expected,
             "not all of them",
-            "add nodes, end what occupies them, or lower train.workers; then run again: it goes on from there",
+            "add nodes, end what occupies them, or lower train.workers; then run again: it continues",
         )
 
     def _trainer(self, work: Work, call: Call, storage: str) -> Any:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        once = FailureConfig(
-            max_failures=0, controller_failure_limit=0
-        )  # which losses are worth another start is judged here
+        # no restarts by Ray: `run` decides which losses are worth another start
+        once = FailureConfig(max_failures=0, controller_failure_limit=0)
         resources = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         return TorchTrainer(
             _work,
@@ -144,7 +160,7 @@ class Group:
         )
 
     def _variables(self) -> dict[str, str]:
-        """Of the workers: they inherit no other from the driver where that is on another node."""
+        """Return the workers' environment variables: workers on other nodes inherit none from the driver."""
         passed = {
             name: os.environ[name]
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -154,7 +170,10 @@ class Group:
 
     @contextmanager
     def _storage(self) -> Iterator[str]:
-        """A folder for Ray Train, which wants one and gets nothing to store: checkpoints are ours, so no other node has to see it."""
+        """Yield a folder for Ray Train, which requires one but stores nothing there.
+
+        Checkpoints are ours, so other nodes need not see it.
+        """
         wanted = _ENVIRONMENT | {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_LONGER * self.patience_s:g}"}
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
@@ -167,7 +186,7 @@ class Group:
 
 
 def group_of(train: TrainSettings, cluster: ClusterSettings) -> Group:
-    """The workers that the settings ask for."""
+    """Return the workers that the settings ask for."""
     return Group(
         train.workers,
         cluster.cpus_per_worker,
@@ -179,7 +198,7 @@ def group_of(train: TrainSettings, cluster: ClusterSettings) -> Group:
 
 
 def _work(config: dict[str, Any]) -> None:
-    """What Ray Train calls in every worker."""
+    """Run the work of one rank; Ray Train calls it in every worker."""
     import ray.train
     import torch
 
@@ -188,11 +207,14 @@ def _work(config: dict[str, Any]) -> None:
     share = RankSlice(context.get_world_rank(), context.get_world_size())
     with call.alive(), listening() as heard:
         if share.rank == 0:
-            call.begin(0)  # whoever hangs, the first rank waits for it, and stands still
+            call.begin(0)  # if any rank hangs, the first one waits for it, without progress
         try:
-            config["work"](share, str(_device()), partial(_tell, call, heard, share.rank))
+            config["work"](share, str(_device()), partial(_report, call, heard, share.rank))
         except torch.OutOfMemoryError as error:
-            remedy = "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or train.precision=bfloat16"
+            remedy = (
+                "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or "
+                "train.precision=bfloat16"
+            )
             raise ConfigError(
                 "train", "a step that fits into the GPU's memory", str(error).splitlines()[0][:200], remedy
             ) from None
@@ -204,15 +226,15 @@ def _work(config: dict[str, Any]) -> None:
             _pass_on(call, heard, share.rank)
 
 
-def _tell(call: Call, heard: list[str], rank: int, step: int, note: str) -> None:
-    """One rank's word is enough: all take the same steps."""
+def _report(call: Call, heard: list[str], rank: int, step: int, note: str) -> None:
+    """Report a step of the first rank: all ranks take the same steps."""
     if rank == 0:
-        call.put(0, step, note, counted=False)  # between two steps a model is measured or saved
+        call.put(0, step, note, counted=False)  # between two steps the model may be evaluated or saved
     _pass_on(call, heard, rank)
 
 
 def _pass_on(call: Call, heard: list[str], rank: int) -> None:
-    """What the first rank said since, to the driver."""
+    """Forward the first rank's log lines to the driver."""
     if rank == 0:
         for sentence in heard:
             call.say(sentence)
@@ -226,13 +248,16 @@ def _device() -> Any:
 
 
 def _thread(work: Callable[[], Any]) -> "Future[Any]":
-    """`work` in a thread of its own: in the main thread Ray Train would take the handling of Ctrl-C over, and end with exit code 0."""
+    """Run `work` in a thread.
+
+    In the main thread Ray Train would handle Ctrl-C, and end with exit code 0.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # whatever it is, it is raised where the result is asked for
+        except BaseException as error:  # raised again by future.result()
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -247,7 +272,7 @@ def _follow(future: "Future[Any]", watch: Watch) -> None:
 
 
 def failures_of(error: Exception) -> Mapping[int, Exception]:
-    """What happened in each worker, by rank; what happened to the group as a whole stands under -1."""
+    """Return the error of each worker, by rank; an error of the whole group is under -1."""
     from ray.train import ControllerError, WorkerGroupError
 
     if isinstance(error, WorkerGroupError):
@@ -256,7 +281,13 @@ def failures_of(error: Exception) -> Mapping[int, Exception]:
 
 
 def judged(failures: Mapping[int, Exception], whole: Exception) -> str:
-    """Who was lost, in words. Raises what one of the workers raised itself: an error of ours before any other, else a defect, with all workers' tracebacks."""
+    """Describe the loss of a worker.
+
+    Raises:
+        PipelineError: one of the workers raised it.
+        Exception: `whole`, with all workers' tracebacks, if a worker raised any other error, which is a
+            defect.
+    """
     from ray.exceptions import RayError
     from ray.train.v2._internal.exceptions import (
         WorkerGroupStartupFailedError,

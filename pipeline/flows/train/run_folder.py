@@ -1,4 +1,4 @@
-"""The folder of a training: what defines it, under which name, and what it has come to."""
+"""The folder of a training: its definition, its name, and its records."""
 
 import re
 from collections.abc import Iterator
@@ -15,60 +15,54 @@ from pipeline.store.units import Stored
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.rows.pairs import training_files
 
-RUN, RESULT, METRICS, CHECKPOINTS, ENCODER, REPORT = (
-    "run.json",
-    "result.json",
-    "metrics.jsonl",
-    "checkpoints",
-    "encoder",
-    "report.html",
-)
-_VERSION = "training-1"  # changes with any change of the training that changes bits
+RUN, RESULT, METRICS = "run.json", "result.json", "metrics.jsonl"
+CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
+_VERSION = "training-1"  # changes with every change of the training that changes bits of its result
 _SHAPES_NOTHING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
 _NAME = re.compile(r"[\w][\w.+=-]*")
-_LAST = "config.json"  # of an encoder: written behind all others
-_DIGITS = 12  # of a name that is made
+_LAST = "config.json"  # the file of an encoder that is written last
+_DIGITS = 12  # of the hash in a generated name
 _SHOWN = 60  # characters of a value in an error
 
 
 class RunRecord(Stored):
-    """What a training folder was begun for; created once."""
+    """The definition of a training; created once."""
 
     name: str
     digest: str
     definition: dict[str, Any]
-    """settings and identities of encoder and files: equal ones give equal trainings"""
+    """settings, and identities of encoder and files: equal definitions give equal trainings"""
     encoder: str
-    """what it starts from, as it was named"""
+    """the encoder that training starts from, as the user named it"""
     counts: tuple[dict[str, int], ...]
-    """rows of each source: in the files, and of them left out"""
+    """for each source: rows in the files, and rows left out by reason"""
     sources: tuple[str, ...] = ()
-    """URIs of what was read; of a folder of manifests the one that was the newest"""
+    """URIs of the rows; for a folder of manifests that of its newest manifest"""
     steps_per_epoch: int
     steps: int
 
 
 class ResultRecord(Stored):
-    """What a training came to; created last."""
+    """The result of a training; created last."""
 
     name: str
     digest: str
     space_id: str
     """of the encoder in the folder `encoder`"""
     steps: int
-    """that were made; fewer than the plan's where dev or the learning rate ended the training"""
+    """steps taken; fewer than planned if dev or the learning rate ended the training"""
     best_step: int | None = None
-    """whose weights the encoder has, where that was chosen by dev"""
+    """step of the encoder's weights, if dev chose it"""
     figures: dict[str, float] = {}
-    """dev: the best one; without dev same_rows (how many were measured before the first step and after the
+    """dev: the best score; without a dev set same_rows (rows measured before the first step and after the
     last) and their start_loss, end_loss and so on"""
     ended: str = ""
-    """why before the planned steps, in a sentence"""
+    """reason for ending before the planned steps, as a sentence"""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder below train.root; `store` begins there."""
+    """The folder of one training below train.root, with a store that is rooted there."""
 
     name: str
     store: Store
@@ -76,21 +70,21 @@ class RunFolder:
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of what defines the training."""
+        """Return the hexadecimal sha256 of the definition."""
         return digest_of(self.definition)
 
     @property
     def encoder(self) -> str:
-        """Where the trained encoder is, or will be."""
+        """Return the URI of the trained encoder, present or future."""
         return self.store.uri_of(ENCODER)
 
     @property
     def report(self) -> str:
-        """Where the page of the training is, or will be."""
+        """Return the URI of the report, present or future."""
         return self.store.uri_of(REPORT)
 
     def record(self) -> RunRecord:
-        """What the training was begun for. DataError where that is not to be read."""
+        """Load the definition that the training began with. Raises DataError if it is missing or invalid."""
         record = RunRecord.load(self.store, RUN)
         if record is None:
             raise DataError(
@@ -102,25 +96,36 @@ class RunFolder:
         return record
 
     def result(self) -> ResultRecord | None:
-        """What the training came to; None while it has not ended, and when its encoder is not there any more: the last checkpoints make it again."""
+        """Load the result; None before the end of the training, and if its encoder was deleted.
+
+        In the second case the last checkpoints give the encoder again.
+        """
         return ResultRecord.left(self.store, RESULT) if self.store.exists(f"{ENCODER}/{_LAST}") else None
 
     def ended(self) -> ResultRecord:
-        """What the training came to, once its workers are done."""
+        """Return the result after the workers have ended."""
         result = self.result()
         assert result is not None, "the first rank ends with it"
         return result
 
     def begin(self, record: RunRecord) -> bool:
-        """Create the record; False where it is there already, of an equal training. ConfigError as `check`."""
+        """Create the record.
+
+        Returns False if an equal training has created it. Raises ConfigError as `check`.
+        """
         self.check()
         created = self.store.create(RUN, record.to_json())
         if not created and RunRecord.left(self.store, RUN) is None:
-            self.store.write(RUN, record.to_json())  # what a killed run left of it
+            self.store.write(RUN, record.to_json())  # replace the truncated record of a killed run
         return created
 
     def check(self) -> None:
-        """ConfigError where the folder is another training's, with the keys that differ, or is none of a training at all, or cannot be one."""
+        """Check that the folder belongs to this training, or to none.
+
+        Raises:
+            ConfigError: it belongs to another training (with the keys that differ), or has files but no
+                record, or is not usable as a folder.
+        """
         with room(self.store.uri):
             record = RunRecord.left(self.store, RUN)
         if record is None:
@@ -129,11 +134,14 @@ class RunFolder:
                     self.store.uri,
                     "the folder of a training, or none",
                     f"{strangers[0]} and no {RUN}",
-                    "set train.name or train.root to another place",
+                    "set train.name or train.root to another folder",
                 )
         elif record.digest != self.digest:
             differing = list(_differing(record.definition, self.definition))
-            remedy = "give these as they were (workers, threads, cluster, checkpoint and watch may change), or another train.name"
+            remedy = (
+                "set these as they were (workers, threads, cluster, checkpoint and watch may change), "
+                "or another train.name"
+            )
             raise ConfigError(
                 f"train.name {self.name}",
                 "the settings that this training began with",
@@ -143,7 +151,12 @@ class RunFolder:
 
 
 def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
-    """The folder of that training. ConfigError for a name that cannot be one; DataError where there are no files."""
+    """Open the folder of the training that the settings define.
+
+    Raises:
+        ConfigError: train.name is not usable as a folder name.
+        DataError: a source has no files.
+    """
     definition = {
         "version": _VERSION,
         "encoder": {"space_id": encoder.space_id},
@@ -151,16 +164,19 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         "data": [_identity(source, training_files(source.uri)) for source in settings.data],
         "dev": [_stamp(file) for file in training_files(settings.dev.uri)] if settings.dev.uri else [],
     }
-    name = (
-        _checked(settings.name)
-        if settings.name is not None
-        else f"{'-'.join(one.name for one in settings.objective)}-{digest_of(definition)[:_DIGITS]}"
-    )
+    if settings.name is not None:
+        name = _checked(settings.name)
+    else:
+        objectives = "-".join(one.name for one in settings.objective)
+        name = f"{objectives}-{digest_of(definition)[:_DIGITS]}"
     return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
 
 
 def _shapes_nothing(settings: TrainSettings) -> dict[str, Any]:
-    """How dev is measured is left out where it is by Spearman: what began before there was the choice is to be found again."""
+    """Return the settings that do not define a training, in pydantic's form for `exclude`.
+
+    The measure on dev is left out if it is Spearman, since trainings began before there was a choice.
+    """
     return dict.fromkeys(_SHAPES_NOTHING, True) | (
         {"dev": {"measure"}} if settings.dev.measure == "spearman" else {}
     )
@@ -186,12 +202,12 @@ def _checked(name: str) -> str:
 
 
 def _differing(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """Each key at which two trees differ, with both values."""
+    """Yield each key at which two trees differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for place, (before, now) in enumerate(zip(old, new, strict=True)):
-            yield from _differing(before, now, f"{key}[{place}]")
+        for index, (before, now) in enumerate(zip(old, new, strict=True)):
+            yield from _differing(before, now, f"{key}[{index}]")
     elif old != new:
         yield f"{key} is {str(new)[:_SHOWN]} and was {str(old)[:_SHOWN]}"

@@ -1,4 +1,4 @@
-"""Which manifest a training reads where a folder of them is named: the one that it began with, though there are later ones; else the newest_manifest."""
+"""The manifest that a training reads from a folder of manifests: the one it began with, else the newest."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +11,15 @@ from pipeline.text.rows.augmented import manifest_folder, newest_manifest, same_
 
 
 def pinned(settings: TrainSettings) -> Iterator[TrainSettings]:
-    """The settings with a manifest in the place of every folder of manifests: first as the trainings below train.root began that have not ended, the latest of them
-    first, whatever else they are about; last the newest_manifest ones. The settings alone where no folder is named. DataError where manifests cannot be listed."""
+    """Yield the settings with every folder of manifests replaced by one of its manifests.
+
+    First come the manifests of unfinished trainings below train.root, latest training first, whatever else
+    these trainings are about; last come the newest manifests. Without any such folder the settings are
+    yielded as they are.
+
+    Raises:
+        DataError: manifests cannot be listed.
+    """
     last = [newest_manifest(source.uri) for source in settings.data]
     if not any(last):
         yield settings
@@ -26,7 +33,7 @@ def pinned(settings: TrainSettings) -> Iterator[TrainSettings]:
 
 
 def _reading(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettings:
-    """null: as it is."""
+    """Return the settings with other URIs of their data; None keeps a URI."""
     sources = (
         source if uri is None else source.model_copy(update={"uri": uri})
         for source, uri in zip(settings.data, uris, strict=True)
@@ -35,7 +42,7 @@ def _reading(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettin
 
 
 def _fit(given: Sequence[PairSettings], last: Sequence[str | None], sources: Sequence[str]) -> bool:
-    """Whether `sources` name a manifest of the same folder wherever a folder is given."""
+    """Return whether `sources` name a manifest of the same folder for every folder that is given."""
     return len(given) == len(sources) and all(
         now is None or ((folder := manifest_folder(then)) is not None and same_folder(folder, source.uri))
         for source, now, then in zip(given, last, sources, strict=True)
@@ -43,7 +50,7 @@ def _fit(given: Sequence[PairSettings], last: Sequence[str | None], sources: Seq
 
 
 def _open_trainings(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
-    """What the trainings read that have begun and not ended: the one of train.name, or all below train.root."""
+    """Yield the sources of unfinished trainings: of the one in train.name, or of all below train.root."""
     store = open_store(settings.root)
     there = {
         entry.path: entry
@@ -60,7 +67,7 @@ def _open_trainings(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
 
 
 def _sources(store: Store, path: str) -> tuple[str, ...]:
-    """Of one training; none where its record is of another version, or was never whole."""
+    """Return the sources of one training; empty if its record has another version or is truncated."""
     try:
         record = RunRecord.left(store, path)
     except DataError:

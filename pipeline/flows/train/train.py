@@ -1,4 +1,4 @@
-"""The training of an encoder: checked, given to workers on the cluster, and gone on with wherever an earlier command was stopped."""
+"""The training of an encoder: check it, run it on the cluster, continue where an earlier command stopped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from pipeline.settings.training import TrainSettings
 from pipeline.store.lease import holders, lease
 from pipeline.store.store import open_store
 
-_LEASES = "leases"  # below the folder of a training
-_MINED = "mined"  # below train.root, beside the trainings: what is mined serves all that begin with the same encoder and rows
+_LEASES = "leases"  # folder below that of a training
+_MINED = "mined"  # folder below train.root: trainings with the same encoder and rows share what is mined
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that has ended. unchanged: by an earlier command."""
+    """A training that has ended; unchanged if an earlier command had finished it."""
 
     status: Literal["trained", "unchanged"]
     run: RunFolder
@@ -36,10 +36,14 @@ class Trained:
 
 
 def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
-    """The encoder of the job, trained; an equal command goes on where an earlier one stopped, and one that is done does nothing.
+    """Train the encoder of the job. An equal command continues where an earlier one stopped.
 
-    Before any worker starts: ConfigError for settings that cannot be, a name that another training has, or a cluster without room; DataError for rows that cannot be
-    trained on; ModelError for the encoder. Later: DataError where numbers are not finite any more; TransientError when workers died more often than train.failures.
+    Raises:
+        ConfigError: before any worker starts, for invalid settings, a name that another training has, or a
+            cluster without room.
+        DataError: before any worker starts for unusable rows; later if a value is not finite.
+        ModelError: before any worker starts, for the encoder.
+        TransientError: workers died more often than train.failures.
     """
     job, run = opened(job)
     run.check()
@@ -53,16 +57,10 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
         for other in holders(run.store, _LEASES):
             say(
-                f"another command is at work on this training ({other}): each does all of it, and the end is the same"
+                f"another command works on this training ({other}): each does all of it, with the same result"
             )
-        work = TrainRank(
-            run,
-            encoder_for_workers(job.encoder, open_store(job.train.root), workers),
-            job.train,
-            plan,
-            dev,
-            begun,
-        )
+        encoder = encoder_for_workers(job.encoder, open_store(job.train.root), workers)
+        work = TrainRank(run, encoder, job.train, plan, dev, begun)
         with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
             group.run(work, bar)
             bar.reach(max(run.ended().steps - begun, 0))
@@ -70,20 +68,21 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
 
 
 def opened(job: Job) -> tuple[Job, RunFolder]:
-    """The job with the encoder that training starts from and the manifests that it reads, and the training's folder. A training that has not ended goes on with the
-    manifests that it began with."""
+    """Return the job with its starting encoder and its manifests resolved, and the folder of its training.
+
+    An unfinished training continues with the manifests that it began with.
+    """
     *begun, newest = pinned(job.train)
     for settings in begun:
         try:
             one, run = _opened(job, settings)
             record = RunRecord.left(run.store, RUN)
-        except DataError:  # a unit of then is gone, or the record is another version's
+        except DataError:  # a unit of that training is gone, or its record has another version
             continue
         if record is not None and record.digest == run.digest and run.result() is None:
             if settings != newest:
-                say(
-                    f"training {run.name} goes on with {', '.join(record.sources)}, though there is a later manifest"
-                )
+                manifests = ", ".join(record.sources)
+                say(f"training {run.name} continues with {manifests}, though there is a later manifest")
             return one, run
     return _opened(job, newest)
 
@@ -95,7 +94,7 @@ def _opened(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
 
 
 def _start(job: Job) -> EncoderSettings:
-    """The encoder that training starts from; a new recurrent one is made here, before anything else."""
+    """Return the encoder that training starts from. A new recurrent encoder is created here, first of all."""
     if job.train.recurrent.cell is None:
         return job.encoder
     from pipeline.train.start import starting_encoder
@@ -104,13 +103,11 @@ def _start(job: Job) -> EncoderSettings:
 
 
 def _named(job: Job) -> str:
-    """What training starts from, for people."""
+    """Return a readable name of the encoder that training starts from."""
     new = job.train.recurrent
-    return (
-        job.encoder.path
-        if new.cell is None
-        else f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
-    )
+    if new.cell is None:
+        return job.encoder.path
+    return f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
 
 
 def _planned(settings: TrainSettings, stages: Stages) -> Plan:
@@ -121,7 +118,7 @@ def _planned(settings: TrainSettings, stages: Stages) -> Plan:
 
 
 def _mines(job: Job) -> bool:
-    """Whether the rows have to be given hard negatives first. ConfigError where that cannot be."""
+    """Return whether hard negatives are mined first. Raises ConfigError if they cannot be."""
     if not job.train.mine.enabled:
         return False
     check_settings(job.train)  # now, since mining may take long
@@ -130,13 +127,20 @@ def _mines(job: Job) -> bool:
 
 
 def _with_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
-    """The training over rows that have hard negatives."""
+    """Return the training settings with mined rows in place of the given ones."""
     kept = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
     return job.train.model_copy(update={"data": mine(Run(job, kept, workers, stages), job.train.data)})
 
 
 def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
-    """Put the training on record; steps that are done, which is said where there are any. sources: URIs of what is read."""
+    """Record the training. Returns the steps that are already done, and logs them if there are any.
+
+    Args:
+        run: folder of the training.
+        plan: rows and steps.
+        encoder: name of the encoder that training starts from.
+        sources: URIs of the rows.
+    """
     counts = tuple(dict(each) for each in plan.counts)
     run.begin(
         RunRecord(
@@ -155,5 +159,5 @@ def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ())
         default=0,
     )
     if done:
-        say(f"training {run.name} goes on after step {done:,} of {plan.steps:,}")
+        say(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
     return done

@@ -53,7 +53,7 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
         (("train.data=[]",), "train.data: expected files"),
         (("train.objective=simcs",), "did you mean 'simcse'"),
         (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
-        (("train.schedule.name=plateau",), "train.schedule plateau: expected a figure on dev"),
+        (("train.schedule.name=plateau",), "train.schedule plateau: expected a score on dev"),
         (
             ("train.dev.measure=accuracy",),
             r"train.dev.measure accuracy: expected an objective that trains a classifier, .*\(classification, r_drop\), found simcse",

@@ -113,7 +113,7 @@ def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_
     time.sleep(2)  # its workers die with it
     answer, said = finish(start([*given, "train.name=disturbed"]))
     assert answer["status"] == "trained"
-    assert "training disturbed goes on after step" in said
+    assert "training disturbed continues after step" in said
     assert same_weights(rows / "trainings/run", disturbed)
     assert trajectory(rows / "trainings/run") == trajectory(disturbed)
     assert len(trajectory(disturbed)) == _STEPS + 1
