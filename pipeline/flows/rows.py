@@ -1,4 +1,4 @@
-"""Embedding units with their place in the chain of releases, and the rows of them that are live."""
+"""Units of vectors with their ordinals in the chain of releases, and their live rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,24 @@ _BATCH = 8_192  # rows at once: 12 MB of float32 at d = 384
 
 
 class Placed(Stored):
-    """An embedding unit with its place in the chain of releases."""
+    """A unit of vectors with its ordinal in the chain of releases."""
 
     ordinal: int
     unit: UnitRecord
 
 
 def placed_rows(placed: Placed) -> np.ndarray:
-    """Addresses (n,) int64 of the unit's vectors, dead or not, in its order: ordinal << 32 | row of the corpus unit."""
+    """Return addresses (n,) int64 of the unit's vectors, dead or not.
+
+    An address is ordinal << 32 | row of the corpus unit.
+    """
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
     rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
     return (np.int64(placed.ordinal) << 32) | rows
 
 
 def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
-    """The units of a release, by ordinal."""
+    """Return the units of a release, by ordinal."""
     return tuple(
         Placed(ordinal=unit.ordinal, unit=_record(unit))
         for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
@@ -59,7 +62,12 @@ def _record(unit: ReleaseUnit) -> UnitRecord:
 
 
 def space_of(units: Sequence[Placed]) -> str:
-    """The one space of all units' vectors. SpaceMismatch that names two where there are two; DataError for no units."""
+    """Return the space that all units share.
+
+    Raises:
+        DataError: there are no units.
+        SpaceMismatch: units belong to two spaces.
+    """
     if not units:
         raise DataError(
             "index", "at least one unit of vectors", "none", "check the corpus and its quarantine"
@@ -67,10 +75,8 @@ def space_of(units: Sequence[Placed]) -> str:
     first = units[0].unit
     for placed in units:
         if placed.unit.space_id != first.space_id:
-            found, remedy = (
-                f"{first.path} in space {first.space_id}",
-                "vectors of two spaces cannot be compared: encode one of the two units again",
-            )
+            found = f"{first.path} in space {first.space_id}"
+            remedy = "vectors of two spaces cannot be compared: encode one of the two units again"
             raise SpaceMismatch(
                 placed.unit.path, f"vectors of one space, as {found}", f"space {placed.unit.space_id}", remedy
             )
@@ -79,7 +85,10 @@ def space_of(units: Sequence[Placed]) -> str:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """What units hold, the dead rows left out. Each file is compared with its sha256, and the space of its vectors with `space_id`, before it is read."""
+    """The live rows of units.
+
+    Before a file is read, it is compared with its sha256, and the space of its vectors with `space_id`.
+    """
 
     store: Store
     space_id: str
@@ -87,7 +96,7 @@ class LiveRows:
     dead: FileRef | None = None
 
     def counts(self, units: Sequence[Placed]) -> tuple[int, ...]:
-        """Live rows of each unit. Opens none where no row is dead."""
+        """Count the live rows of each unit. Opens no file of a unit without dead rows."""
         dead = Dead.load(self.store, self.dead)
         return tuple(
             int(_alive(placed, dead).sum()) if len(dead.rows_of(placed.ordinal)) else placed.unit.rows
@@ -95,7 +104,7 @@ class LiveRows:
         )
 
     def batches(self, units: Sequence[Placed]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(addresses, raw vectors float32) of all units, in order, a block at a time."""
+        """Yield (addresses, raw float32 vectors) of all units, in order, a block at a time."""
         dead = Dead.load(self.store, self.dead)
         for placed in units:
             addresses, live, start = placed_rows(placed), _alive(placed, dead), 0
@@ -109,14 +118,17 @@ class LiveRows:
                     yield addresses[rows][live[rows]], vectors[live[rows]]
 
     def sample(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
-        """(addresses, raw vectors) of `count` rows over all units, each giving its share by hash of id. Another salt is an independent sample."""
+        """Sample (addresses, raw vectors) of `count` rows by hash of id, in proportion to the units' rows.
+
+        Another salt gives an independent sample.
+        """
         dead = Dead.load(self.store, self.dead)
         return self._sampled(
             [(placed, np.flatnonzero(_alive(placed, dead))) for placed in units], count, salt
         )
 
     def sample_dead(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
-        """The same of dead rows, fewer where there are no more: they show how an index answers where rows were taken out."""
+        """Sample dead rows, or return all if there are fewer: they show answers where rows were removed."""
         dead = Dead.load(self.store, self.dead)
         return self._sampled(
             [
@@ -134,26 +146,24 @@ class LiveRows:
         from pipeline.index.sample import apportion, sample_rows
 
         addresses, vectors = [np.zeros(0, dtype=np.int64)], list[np.ndarray]()
-        for (placed, rows), share in zip(
-            among, apportion([len(rows) for _, rows in among], count), strict=True
-        ):
-            if share:
+        counts = apportion([len(rows) for _, rows in among], count)
+        for (placed, rows), wanted in zip(among, counts, strict=True):
+            if wanted:
                 source = self.open(placed)
                 ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
-                chosen = rows[sample_rows(ids, int(share), salt)]
+                chosen = rows[sample_rows(ids, int(wanted), salt)]
                 addresses.append(placed_rows(placed)[chosen])
                 vectors.append(vectors_at(source, chosen))
-        return np.concatenate(addresses), np.concatenate(vectors) if vectors else np.zeros(
-            (0, 0), dtype=np.float32
-        )
+        empty = np.zeros((0, 0), dtype=np.float32)
+        return np.concatenate(addresses), np.concatenate(vectors) if vectors else empty
 
     def holds(self, units: Sequence[Placed], addresses: np.ndarray) -> np.ndarray:
-        """Mask (n,) of the addresses (n,) that are live rows of one of the units."""
+        """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
         there = np.array([placed.ordinal for placed in units], dtype=np.int64)
         return np.isin(addresses >> 32, there) & ~Dead.load(self.store, self.dead).holds(addresses)
 
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
-        """Address, id and kept columns of every row, a unit at a time, in address order."""
+        """Yield address, id and kept columns of every live row, a unit at a time, in address order."""
         dead = Dead.load(self.store, self.dead)
         for placed in units:
             source = self.open(placed)
@@ -166,19 +176,19 @@ class LiveRows:
             yield table if live.all() else table.filter(pa.array(live))
 
     def open(self, placed: Placed) -> pq.ParquetFile:
-        """The unit's file, checked."""
+        """Open the unit's file after checking it."""
         path = placed.unit.path
         return checked_space(pq.ParquetFile(self.store.open(path, placed.unit.sha256)), path, self.space_id)
 
 
 def _alive(placed: Placed, dead: Dead) -> np.ndarray:
-    """Mask (n,) of the unit's vectors that are live."""
+    """Return a mask (n,) of the unit's vectors that are live."""
     rows = placed_rows(placed) & 0xFFFFFFFF
     return ~np.isin(rows, dead.rows_of(placed.ordinal))
 
 
 def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
-    """The vectors (n, d) float32 of those rows (ascending), a row group in memory at a time."""
+    """Read vectors (n, d) float32 at ascending rows, with one row group in memory at a time."""
     found, start = [], 0
     for number in range(source.num_row_groups):
         end = start + source.metadata.row_group(number).num_rows

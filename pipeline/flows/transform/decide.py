@@ -1,4 +1,4 @@
-"""Moments of all units become a transform, a whitening unless another is named, and a decision whether the published index uses it."""
+"""Decision on the transform: fit it to the moments of all units, and decide whether the index uses it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,14 +42,15 @@ from pipeline.store.units import Corpus, FileRef, stored_by_content
 from pipeline.text.corpus.columns import plain_type
 
 _SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
-_FEWEST_TEXTS = 10  # to compare on
-_FEWEST_ROWS = 10  # to hold some out of
-_HELD_ROWS = 10_000  # at most, and a fifth: the mean of so many log-likelihoods is known to a hundredth of their spread
+_FEWEST_TEXTS = 10  # for a comparison
+_FEWEST_ROWS = 10  # for holding some out
+# at most that many, and a fifth: their mean log-likelihood is known to a hundredth of its standard deviation
+_HELD_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The fit, whether it is used, and the sentence that says why. fitted: None where nothing was or could be fitted."""
+    """The fitted transform, whether the index uses it, and why. fitted: None if nothing could be fitted."""
 
     moments: Moments
     moments_ref: FileRef
@@ -59,24 +60,24 @@ class Decision:
     comparison: Comparison | None = None
     ref: FileRef | None = None
     curves: tuple[Curve, ...] = ()
-    """how k and remove were chosen tonight"""
+    """scores by which k and remove were chosen tonight"""
     since: Whitened | None = None
-    """the decision of an earlier night that is kept; None for one made tonight"""
+    """the decision of an earlier night that is kept; None for a decision of tonight"""
     numbers: dict[str, float | int | None] = field(default_factory=dict)
 
     @property
     def transform(self) -> Transform | None:
-        """What the index applies."""
+        """Return the transform that the index applies, if any."""
         return self.fitted if self.used else None
 
     def whitened(self) -> Whitened:
-        """What later nights need to know."""
+        """Return the record for later nights."""
         return self.since or Whitened(
             fitted=self.ref, fitted_on=self.moments_ref, used=self.used, sentence=self.sentence
         )
 
     def choice(self) -> Choice:
-        """For the report."""
+        """Return the entry of the report."""
         numbers = {**self.numbers, **(self.comparison.numbers() if self.comparison else {})}
         for curve in self.curves:
             numbers |= curve.numbers()
@@ -95,7 +96,7 @@ def decide_transform(
     units: Sequence[Placed],
     before: ReleaseManifest | None = None,
 ) -> Decision:
-    """Keep the decision of the previous release while its fit still describes the vectors, else fit and decide by `whiten.mode`.
+    """Keep the previous release's decision while its fit describes the vectors, else decide by `whiten.mode`.
 
     Raises:
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
@@ -116,7 +117,10 @@ def decide_transform(
 def _kept(
     job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest | None
 ) -> Decision | None:
-    """The decision of the release before; None where it has to be made anew, and the reason is said then."""
+    """Keep the decision of the previous release.
+
+    Returns None, and logs the reason, if it must be made again.
+    """
     then = _standing(job.whiten, before)
     if before is None or then is None:
         return None
@@ -128,9 +132,8 @@ def _kept(
             for reference in (then.fitted_on, then.fitted)
         )
     except FileNotFoundError as error:
-        say(
-            f"the {noun(job.whiten.transform)} is fitted anew: {error.filename or error}, of release {before.release}, is gone"
-        )
+        gone = error.filename or error
+        say(f"the {noun(job.whiten.transform)} is fitted again: {gone}, of release {before.release}, is gone")
         return None
     moved, transform = drift(Moments.from_bytes(fitted_on), moments), load_transform(fitted)
     numbers: dict[str, float | int | None] = {
@@ -139,14 +142,15 @@ def _kept(
         "outside": moved.outside,
         "max_drift": job.whiten.max_drift,
     }
-    figures = f"drift {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f})"
+    parts = f"shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f}"
+    figures = f"drift {moved.distance:.4f} ({parts})"
     name = noun(name_of(transform))
     if moved.distance > job.whiten.max_drift:
-        say(
-            f"the {name} is fitted anew: {figures} since it was fitted exceeds whiten.max_drift {job.whiten.max_drift:g}"
-        )
+        limit = f"whiten.max_drift {job.whiten.max_drift:g}"
+        say(f"the {name} is fitted again: {figures} since it was fitted exceeds {limit}")
         return None
-    sentence = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}: {figures} of at most {job.whiten.max_drift:g}."
+    kept = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}"
+    sentence = f"{kept}: {figures} of at most {job.whiten.max_drift:g}."
     return Decision(
         moments, reference, transform, then.used, sentence, None, then.fitted, since=then, numbers=numbers
     )
@@ -155,7 +159,10 @@ def _kept(
 def _refused_again(
     job: Job, store: Store, moments: Moments, reference: FileRef, before: ReleaseManifest, then: Whitened
 ) -> Decision | None:
-    """The decision that nothing can be fitted, while there are neither more rows nor other vectors than then; None where a fit is to be tried again."""
+    """Keep the decision that nothing can be fitted, unless there are more rows or other vectors than then.
+
+    Returns None if a fit is to be tried again.
+    """
     most = job.whiten.max_drift
     try:
         was = Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256))
@@ -165,7 +172,7 @@ def _refused_again(
             or (moved := drift(was, moments)).distance > most
         ):
             return None
-    except (FileNotFoundError, DataError):  # DataError: too few rows to tell a drift
+    except (FileNotFoundError, DataError):  # DataError: too few rows to compute a drift
         return None
     numbers: dict[str, float | int | None] = {
         "drift": moved.distance,
@@ -179,23 +186,20 @@ def _refused_again(
 
 
 def _standing(settings: WhitenSettings, before: ReleaseManifest | None) -> Whitened | None:
-    """What the release before decided under the same settings, that nothing can be fitted included; None for another decision, or none."""
+    """Return the previous release's decision, even a failed fit, if it has the same settings; else None."""
     if before is None or before.whitening is None:
         return None
-    return (
-        before.whitening
-        if _deciding(before.settings.get("whiten", {})) == _deciding(settings.model_dump(mode="json"))
-        else None
-    )
+    given, wanted = before.settings.get("whiten", {}), settings.model_dump(mode="json")
+    return before.whitening if _deciding(given) == _deciding(wanted) else None
 
 
 def _deciding(settings: dict[str, object]) -> WhitenSettings | None:
-    """The settings behind a decision; what an older release did not know yet is as it is by default. None for settings of another version."""
-    apart = {
-        "write_vectors": False,
-        "max_drift": 1.0,
-        "flow": FlowSettings(),
-    }  # enter no fit that a release has; max_drift is asked of one that there is
+    """Return the settings that determine a decision; None for settings of another version.
+
+    Settings that an older release did not know have their defaults.
+    """
+    # settings without influence on a fit that a release has; max_drift concerns an existing fit only
+    apart = {"write_vectors": False, "max_drift": 1.0, "flow": FlowSettings()}
     try:
         return WhitenSettings.model_validate(settings).model_copy(update=apart)
     except ValueError:
@@ -235,7 +239,7 @@ def _decide(fit: "_Fit", reference: FileRef) -> Decision:
 
 
 def _judged(fit: "_Fit", reference: FileRef, fitted: Transform, curves: tuple[Curve, ...]) -> Decision:
-    """Stored, and used as `whiten.mode` says."""
+    """Store the fitted transform, and use it as `whiten.mode` says."""
     moments, name, ref = fit.moments, name_of(fitted), _stored(fit.source.store, fitted)
     told = "; ".join([*fitted.notes, *(curve.sentence for curve in curves)])
     if fit.job.whiten.mode == "on":
@@ -283,7 +287,7 @@ def _stored(store: Store, fitted: Transform) -> FileRef:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What a transform is fitted and judged on."""
+    """The data that a transform is fitted to and judged on."""
 
     run: Run
     source: LiveRows
@@ -297,7 +301,7 @@ class _Fit:
         return self.run.job
 
     def made(self) -> tuple[Transform, tuple[Curve, ...]]:
-        """The transform, and the curves by which k and remove were chosen."""
+        """Return the fitted transform, and the curves by which k and remove were chosen."""
         settings = self.job.whiten
         held = self._held() if settings.k == "likelihood" else None
         chosen, curves = tune_transform(
@@ -307,7 +311,7 @@ class _Fit:
 
     @cached_property
     def dev(self) -> Dev | None:
-        """Raw vectors of `whiten.dev`, else of halves of the corpus's own texts; None with fewer than ten of these."""
+        """Encode `whiten.dev`, else halves of the corpus's own texts; None with fewer than ten of these."""
         settings = self.job.whiten
         if settings.dev:
             left, right, gold = dev_pairs(settings.dev)
@@ -334,7 +338,7 @@ class _Fit:
         return Moments.from_bytes(self.source.store.read_checked(reference.path, reference.sha256))
 
     def _trained(self, name: str, before: Transform | None, space_id: str) -> Transform:
-        """A last step that moments do not fit."""
+        """Train the last step, which moments do not determine."""
         from pipeline.flows.transform.train_flow import FlowTraining, train_flow
 
         training = FlowTraining(self.source, self.units, self.job.whiten.flow, before, self.dev)
@@ -343,7 +347,7 @@ class _Fit:
 
 @dataclass(frozen=True)
 class HeldMoments:
-    """Moments of `count` live rows over all units, drawn by hash of their ids, as a file."""
+    """Compute the moments of `count` live rows, chosen by hash of id, as a file."""
 
     source: LiveRows
     count: int
@@ -360,8 +364,10 @@ class HeldMoments:
 
 
 def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -> None:
-    """DataError for a whiten.dev that cannot be used, before any work is done for it. A fit of an earlier night under the same settings may need none;
-    where nothing could be fitted, tonight may try again.
+    """Raise DataError for an unusable whiten.dev, before any work is done for it.
+
+    A fit of an earlier night under the same settings needs none; if that night could not fit, tonight may try
+    again.
     """
     then = _standing(settings, before)
     if settings.dev and settings.mode != "off" and (then is None or then.fitted is None):
@@ -369,19 +375,22 @@ def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -
 
 
 def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
-    """sentence1, sentence2 and score of an STS file; a missing sentence reads as one blank, a missing score drops the pair.
+    """Read sentence1, sentence2 and score of an STS file.
 
-    DataError for a file that is none, for columns that are missing or of another type, and for scores that are not finite or do not differ.
+    A missing sentence becomes a single space; a pair without a score is dropped.
+
+    Raises:
+        DataError: not a Parquet file, columns missing or of another type, or scores not finite or all equal.
     """
     where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
-    numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())  # nan where there is none
+    numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())  # NaN if missing
     gold, kept = numbers[~np.isnan(numbers)], pa.array(~np.isnan(numbers))
     if np.isinf(gold).any():
         raise DataError(
             where,
             "finite scores",
-            f"{int(np.isinf(gold).sum()):,} that are not",
-            "mend the file; a pair without a score has null there",
+            f"{int(np.isinf(gold).sum()):,} infinite ones",
+            "correct the file; a pair without a score has null there",
         )
     if len(gold) < 2 or np.ptp(gold) == 0:
         found = f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}"
@@ -393,10 +402,9 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
 
 
 def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
-    place = (
-        uri if "://" in uri else str(Path(uri).expanduser().resolve())
-    )  # a link is followed here; below a root none may lead out
-    parent, _, name = place.rpartition("/")
+    # a link is followed here, since a store follows none out of its root
+    path = uri if "://" in uri else str(Path(uri).expanduser().resolve())
+    parent, _, name = path.rpartition("/")
     wanted, where = ("sentence1", "sentence2", "score"), f"whiten.dev: {uri}"
     try:
         table = pq.read_table(open_store(parent or "/").open(name))

@@ -1,4 +1,4 @@
-"""The order in which a training meets the rows of units: one for each (seed, epoch), read in windows, so that memory does not grow with the rows."""
+"""The order of rows in a training: one per seed and epoch, read in windows, so that memory stays bounded."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import numpy as np
 from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
 from pipeline.store.dead import Dead
 
-PIECE_ROWS = 8_192  # rows that stand together in a unit and are read together: 12 MB at d = 384
-WINDOW_PIECES = 8  # shuffled together: rows of eight places of the corpus meet, 100 MB at d = 384
+PIECE_ROWS = 8_192  # consecutive rows of a unit, read together: 12 MB at d = 384
+WINDOW_PIECES = 8  # pieces shuffled together, from eight parts of the corpus: 100 MB at d = 384
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some of a unit's rows that take part: from number start to stop of them."""
+    """Rows start to stop of those rows of a unit that take part."""
 
     unit: int
     start: int
@@ -23,10 +23,14 @@ class _Piece:
 
 
 class RowOrder:
-    """Live rows of units, those at `left_out` addresses excepted, in batches of an order that depends on units, seed and epoch alone.
+    """Batches of the live rows of units, without those at `left_out` addresses.
 
-    The pieces of all units are shuffled, and eight at a time become a window whose rows are shuffled; whoever starts at a later step reads no window before it.
-    DataError for a file that is not the one recorded, SpaceMismatch for vectors of another space, when they are read.
+    The order depends only on units, seed and epoch. The pieces of all units are shuffled, and eight at a time
+    become a window whose rows are shuffled; starting at a later step reads no window before it.
+
+    Raises:
+        DataError: on reading, if a file is not the one recorded.
+        SpaceMismatch: on reading, if vectors belong to another space.
     """
 
     def __init__(
@@ -45,11 +49,16 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of an epoch; the rows that are left over are others in each epoch."""
+        """Return the number of full batches of an epoch; the rows left over differ between epochs."""
         return self.rows // self.batch_rows
 
     def batches(self, start: int, prepare: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
-        """Vectors (batch_rows, d) of step `start` and all later ones, epoch after epoch, without end. prepare: done to each piece as it is read."""
+        """Yield vectors (batch_rows, d) of step `start` and all later ones, epoch after epoch, without end.
+
+        Args:
+            start: first step.
+            prepare: applied to each piece as it is read.
+        """
         for epoch in count(start // self.steps_per_epoch):
             done = start % self.steps_per_epoch if epoch == start // self.steps_per_epoch else 0
             windows = self._windows(epoch, done * self.batch_rows, prepare)
@@ -58,7 +67,7 @@ class RowOrder:
     def _windows(
         self, epoch: int, skip: int, prepare: Callable[[np.ndarray], np.ndarray]
     ) -> Iterator[np.ndarray]:
-        """Rows of the epoch in order, without the first `skip`."""
+        """Yield the rows of the epoch in order, without the first `skip`."""
         drawn = np.random.default_rng((self._seed, epoch)).permutation(len(self._pieces))
         for first in range(0, len(drawn), WINDOW_PIECES):
             pieces = [self._pieces[number] for number in drawn[first : first + WINDOW_PIECES]]
@@ -74,14 +83,14 @@ class RowOrder:
         )
 
     def _rows(self, number: int) -> np.ndarray:
-        """Rows of the unit's file that take part, ascending."""
+        """Return the rows of the unit's file that take part, ascending."""
         addresses = placed_rows(self._units[number])
         dead = self._dead.rows_of(self._units[number].ordinal)
         return np.flatnonzero(~(np.isin(addresses & 0xFFFFFFFF, dead) | np.isin(addresses, self._left_out)))
 
 
 def _cut(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """The rows of all blocks in batches of `size`; what is left at the end is dropped."""
+    """Yield the rows of all blocks in batches of `size`; an incomplete batch at the end is dropped."""
     rest: np.ndarray | None = None
     for block in blocks:
         whole = block if rest is None else np.concatenate([rest, block])

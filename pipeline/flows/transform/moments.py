@@ -1,4 +1,4 @@
-"""Moments of the live rows: each unit's own, less those of its dead rows, merged as a fixed tree in unit order."""
+"""Moments of the live rows: those of each unit, less its dead rows, merged as a fixed tree in unit order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,13 @@ from pipeline.store.units import FileRef, stored_by_content
 
 
 def live_moments(run: Run, source: LiveRows, units: Sequence[Placed]) -> Moments:
-    """Return the moments of the live rows of `units`, with the same bits on any cluster. DataError without rows."""
+    """Return the moments of the live rows of `units`, with the same bits on any cluster.
+
+    DataError without rows.
+    """
     groups = [tuple(units[start : start + GROUP]) for start in range(0, len(units), GROUP)]
     task = MergeMoments(source)
-    if len(groups) == 1:  # some two million rows: their dead ones are read faster than a worker starts
+    if len(groups) == 1:  # about two million rows: their dead rows are read faster than a worker starts
         return _loaded(source, task.start()(groups[0]))
     pool = Pool(run.workers.index_workers(run.job.cluster, len(groups)))
     made = dict(run.workers.map_units(task, groups, pool))
@@ -31,7 +34,7 @@ def _loaded(source: LiveRows, reference: FileRef) -> Moments:
 
 @dataclass(frozen=True)
 class MergeMoments:
-    """A group of units becomes one partial result, in a file named by its content."""
+    """Merge the moments of a group of units into one partial result, in a file named by its content."""
 
     source: LiveRows
 
@@ -54,7 +57,7 @@ class MergeMoments:
                 )
 
     def _of_unit(self, placed: Placed, gone: np.ndarray) -> Moments:
-        """Moments of the rows that are not `gone` (mask over the unit's vectors)."""
+        """Return the moments of the rows that are not `gone`, a mask over the unit's vectors."""
         reference = placed.unit.moments
         if reference is None:
             raise DataError(

@@ -1,4 +1,4 @@
-"""A flow (BERT-flow) is trained on the stored vectors, by one worker of the cluster that goes on where a killed one was."""
+"""Training of a flow (BERT-flow) on the stored vectors, by one worker that continues after a restart."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,16 +28,24 @@ from pipeline.store.units import FileRef, Stored
 if TYPE_CHECKING:
     from pipeline.train.flow import FlowFit, HeldOut
 
-_VERSION = "flow-1"  # changes with any change of the training that changes bits
-_LEAST_ROWS = 10  # two to train on are fewer than anyone means
+_VERSION = "flow-1"  # changes with every change of the training that changes bits of its result
+_LEAST_ROWS = 10  # so few are a mistake
 _HELD_SHARE = 0.01
 _HELD_LEAST, _HELD_MOST = 512, 8_192  # rows; more would only cost time
-_POINTS = 20  # of the curve at most, the beginning excepted
+_POINTS = 20  # of the curve, at most, without the start
 
 
 @dataclass(frozen=True)
 class FlowTraining:
-    """What defines a training. before: a fitted transform that the vectors go through first, as in a chain; dev: a task with raw vectors, for the curve alone."""
+    """The definition of a training.
+
+    Attributes:
+        source: live rows.
+        units: their units.
+        settings: of the flow.
+        before: a fitted transform that is applied to the vectors first, as in a chain.
+        dev: a task with raw vectors, only for the curve.
+    """
 
     source: LiveRows
     units: tuple[Placed, ...]
@@ -47,7 +55,10 @@ class FlowTraining:
 
     @property
     def id(self) -> str:
-        """sha256 (hex): equal trainings give equal flows on machines of one kind. How often checkpoints are written changes nothing."""
+        """Return the hexadecimal sha256 of the definition.
+
+        Equal trainings give equal flows on machines of one kind, however often checkpoints are written.
+        """
         units = [[placed.ordinal, placed.unit.sha256] for placed in self.units]
         dead, before = self.source.dead and self.source.dead.sha256, self.before and self.before.transform_id
         dev = self.dev and [
@@ -60,28 +71,34 @@ class FlowTraining:
 
     @property
     def space_id(self) -> str:
-        """The space that the flow works in."""
+        """Return the space of the vectors that the flow transforms."""
         return self.source.space_id if self.before is None else space_after(self.before)
 
     @property
     def checkpoint(self) -> str:
-        """Where the last checkpoint lies while the training is not finished."""
+        """Return the path of the last checkpoint of an unfinished training."""
         return f"transforms/flow-{self.id[:24]}/checkpoint.safetensors"
 
     @property
     def record(self) -> str:
-        """Where a finished training says what it made."""
+        """Return the path of the record of a finished training."""
         return f"transforms/flow-{self.id[:24]}/record.json"
 
     def prepare(self, vectors: np.ndarray) -> np.ndarray:
-        """Raw vectors as the flow gets them."""
+        """Transform raw vectors to the input of the flow."""
         return vectors if self.before is None else self.before(vectors)
 
 
 def check_flow(settings: WhitenSettings, dim: int) -> None:
-    """ConfigError where a flow among the steps cannot halve its vectors as often as it has levels, as far as that shows before anything is fitted.
+    """Check, before anything is fitted, that a flow among the steps can halve its vectors at each level.
 
-    dim: of the encoder; a whitening in front gives k dimensions, or as many as the rank, which is not known yet.
+    Args:
+        settings: of the transform.
+        dim: width of the encoder's vectors. A whitening before the flow gives k dimensions, or as many as the
+            rank, which is not known yet.
+
+    Raises:
+        ConfigError: the vectors cannot be halved that often.
     """
     names = settings.transform.split("+")
     if "flow" not in names or settings.mode == "off":
@@ -95,35 +112,39 @@ def check_flow(settings: WhitenSettings, dim: int) -> None:
 
 
 class _Trained(Stored):
-    """What a finished training leaves."""
+    """The record of a finished training."""
 
     training: str
     transform: FileRef
 
 
 def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Running | None = None) -> Flow:
-    """The flow of that training: the one that a finished run stored, else trained now, from the last checkpoint on where a run was stopped. `bar` follows its rows.
+    """Train the flow, from the last checkpoint on, or load it if it is finished. `bar` follows its rows.
 
-    One worker does it, with what `pool` gives to one: a step is a few dozen products with matrices of 32 columns and takes 3 ms at d = 384, about as long as gradients
-    of several workers would take to meet.
-    ConfigError where the dimension cannot be halved so often; DataError with too few rows, equal rows only, or when the likelihood or its gradient is not finite:
-    nothing is stored then.
+    One worker trains, with the resources that `pool` gives to one: a step is a few dozen products with
+    matrices of 32 columns and takes 3 ms at d = 384, about as long as workers would take to exchange
+    gradients.
+
+    Raises:
+        ConfigError: the dimension cannot be halved that often.
+        DataError: too few rows, only equal rows, or a likelihood or gradient that is not finite; nothing is
+            stored.
     """
     store, rows = training.source.store, _rows_in_all(training)
     made = _finished(store, training)
     if made is None:
         if bar is not None:
             bar.expect(rows)
-        _tell_resumed(store, training)
+        _log_resumed(store, training)
         ((_, made),) = workers.map_units(TrainFlow(), [training], pool, bar)
         if bar is not None:
-            bar.reach(rows)  # a short training is over before the driver has looked
+            bar.reach(rows)  # a short training may end before the driver has looked
     return Flow.from_bytes(store.read_checked(made.path, made.sha256))
 
 
 @dataclass(frozen=True)
 class TrainFlow:
-    """Train one flow to its end, on the GPU that this worker was given, else on the CPU."""
+    """Train one flow to its end, on the GPU that this worker was assigned, else on the CPU."""
 
     def start(self) -> Callable[[FlowTraining], FileRef]:
         return self._work
@@ -138,7 +159,7 @@ class TrainFlow:
             with one_thread():
                 flow = _trained(training)
         except Diverged:
-            store.delete(training.checkpoint)  # it would end there again
+            store.delete(training.checkpoint)  # it would diverge there again
             raise
         made = _stored(store, training, flow)
         store.delete(training.checkpoint)
@@ -146,15 +167,14 @@ class TrainFlow:
 
 
 def _trained(training: FlowTraining) -> Flow:
-    """The flow after all steps."""
+    """Return the flow after all steps."""
     order, held = _laid_out(training)
     fit, steps = _begun(training, order, held), _steps(order.rows, order.batch_rows, training.settings.epochs)
     for batch in islice(order.batches(fit.step, training.prepare), steps - fit.step):
         fit.take(batch)
         progress(fit.step * order.batch_rows)
-        if (
-            fit.step * _POINTS // steps > (fit.step - 1) * _POINTS // steps
-        ):  # evenly, the last step among them
+        # at evenly spaced steps, including the last
+        if fit.step * _POINTS // steps > (fit.step - 1) * _POINTS // steps:
             fit.measure(held)
         if fit.step % training.settings.checkpoint_steps == 0:
             training.source.store.write(training.checkpoint, fit.to_bytes())
@@ -163,7 +183,7 @@ def _trained(training: FlowTraining) -> Flow:
 
 
 def _laid_out(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
-    """The rows to train on, and about one in a hundred, by hash of their ids, that are left out and measured."""
+    """Return the rows to train on, and about 1 % of the rows, chosen by hash of id, to evaluate on."""
     from pipeline.train.flow import HeldOut
 
     source, units, settings = training.source, training.units, training.settings
@@ -173,7 +193,7 @@ def _laid_out(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
 
 
 def _begun(training: FlowTraining, order: RowOrder, held: "HeldOut") -> "FlowFit":
-    """The training as its last checkpoint left it, or at its beginning."""
+    """Return the training at its last checkpoint, or at its start."""
     from pipeline.train.flow import FlowFit
 
     fit = FlowFit(held.rows.shape[1], training.settings, resolve("auto", float(gpu_assigned())).torch())
@@ -185,7 +205,7 @@ def _begun(training: FlowTraining, order: RowOrder, held: "HeldOut") -> "FlowFit
 
 
 def _held_rows(rows: int) -> int:
-    """How many rows are held out; DataError where too few would be left."""
+    """Return the number of rows to hold out. Raises DataError if too few are left."""
     if rows < _LEAST_ROWS:
         raise DataError(
             "flow", f"at least {_LEAST_ROWS} rows to train on", f"{rows}", "give more text, or use whitening"
@@ -198,7 +218,7 @@ def _steps(rows: int, batch_rows: int, epochs: float) -> int:
 
 
 def _rows_in_all(training: FlowTraining) -> int:
-    """Rows of all steps together."""
+    """Return the number of rows of all steps together."""
     rows = sum(training.source.counts(training.units))
     rows -= _held_rows(rows)
     batch_rows = min(training.settings.batch_rows, rows)
@@ -206,7 +226,7 @@ def _rows_in_all(training: FlowTraining) -> int:
 
 
 def _last(store: Store, training: FlowTraining) -> bytes | None:
-    """The last checkpoint; None where there is none that can be read."""
+    """Load the last checkpoint; None if it is missing or unreadable."""
     try:
         unpack(checkpoint := store.read(training.checkpoint))
     except (FileNotFoundError, DataError):
@@ -214,13 +234,13 @@ def _last(store: Store, training: FlowTraining) -> bytes | None:
     return checkpoint
 
 
-def _tell_resumed(store: Store, training: FlowTraining) -> None:
+def _log_resumed(store: Store, training: FlowTraining) -> None:
     if (checkpoint := _last(store, training)) is not None:
-        say(f"the training of the flow goes on after step {unpack(checkpoint)[1].get('step', 0):,}")
+        say(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")
 
 
 def _stored(store: Store, training: FlowTraining, flow: Flow) -> FileRef:
-    """The flow in a file, and the record that names it; what another worker recorded first is the same."""
+    """Store the flow and its record. Another worker's earlier record is equal."""
     content = flow.to_bytes()
     path, digest = f"transforms/{flow.transform_id[:24]}.safetensors", sha256(content).hexdigest()
     made = FileRef(path=path, sha256=digest, rows=flow.fitted_rows, bytes=len(content))
@@ -230,7 +250,7 @@ def _stored(store: Store, training: FlowTraining, flow: Flow) -> FileRef:
 
 
 def _finished(store: Store, training: FlowTraining) -> FileRef | None:
-    """What an earlier run made of the same training, if its file is there in full."""
+    """Return the flow of an earlier run of the same training, if its file is complete."""
     record = _Trained.left(store, training.record)
     return (
         record.transform

@@ -1,4 +1,4 @@
-"""The vectors of all units, transformed, as units of their own: what `manta whiten` writes with whiten.write_vectors."""
+"""Transformed vectors of all units, as units: the output of `manta whiten` with whiten.write_vectors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pipeline.store.units import Manifest, UnitRecord, create_record
 
 @dataclass(frozen=True)
 class WhitenUnit:
-    """Write one embedding unit's vectors transformed, under the transform's name."""
+    """Write the transformed vectors of one unit, named by the transform."""
 
     store: Store
     transform: Transform
