@@ -220,7 +220,7 @@ GIVEN = {"sentence1": ["one", "two", "three"], "sentence2": ["four", "five", Non
             {"score": pa.array([2, None, None], pa.int64())},
             "at least two pairs with different scores, found 1;",
         ),
-        ({"score": [2.5, 1.0, float("inf")]}, "expected finite scores, found 1 that are not"),
+        ({"score": [2.5, 1.0, float("inf")]}, "expected finite scores, found 1 infinite ones"),
         ({"score": [2.5, float("nan"), None]}, "at least two pairs with different scores, found 1;"),
         (
             {"score": ["3.5", "high", "1"]},
