@@ -1,0 +1,109 @@
+"""The examples of CONTRIBUTING.md register themselves and work."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from pipeline.augment import AUGMENTERS, keyed_rng
+from pipeline.config import validated
+from pipeline.evaluate import TASKS
+from pipeline.objectives import OBJECTIVES
+from pipeline.post import TRANSFORMS, load_transform
+from pipeline.post.chain import fit_transform
+from pipeline.registry import Registry
+from pipeline.settings import WhitenSettings
+from pipeline.stats.moments import Moments
+from tests.conftest import ROOT
+from tests.evaluate.files import drawn, save, task_of
+from tests.flows.documents.documents import python_blocks
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+BLOCKS = python_blocks(ROOT / ".github" / "CONTRIBUTING.md")
+Example = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Example:
+    """The module of the block that has these words; the registries forget it after the test."""
+    registries: tuple[Registry, ...] = (AUGMENTERS, OBJECTIVES, TASKS, TRANSFORMS)
+    for registry in registries:
+        registry.names()
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+    def run(words: str) -> ModuleType:
+        (block,) = (block for block in BLOCKS if words in block)
+        module = ModuleType("example")
+        monkeypatch.setitem(sys.modules, "example", module)
+        exec(block, module.__dict__)
+        return module
+
+    return run
+
+
+def test_there_is_a_test_for_each_block():
+    assert len(BLOCKS) == 5
+
+
+def test_an_objective(example: Example):
+    example('register("norm_matching")')
+    objective = OBJECTIVES["norm_matching"](Tiny())
+    batch = batch_of({"anchor": texts(4, 0), "positive": texts(4, 1)})
+    left, right = (view.encode() for view in objective.views(batch))
+    norms = [np.linalg.norm(part.detach().numpy(), axis=1) for part in (left, right)]
+    found = objective.loss((left, right), batch).total.item()
+    assert found == pytest.approx(np.mean((norms[0] - norms[1]) ** 2))
+
+
+def test_an_augmentation(example: Example):
+    example('register("rotate")')
+    rotate = validated(AUGMENTERS["rotate"], {}, "rotate").start()
+    words = ["a", "b", "c", "d"]
+    variants = {"".join(rotate(words, keyed_rng(seed))) for seed in range(50)}
+    assert variants == {"abcd", "bcda", "cdab", "dabc"}
+
+
+def test_a_transform(example: Example):
+    example('register("centre")')
+    x = np.random.default_rng(0).normal(3, size=(500, 8)).astype(np.float32)
+    fitted = fit_transform(Moments.of(x), WhitenSettings(transform="centre"), "raw")
+    np.testing.assert_allclose(fitted(x), x - x.mean(axis=0), atol=1e-5)
+    assert load_transform(fitted.to_bytes()).transform_id == fitted.transform_id
+    joined = WhitenSettings(transform="centre+components", remove=1)
+    assert fit_transform(Moments.of(x), joined, "raw").affine() is not None
+
+
+def test_an_evaluation_task(example: Example, tmp_path: Path):
+    example('register("margins")')
+    columns = {role: [f"{role} {row}" for row in range(9)] for role in ("anchor", "positive", "negative")}
+    task = task_of("margins", save(tmp_path / "rows.parquet", columns))
+    score = task.score(drawn())
+    assert score.value == pytest.approx(task.statistic(score.evidence, np.arange(9)))
+
+
+def test_a_store(example: Example, tmp_path: Path):
+    store = example("MemoryStore").MemoryStore(f"memory://{tmp_path.name}")
+    assert store.create("a/1.json", b"mine")
+    assert not store.create("a/1.json", b"theirs")
+    assert [entry.path for entry in store.list()] == ["a/1.json"]
+
+
+def test_every_name_is_in_the_file_that_is_given_for_it():
+    text = " ".join((ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    found = re.findall(r"`(\w+)` (?:of|in) `((?:pipeline|tests)/[\w/]+\.py)`", text)
+    assert len(found) > 10
+    for name, file in found:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:def |class )?{name}\b", source, re.MULTILINE), f"{name} in {file}"
+
+
+def test_every_path_exists():
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"\b(?:pipeline|tests|jobs)/[\w/]+(?:\.\w+)?", text))
+    assert [
+        path for path in sorted(paths - {"tests/post/test_centre.py"}) if not (ROOT / path).exists()
+    ] == []
