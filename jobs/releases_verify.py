@@ -51,7 +51,7 @@ def _told(number: int, faults: "list[Fault]") -> str:
     more = f"\n... and {len(faults) - _SHOWN_FAULTS:,} more" if len(faults) > _SHOWN_FAULTS else ""
     remedy = (
         "Restore them, or delete those that are changed and run `manta nightly`: it makes missing files again. "
-        "Or roll back to a whole release."
+        "Or roll back to a complete release."
     )
     head = f"release {number} is damaged: {len(faults):,} of its files"
     return f"{head}\n\n{table(lines, ('file', 'expected', 'found'))}{more}\n\n{remedy}"

@@ -1,10 +1,10 @@
-"""Answers of a release to the fixed queries, kept in its summary for the next night to compare itself with."""
+"""A release's answers to the fixed queries, kept in its summary for the next night to compare its own."""
 
 from pipeline.config import Settings
 
 
 class Hit(Settings):
-    """An answer to a query. text: its beginning."""
+    """One answer to a query. text: the beginning of the row's text."""
 
     id: str
     score: float

@@ -1,4 +1,7 @@
-"""Manifests of augmented corpora: below augmented/<name> of a root, numbered, each created once; readers take the highest."""
+"""Manifests of augmented corpora: numbered files below augmented/<name>, each created once.
+
+Readers take the one with the highest number.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,93 +14,97 @@ TOP = "augmented"
 
 
 class Augmented(Manifest):
-    """What `manta augment` made of a corpus: a unit for each of the corpus's, with the variants of its live rows."""
+    """Result of `manta augment`: for each unit of the corpus one unit with the variants of its live rows."""
 
     labels: tuple[str, ...]
-    """what stands behind variant_, reason_ ... in the names of columns"""
+    """suffixes of the column names variant_<label>, reason_<label> ..."""
     corpus: FileRef
-    """the corpus's record: the next run goes on from it"""
+    """record of the corpus; the next run continues from it"""
     corpus_digest: str
-    """of the input's listing: by it an input that did not change is known"""
+    """digest of the input's listing; an equal digest means that the input did not change"""
     makings: dict[str, tuple[str, ...]] = {}
-    """name of variants that models made -> folder of each model's units, which a later run takes over"""
+    """name of variants made by models -> folders of the models' units, which a later run reuses"""
     settings: dict[str, Any] = {}
 
     def paths(self, store: Store) -> set[str]:
-        """Every file that it and a later run need, its own excepted."""
+        """Return the paths of the files that this manifest and a later run need, except its own."""
         try:
-            corpus = Corpus.from_json(
-                store.read_checked(self.corpus.path, self.corpus.sha256), store.uri_of(self.corpus.path)
-            )
+            content = store.read_checked(self.corpus.path, self.corpus.sha256)
         except FileNotFoundError:
-            return {self.corpus.path, *self._own()}
+            return {self.corpus.path, *self._unit_files()}
+        corpus = Corpus.from_json(content, store.uri_of(self.corpus.path))
         units = frozenset(unit.sha256[:24] for unit in corpus.units)
-        folders = {folder for each in self.makings.values() for folder in each}
+        folders = {folder for model_folders in self.makings.values() for folder in model_folders}
         made = (entry.path for folder in folders for entry in store.list(folder))
-        return {
-            self.corpus.path,
-            *corpus.paths(),
-            *self._own(),
-            *(path for path in made if path.rpartition("/")[2][:24] in units),
-        }
+        reusable = {path for path in made if path.rpartition("/")[2][:24] in units}
+        return {self.corpus.path, *corpus.paths(), *self._unit_files(), *reusable}
 
-    def _own(self) -> set[str]:
+    def _unit_files(self) -> set[str]:
         return {path for unit in self.units for path in (unit.path, f"{unit.name}.json")}
 
 
 @dataclass(frozen=True)
 class Series:
-    """The manifests of one name."""
+    """The manifests of one augmented corpus."""
 
     store: Store
     name: str
 
     @property
     def folder(self) -> str:
+        """Path of the folder that holds the manifests."""
         return f"{TOP}/{self.name}"
 
     def path(self, number: int) -> str:
+        """Return the path of manifest `number`."""
         return f"{self.folder}/{number:08d}.json"
 
     def page(self, number: int) -> str:
-        """Of the page for people beside that manifest."""
+        """Return the path of the HTML report of manifest `number`."""
         return f"{self.folder}/{number:08d}.html"
 
     def numbers(self) -> list[int]:
-        """Ascending."""
-        stems = (
-            entry.path.rpartition("/")[2].removesuffix(".json")
-            for entry in self.store.list(self.folder, ".json")
-        )
+        """Return the numbers of the stored manifests, ascending."""
+        names = (entry.path.rpartition("/")[2] for entry in self.store.list(self.folder, ".json"))
+        stems = (name.removesuffix(".json") for name in names)
         return sorted(int(stem) for stem in stems if stem.isdigit())
 
     def newest(self) -> tuple[int, Augmented | None]:
-        """(its number, the manifest); (0, None) before the first. DataError for one that is damaged."""
+        """Return the newest manifest and its number, or (0, None) before the first.
+
+        Raises:
+            DataError: the manifest is damaged.
+        """
         number = max(self.numbers(), default=0)
         return number, self.get(number) if number else None
 
     def get(self, number: int) -> Augmented:
-        """That manifest. DataError for one that is damaged."""
+        """Return manifest `number`. Raises DataError if it is damaged."""
         return Augmented.from_json(self.store.read(self.path(number)), self.store.uri_of(self.path(number)))
 
     def add(self, manifest: Augmented, after: int) -> int:
-        """The number that the manifest has from now on, the one behind `after`, which was the newest when the run began. TransientError where another run took it."""
+        """Store the manifest under the number after `after`.
+
+        Args:
+            after: number of the newest manifest when the run began.
+
+        Returns:
+            The manifest's number.
+
+        Raises:
+            TransientError: another run has stored a manifest under that number.
+        """
         number = after + 1
-        if (
-            not self.store.create(self.path(number), manifest.to_json())
-            and self.store.read(self.path(number)) != manifest.to_json()
-        ):
-            found, remedy = "another run's", "run again: what both have made is taken over"
-            raise TransientError(
-                self.store.uri_of(self.path(number)),
-                f"no manifest after number {after}, as when this run began",
-                found,
-                remedy,
-            )
+        path, content = self.path(number), manifest.to_json()
+        if not self.store.create(path, content) and self.store.read(path) != content:
+            expected = f"no manifest after number {after}, as when this run began"
+            remedy = "run again: the units that both runs have made are reused"
+            raise TransientError(self.store.uri_of(path), expected, "the manifest of another run", remedy)
         return number
 
 
 def every(store: Store) -> list[Series]:
-    """The series of a root, by name."""
-    names = {entry.path.split("/")[1] for entry in store.list(TOP, ".json") if entry.path.count("/") == 2}
+    """List the augmented corpora of a root, by name."""
+    entries = store.list(TOP, ".json")
+    names = {entry.path.split("/")[1] for entry in entries if entry.path.count("/") == 2}
     return [Series(store, name) for name in sorted(names)]

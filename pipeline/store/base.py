@@ -1,4 +1,8 @@
-"""One root of files, local or in an object store: whole files only, create-once, and a local copy where a library wants a path."""
+"""The interface of a store: one root of files, in a local directory or in an object store.
+
+Files are read and written whole. They can be created only once, and copied to this machine for libraries that
+need a path.
+"""
 
 import abc
 import contextlib
@@ -16,28 +20,35 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError, TransientError
 
-PARTIAL = ".tmp-"  # prefix of names that no listing shows
+# Prefix of the names of temporary files; listings leave them out.
+PARTIAL = ".tmp-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CLOSED = (PermissionError, NotADirectoryError, FileExistsError)  # rights, or a file where a folder has to be
-_AWAY = (
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-)  # of a file system on the network whose server does not answer, or another one does
+# Missing permissions, or a file where a folder is needed.
+_NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)
+# A network file system whose server does not answer, or was replaced by another one.
+_UNREACHABLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored file. path: relative to the root; size: bytes; stamp: etag, or modification time in ns: changes with the content; modified: s since 1970."""
+    """A stored file, as a listing shows it."""
 
     path: str
+    """relative to the root"""
     size: int
+    """bytes"""
     stamp: str
+    """changes with the content: the ETag, or the modification time in nanoseconds"""
     modified: float
+    """seconds since 1970"""
 
 
 class Store(abc.ABC):
-    """Paths are relative to the root and '/'-separated; one that would leave the root is a DataError. Pickles by its uri."""
+    """Files below one root.
+
+    Paths are relative to the root and '/'-separated; a path that would leave the root raises DataError.
+    A store is pickled by its URI.
+    """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -50,10 +61,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def read(self, path: str) -> bytes:
-        """The whole file. FileNotFoundError when there is none."""
+        """Return the content of the file. Raises FileNotFoundError if it does not exist."""
 
     def read_checked(self, path: str, sha256: str) -> bytes:
-        """The whole file, once it is known to have that sha256; DataError when it differs."""
+        """Return the content of the file. Raises DataError if its sha256 differs."""
         content = self.read(path)
         if (found := hashlib.sha256(content).hexdigest()) != sha256:
             raise changed(self.uri_of(path), sha256, found)
@@ -61,124 +72,132 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def write(self, path: str, data: bytes) -> None:
-        """All or nothing; replaces what was there."""
+        """Write the file atomically, replacing an existing one."""
 
     @abc.abstractmethod
     def create(self, path: str, data: bytes) -> bool:
-        """All or nothing, once: False when the file exists. Of two racers exactly one gets True."""
+        """Create the file atomically. Returns False if it exists; of two racing calls one gets True."""
 
     @abc.abstractmethod
     def put(self, local: Path, path: str) -> None:
-        """Publish a finished local file, all or nothing; the local file is gone afterwards."""
+        """Move a finished local file into the store atomically, replacing an existing one."""
 
     @abc.abstractmethod
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
-        """A seekable reader for pyarrow; with `sha256` given, the content is checked first (DataError when it differs)."""
+        """Open the file as a seekable pyarrow stream. Raises DataError if `sha256` is given and differs."""
 
     @abc.abstractmethod
     def local(self, path: str, sha256: str | None = None) -> Path:
-        """A path on this machine with the file's content; with `sha256` given, content is checked first (DataError when it differs)."""
+        """Return a path on this machine with the file's content. It must not be written to.
 
-    def fetch(self, path: str, place: Path) -> None:
-        """Copy the file to `place` on this machine."""
-        shutil.copyfile(self.local(path), place)
+        Raises:
+            DataError: `sha256` is given and differs from that of the content.
+        """
+
+    def fetch(self, path: str, target: Path) -> None:
+        """Copy the file to the local path `target`."""
+        shutil.copyfile(self.local(path), target)
 
     @abc.abstractmethod
     def size(self, path: str) -> int | None:
-        """Bytes of the file; None when there is none."""
+        """Return the size of the file in bytes, or None if it does not exist."""
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there."""
+        """Return whether the file exists."""
         return self.size(path) is not None
 
     @abc.abstractmethod
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        """Files below the directory `prefix` whose name ends with `suffix`, in path order. A file that is being written is not there yet."""
+        """List the files below the directory `prefix` whose names end with `suffix`, in path order.
+
+        Files that are still being written are left out.
+        """
 
     @abc.abstractmethod
     def delete(self, path: str) -> None:
-        """Afterwards the file is not there; that it was not there before is fine."""
+        """Delete the file if it exists."""
 
     def free_bytes(self) -> int | None:
-        """Free space for new files; None where the store has no such figure."""
+        """Return the free space for new files in bytes, or None if the store does not report it."""
         return None
 
     def sweep(self, before: float) -> int:
-        """Remove what killed writers left under temporary names, last changed `before` (seconds since 1970); bytes freed."""
+        """Remove temporary files of killed writers, last changed `before` (seconds since 1970).
+
+        Returns:
+            The bytes freed.
+        """
         return 0
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary local directory, removed at the end; on the store's own disk where it has one, so that `put` moves instead of copying."""
+        """Yield a temporary local directory, removed at the end of the block.
+
+        A store on a local disk makes it there, so that `put` moves files instead of copying them.
+        """
         with tempfile.TemporaryDirectory(prefix="manta-") as directory, room(tempfile.gettempdir()):
             yield Path(directory)
 
     def uri_of(self, path: str) -> str:
-        """The full address of a stored file."""
+        """Return the full URI of a stored file."""
         return f"{self.uri}/{checked(path)}"
 
 
 def checked(path: str) -> str:
-    """`path` itself, when it stays below the root."""
+    """Return `path` in normal form. Raises DataError if it is empty or would leave the root."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
         raise DataError(
             f"path {path!r}",
             "a relative path below the root",
-            "one that leaves it or is empty",
-            "what names it was tampered with: do not use it",
+            "a path that leaves it, or an empty one",
+            "the file that names this path was tampered with: do not use it",
         )
     return "/".join(parts)
 
 
 def sha256_of(file: Path) -> str:
-    """sha256 (hex) of a local file."""
+    """Return the sha256 of a local file in hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def verified(file: Path, sha256: str | None, name: str) -> Path:
-    """`file` itself when its content has that sha256."""
+    """Return `file`. Raises DataError, naming `name`, if `sha256` is given and the content differs."""
     if sha256 is not None and (found := sha256_of(file)) != sha256:
         raise changed(name, sha256, found)
     return file
 
 
 def changed(name: str, expected: str, found: str) -> DataError:
-    """The error for a file whose content is not the one meant."""
+    """Return the error for a file whose sha256 is not the expected one."""
     remedy = (
-        "the file was changed or damaged after it was written; restore it, or roll back to an older release"
+        "the file was changed or damaged after it was written: restore it, or roll back to an older release"
     )
     return DataError(name, f"sha256 {expected[:16]}...", f"{found[:16]}...", remedy)
 
 
 @contextlib.contextmanager
 def room(where: str) -> Iterator[None]:
-    """TransientError where the block fails because a disk is full, in whatever library's words, or does not answer; ConfigError where nothing may be written at
-    all. Nothing half-written was published.
+    """Translate errors of the block that come from the disk below `where`. No partial file was published.
+
+    Raises:
+        TransientError: the disk is full, whichever library reports it, or does not answer.
+        ConfigError: the directory is not writable.
     """
     try:
         yield
     except (OSError, RuntimeError, pa.ArrowException) as error:
-        if isinstance(error, _CLOSED) or getattr(error, "errno", None) == errno.EROFS:
-            raise ConfigError(
-                where,
-                "a folder that may be written to",
-                " ".join(str(error).split()),
-                "check the path and its rights",
-            ) from error
-        if getattr(error, "errno", None) in _AWAY:
+        found, number = " ".join(str(error).split()), getattr(error, "errno", None)
+        if isinstance(error, _NOT_WRITABLE) or number == errno.EROFS:
+            remedy = "check the path and its permissions"
+            raise ConfigError(where, "a writable folder", found, remedy) from error
+        if number in _UNREACHABLE:
             remedy = "check the disk, or the server of the file system, and run again: finished work is kept"
-            raise TransientError(
-                where, "a disk that answers", " ".join(str(error).split()), remedy
-            ) from error
-        if (
-            getattr(error, "errno", None) not in _FULL
-            and os.strerror(errno.ENOSPC).lower() not in str(error).lower()
-        ):
+            raise TransientError(where, "a disk that answers", found, remedy) from error
+        if number not in _FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
             raise
-        found, remedy = (
-            " ".join(str(error).split()),
-            "make room (manta releases prune, or a larger disk) and run again: finished work is kept",
+        remedy = (
+            "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept"
         )
-        raise TransientError(where, "room for a new file", found, remedy) from error
+        raise TransientError(where, "space for a new file", found, remedy) from error

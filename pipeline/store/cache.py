@@ -1,11 +1,13 @@
-"""Copies of remote files on this machine: whole and checked, shared by its processes, and bounded.
+"""A cache of remote files on this machine: complete, verified, shared by its processes, and of limited size.
 
-MANTA_CACHE names the directory (manta below the user's cache directory), MANTA_CACHE_GIB its size (50). What was used longest ago goes first, and nothing that
-was used within the last hour: so the cache may hold more for a while, and a path that was just handed out is there when its caller opens it. A file that is
-open or mapped stays readable after it went.
+MANTA_CACHE names the directory (default: manta below the user's cache directory), MANTA_CACHE_GIB its size in
+GiB (default 50). Files are evicted in the order of their last use, but not within an hour of it, so that a
+caller can still open a path that it was just given; the cache may exceed its size meanwhile. A file that is
+open or mapped stays readable after its eviction.
 
-Whoever writes to the cache decides what its readers load, sums included. So it is a directory of this user alone: where others may write to the named one,
-or it belongs to the administrator (a volume of a container), it is the directory manta-<user id> below.
+Anyone who can write to the cache decides what its readers load, so only this user may. If other users can
+write to the named directory, or root owns it (as a container's volume), the cache is manta-<user id> below
+it.
 """
 
 import atexit
@@ -33,82 +35,91 @@ from pipeline.store.owned import make_owned, may_hold, problem_with
 from pipeline.store.retry import seconds
 
 _GIB = 50.0
-_IN_USE_S = 3_600.0  # between being handed out and being opened lies far less
+_IN_USE_S = 3_600.0  # callers open a path much sooner than that
 _ABANDONED_S = 24 * 3_600.0
 _LOCKS = "locks"
-_SHORT_S, _LONG_S = 0.01, 0.5  # between two looks at a lock that another process holds, at first and at most
-_NAME = re.compile(
-    rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?"
-)  # of what the cache makes; anything else is not its own to remove
+# First and longest pause between two attempts to take a lock that another process holds.
+_SHORT_S, _LONG_S = 0.01, 0.5
+# Names of the cache's own entries; files with other names are never removed.
+_NAME = re.compile(rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def cache_directory() -> Path:
-    """Where copies of remote files lie on this machine. Safe to delete when nothing runs.
+    """Return the directory of the cache, made if it is missing. It is safe to delete while nothing runs.
 
-    ConfigError where MANTA_CACHE names a directory in which this user cannot have one of its own; without MANTA_CACHE another one is found.
+    Without MANTA_CACHE, an unusable default directory is replaced by one below the temporary directory.
+
+    Raises:
+        ConfigError: MANTA_CACHE names a directory in which this user cannot have a directory of their own.
     """
     if named := os.environ.get("MANTA_CACHE"):
         directory, problem = _owned_at(Path(named))
         if problem:
             user = os.getuid()
-            expected = f"a directory that user {user} alone writes to, or one to make it in"
-            remedy = f"set MANTA_CACHE to a directory of your own, or make one there: install -d -m 700 -o {user} {directory}"
+            expected = f"a directory that only user {user} can write to, or a place to make one"
+            make = f"install -d -m 700 -o {user} {directory}"
+            remedy = f"set MANTA_CACHE to a directory of your own, or make one there: {make}"
             raise ConfigError(f"MANTA_CACHE: {directory}", expected, problem, remedy)
         return directory
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "manta")
     directory, problem = _owned_at(home)
-    return _elsewhere(str(directory), problem) if problem else directory
+    return _temporary_cache(str(directory), problem) if problem else directory
 
 
-def _owned_at(place: Path) -> tuple[Path, str | None]:
-    """The directory of this user at `place` or below it, made where it is missing, and what is wrong with it."""
+def _owned_at(directory: Path) -> tuple[Path, str | None]:
+    """Return this user's directory at `directory` or below it, made if missing, and the problem with it."""
     try:
-        make_owned(place)
-        if (problem := problem_with(place)) is None or not may_hold(place):
-            return place, problem
-        own = place / _mine()
+        make_owned(directory)
+        if (problem := problem_with(directory)) is None or not may_hold(directory):
+            return directory, problem
+        own = directory / _user_folder()
         make_owned(own)
     except OSError as error:
-        return place, f"none, and none can be made ({error.strerror})"
+        return directory, f"no directory, and none can be made ({error.strerror})"
     return own, problem_with(own)
 
 
 @functools.lru_cache
-def _elsewhere(directory: str, problem: str) -> Path:
-    """Below the directory for temporary files: of this user, or where somebody put another in its place, of this process."""
-    found, wrong = _owned_at(Path(tempfile.gettempdir(), _mine()))
-    if wrong:
+def _temporary_cache(directory: str, problem: str) -> Path:
+    """Return this user's cache below the temporary directory; if that is unusable, one of this process."""
+    found, unusable = _owned_at(Path(tempfile.gettempdir(), _user_folder()))
+    if unusable:
         found = Path(tempfile.mkdtemp(prefix="manta-"))
         atexit.register(shutil.rmtree, found, ignore_errors=True)
     say(
-        f"{directory} cannot hold copies of remote files ({problem}): they go to {found}; MANTA_CACHE names another directory"
+        f"{directory} cannot be used to cache remote files ({problem}): using {found}; "
+        "set MANTA_CACHE to choose another directory"
     )
     return found
 
 
-def _mine() -> str:
+def _user_folder() -> str:
     return f"manta-{os.getuid()}"
 
 
-def kept(place: Path, build: Callable[[Path], None], whole: Callable[[Path], bool]) -> Path:
-    """`place` in the cache, a file or a folder, once it is whole: as it lies there, or as `build` makes it under a temporary name.
+def kept(path: Path, build: Callable[[Path], None], complete: Callable[[Path], bool]) -> Path:
+    """Return `path`, a file or folder of the cache, building it if it is missing or incomplete.
 
-    Of several processes that want it at once one builds; when that one is killed the next one does.
+    One of several concurrent processes builds it; if that process is killed, the next one does.
+
+    Args:
+        build: makes the file or folder at the temporary path it is given.
+        complete: checks an existing file or folder.
     """
-    with _alone(place):
-        there = _touched(place)
-    if there and whole(place):
-        return place
-    with _alone(place):
-        if not (_touched(place) and whole(place)):
-            _built(place, build)
+    with _alone(path):
+        exists = _touched(path)
+    if exists and complete(path):
+        return path
+    with _alone(path):
+        if not (_touched(path) and complete(path)):
+            _built(path, build)
     shrink()
-    return place
+    return path
 
 
 def digest_of_file(file: Path) -> str:
-    """sha256 (hex); a file that has not changed since is not read again."""
+    """Return the sha256 of a local file in hex. An unchanged file is read only once per process."""
     status = file.stat()
     return _digest(file, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -119,92 +130,104 @@ def _digest(file: Path, inode: int, size: int, modified_ns: int) -> str:
 
 
 def shrink(limit: int | None = None) -> int:
-    """Remove what was used longest ago until at most `limit` bytes (default MANTA_CACHE_GIB) are left, and what killed processes left; bytes removed."""
+    """Evict the files and folders used longest ago, and remove temporary files of killed processes.
+
+    Args:
+        limit: bytes that may remain; None takes MANTA_CACHE_GIB.
+
+    Returns:
+        The bytes removed.
+    """
     limit = int(seconds("MANTA_CACHE_GIB", _GIB) * (1 << 30)) if limit is None else limit
     now, removed = time.time(), 0
-    items = sorted((used, place, size) for place in _items() for used, size in [_use(place)])
-    total = sum(size for _, _, size in items)
-    for used, place, _ in items:
-        partial, idle_s = place.name.startswith(PARTIAL), now - used
+    entries = sorted((used, path, size) for path in _entries() for used, size in [_use(path)])
+    total = sum(size for _, _, size in entries)
+    for used, path, _ in entries:
+        partial, idle_s = path.name.startswith(PARTIAL), now - used
         if idle_s > _ABANDONED_S if partial else total > limit and idle_s > _IN_USE_S:
-            gone = _evicted(place, now)
-            total, removed = total - gone, removed + gone
+            freed = _evicted(path, now)
+            total, removed = total - freed, removed + freed
     return removed
 
 
-def _items() -> Iterator[Path]:
-    for shelf in cache_directory().iterdir():
-        if shelf.is_dir() and not shelf.is_symlink() and shelf.name != _LOCKS:
-            yield from (place for place in shelf.iterdir() if _NAME.fullmatch(place.name))
+def _entries() -> Iterator[Path]:
+    for folder in cache_directory().iterdir():
+        if folder.is_dir() and not folder.is_symlink() and folder.name != _LOCKS:
+            yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _use(place: Path) -> tuple[float, int]:
-    """(when it was last handed out, its bytes). What a link leads to is not the cache's."""
+def _use(path: Path) -> tuple[float, int]:
+    """Return the time of the last use and the size in bytes. Symbolic links are not followed."""
     try:
-        status = place.lstat()
+        status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
             return status.st_atime, status.st_size
-        files = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
         return status.st_mtime, sum(os.lstat(file).st_size for file in files)
     except FileNotFoundError:  # another process removed it meanwhile
         return time.time(), 0
 
 
-def _evicted(place: Path, now: float) -> int:
-    """Bytes of what is gone now; 0 where somebody is at it or has taken it up since."""
-    with _alone(place, wait=False) as alone:
-        used, size = _use(place)
+def _evicted(path: Path, now: float) -> int:
+    """Remove an entry and return its bytes; 0 if another process holds its lock or has used it recently."""
+    with _alone(path, wait=False) as alone:
+        used, size = _use(path)
         if not alone or used >= now - _IN_USE_S:
             return 0
-        _remove(place)
+        _remove(path)
         return size
 
 
-def _built(place: Path, build: Callable[[Path], None]) -> None:
-    make_owned(place.parent)
-    temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
+def _built(path: Path, build: Callable[[Path], None]) -> None:
+    make_owned(path.parent)
+    temporary = path.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
     try:
         with room(str(cache_directory())):
             build(temporary)
-        _remove(place)
-        os.replace(temporary, place)
-        _touched(place)
+        _remove(path)
+        os.replace(temporary, path)
+        _touched(path)
     finally:
         _remove(temporary)
 
 
-def _touched(place: Path) -> bool:
-    """Whether it is there, and no link; then it counts as used now.
+def _touched(path: Path) -> bool:
+    """Mark an entry as used now. Returns False if it does not exist or is a symbolic link.
 
-    The access time of a file tells, whatever the mount's options, since its modification time belongs to the content; of a folder it is the other way round:
-    looking into it is an access.
+    The last use of a file is its access time, set here whatever the mount's options, since its modification
+    time belongs to the content. For a folder it is the modification time: listing a folder changes its access
+    time.
     """
     now = time.time_ns()
-    if place.is_symlink():
+    if path.is_symlink():
         return False
     try:
-        os.utime(place, ns=(now, now if place.is_dir() else place.stat().st_mtime_ns))
+        os.utime(path, ns=(now, now if path.is_dir() else path.stat().st_mtime_ns))
     except FileNotFoundError:
         return False
     return True
 
 
-def _remove(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place, ignore_errors=True)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _alone(place: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Whether no other process is at `place` while the block runs; ends with the process, however that ends.
+def _alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of an entry while the block runs; the lock ends with the process, however that ends.
 
-    A fixed number of lock files, those of folders apart from those of files: a folder is built out of files.
+    Entries share a fixed number of lock files. Folders and files use different ones, because building a
+    folder locks files.
+
+    Yields:
+        Whether the lock was taken; always True with `wait`.
     """
     directory = cache_directory() / _LOCKS
     make_owned(directory)
-    stripe = f"{place.parent.name[:8]}-{hashlib.sha256(place.name.encode()).hexdigest()[:2]}"
+    stripe = f"{path.parent.name[:8]}-{hashlib.sha256(path.name.encode()).hexdigest()[:2]}"
     with _lock_file(directory / stripe) as stream:
         locked = _lock(stream)
         if not locked and wait:
@@ -215,7 +238,7 @@ def _alone(place: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def _lock(stream: BinaryIO) -> bool:
-    """Whether the file is locked now; where files have no locks it counts as locked."""
+    """Try to lock the file. Returns True if it is locked now, or if the file system has no locks."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -227,25 +250,26 @@ def _lock(stream: BinaryIO) -> bool:
 
 
 def _wait_for(stream: BinaryIO) -> None:
-    """Lock the file once its holder lets go of it. Headway of the holder, who marks the file with it, is headway of this process: neither hangs."""
+    """Wait until the holder releases the file, then lock it.
+
+    The holder touches the file whenever it makes headway; this process then reports headway too.
+    """
     pause_s, known = _SHORT_S, os.fstat(stream.fileno()).st_mtime_ns
     while not _lock(stream):
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONG_S)
-        if (marked := os.fstat(stream.fileno()).st_mtime_ns) != known:
-            known = marked
+        if (touched := os.fstat(stream.fileno()).st_mtime_ns) != known:
+            known = touched
             headway()
 
 
-def _lock_file(place: Path) -> BinaryIO:
-    """The file, made where it is missing and never emptied. ConfigError for a link: whoever put it there means another file."""
+def _lock_file(path: Path) -> BinaryIO:
+    """Open a lock file, made if it is missing and never truncated. Raises ConfigError for a symbolic link."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.fdopen(
-            os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "ab"
-        )
+        return os.fdopen(os.open(path, flags, 0o600), "ab")
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise ConfigError(
-            str(place), "a lock file of the cache", "a link", "remove it, and find out who put it there"
-        ) from None
+        expected, found = "a lock file of the cache", "a link"
+        raise ConfigError(str(path), expected, found, "remove it, and find out who made it") from None

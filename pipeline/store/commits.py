@@ -1,4 +1,4 @@
-"""The commits of a root: numbered files, each created once. The highest one that can be read decides which release is current."""
+"""The commits of a root: numbered files, each created once. The highest names the current release."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,15 @@ from pipeline.store.base import Store
 from pipeline.store.units import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
-_LAST = 99_999_999  # what the names have digits for
-_THREADS = 16  # requests at once: an object store answers each in tens of milliseconds
+_LAST = 99_999_999  # the names have eight digits
+_THREADS = 16  # concurrent requests: an object store answers each in tens of milliseconds
 
 
 class Commit(Stored):
-    """Makes `release` current. hold: and no other until an unhold; void: uses up its number, no more."""
+    """A record that makes `release` current.
+
+    A hold keeps it current until an unhold. A void commit has no release: it only uses up its number.
+    """
 
     commit: int
     kind: Literal["publish", "rollback", "hold", "unhold", "void"]
@@ -28,53 +31,56 @@ class Commit(Stored):
     sha256: str | None = None
     committed_at: str = ""
     reason: str = ""
-    """of a hold, as it was given"""
+    """reason of a hold, as the user gave it"""
 
     @model_serializer(mode="wrap")
     def _without_empty_reason(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Commits without a reason keep the bytes that they always had."""
+        """Leave out an empty reason, so that such commits have the same bytes as in earlier versions."""
         value: dict[str, Any] = dump(self)
         return value if self.reason else {name: each for name, each in value.items() if name != "reason"}
 
 
 class Commits:
-    """The sequence of commits in a store. A number between two others is never missing unless a file was deleted or forged."""
+    """The sequence of commits in a store. It has a gap only if a file was deleted or forged."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def numbers(self) -> list[int]:
-        """Ascending; other files beside the commits are ignored."""
+        """List the numbers of the commits, ascending. Other files in the folder are ignored."""
         found = (_COMMIT.fullmatch(entry.path) for entry in self.store.list("commits", ".json"))
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, number: int) -> Commit | None:
-        """None where there is none, or only the beginning of one: on a file system without hard links it never took effect."""
+        """Return commit `number`; None if it does not exist or cannot be read.
+
+        A commit may be truncated on a file system without hard links; it never took effect.
+        """
         try:
             return Commit.load(self.store, commit_path(number))
         except DataError:
             return None
 
     def newest_first(self) -> Iterator[Commit]:
-        """Readable commits. Each is read when it is asked for: the first few answer nearly every question."""
+        """Yield the readable commits, highest number first. Each is read on demand."""
         read = (self.read(number) for number in reversed(self.numbers()))
         return (commit for commit in read if commit is not None)
 
     def history(self) -> list[Commit]:
-        """Commits in order of number, void and unreadable ones left out."""
+        """List the commits in order of number, without void and unreadable ones."""
         with ThreadPoolExecutor(_THREADS) as pool:
             read = list(pool.map(self.read, self.numbers()))
         return [commit for commit in read if commit is not None and commit.kind != "void"]
 
     def unreadable(self) -> list[int]:
-        """Numbers of commits that cannot be read: damaged, or cut off before they took effect."""
+        """List the numbers of commits that cannot be read: damaged, or truncated before they took effect."""
         numbers = self.numbers()
         with ThreadPoolExecutor(_THREADS) as pool:
             read = list(pool.map(self.read, numbers))
         return [number for number, commit in zip(numbers, read, strict=True) if commit is None]
 
     def damaged(self) -> list[int]:
-        """Numbers of commits that took effect and cannot be read."""
+        """List the numbers of commits that took effect and cannot be read."""
         return [number for number in self.unreadable() if self._is_damaged(number)]
 
     def _is_damaged(self, number: int) -> bool:
@@ -85,7 +91,7 @@ class Commits:
         return False
 
     def hold(self) -> Commit | None:
-        """The hold that is in force; None where there is none. DataError for a damaged commit, which may be one."""
+        """Return the hold in force, or None. Raises DataError for a damaged commit, which may be a hold."""
         for number in reversed(self.numbers()):
             commit = self.decided(number)
             if commit is not None and commit.kind != "void":
@@ -93,23 +99,31 @@ class Commits:
         return None
 
     def decided(self, number: int) -> Commit | None:
-        """As `read`, for a caller that changes the root: DataError for a damaged commit, which took effect."""
+        """Return commit `number` as `read` does, for callers that change the root.
+
+        Raises:
+            DataError: the commit took effect and is damaged.
+        """
         try:
             return Commit.left(self.store, commit_path(number))
         except DataError as error:
             remedy = (
-                "it may hold the root, or make another release current: restore it from a copy; without one, delete it "
-                "and give that hold or rollback again; until then nothing is changed"
+                "it may hold the root, or make another release current: restore it from a copy; "
+                "without a copy, delete it and repeat that hold or rollback; until then nothing is changed"
             )
             found = " ".join(error.found.split())
             raise DataError(error.where, "a readable commit", found, remedy) from None
 
     def create(self, commit: Commit) -> bool:
-        """Whether the number was still free. Of two racers exactly one gets True."""
+        """Store the commit. Returns False if its number is taken; of two racing calls one gets True."""
         return self.store.create(commit_path(commit.commit), commit.to_json())
 
     def next_number(self) -> int:
-        """The number after the highest, void ones included. DataError for a sequence with a gap, or one that has no number left."""
+        """Return the number after the highest one, void commits included.
+
+        Raises:
+            DataError: the sequence has a gap, or no number is left.
+        """
         numbers = self.numbers()
         if damage := self.damage(numbers):
             raise damage
@@ -119,32 +133,34 @@ class Commits:
         return last + 1
 
     def damage(self, numbers: Sequence[int] | None = None) -> DataError | None:
-        """The first gap in the sequence; None where it is whole.
+        """Return the error for the first gap in the sequence; None without a gap.
 
-        The first commits may be gone: nothing depends on them. numbers: as listed already.
+        The first commits may be missing: nothing depends on them.
+
+        Args:
+            numbers: result of an earlier `numbers()`; None lists them again.
         """
         for before, after in pairwise(self.numbers() if numbers is None else numbers):
-            if after > before + 1 and not self.store.exists(
-                commit_path(before + 1)
-            ):  # a listing may miss what is created meanwhile
-                return _damage(
-                    self.store, f"commit {before + 1} after commit {before}", f"commit {after}", after
-                )
+            # A listing may miss a commit that is created meanwhile, so a gap is checked once more.
+            if after > before + 1 and not self.store.exists(commit_path(before + 1)):
+                expected = f"commit {before + 1} after commit {before}"
+                return _damage(self.store, expected, f"commit {after}", after)
         return None
 
 
 def _damage(store: Store, expected: str, found: str, number: int) -> DataError:
     remedy = (
-        "a commit was deleted or forged: restore what is missing, or, if no night of yours made it, delete "
-        f"{commit_path(number)}; until then nothing is published"
+        f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if none of "
+        "your nights made it; until then nothing is published"
     )
     return DataError(store.uri_of("commits"), expected, found, remedy)
 
 
 def commit_path(number: int) -> str:
+    """Return the path of commit `number`."""
     return f"commits/{number:08d}.json"
 
 
 def now() -> str:
-    """As commits show the time: ISO 8601, UTC, to the second."""
+    """Return the current time as commits record it: ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

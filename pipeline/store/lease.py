@@ -1,4 +1,7 @@
-"""A command that is at work says so: prune leaves the root of a night alone while it is, and who begins the same training again is told."""
+"""Leases: small files that a command renews while it runs.
+
+Prune refuses a root while a night holds a lease, and a training run that is started twice is refused.
+"""
 
 import contextlib
 import json
@@ -14,12 +17,13 @@ from pipeline.store.base import Entry, Store
 from pipeline.store.probe import clock
 
 _EVERY_S = 300.0
-_LASTS_S = 1_200.0  # a run that was killed says nothing any more: four beats later it counts as over
+# A killed run renews its lease no more: after four missed renewals the lease has expired.
+_LASTS_S = 1_200.0
 
 
 @contextlib.contextmanager
 def lease(store: Store, top: str = "candidates") -> Iterator[None]:
-    """A file below `top` that is written again every five minutes while the block runs, and removed at its end."""
+    """Hold a lease below `top` while the block runs: a file rewritten every five minutes, then removed."""
     path = f"{top}/lease-{uuid.uuid4().hex}.json"
     content = json.dumps(
         {
@@ -33,9 +37,8 @@ def lease(store: Store, top: str = "candidates") -> Iterator[None]:
 
     def beat() -> None:
         while not over.wait(_EVERY_S):
-            with contextlib.suppress(
-                OSError, TransientError
-            ):  # a beat that is lost is made up for by the next
+            # A failed renewal does not matter: the next one follows before the lease expires.
+            with contextlib.suppress(OSError, TransientError):
                 store.write(path, content)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -45,24 +48,28 @@ def lease(store: Store, top: str = "candidates") -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        with contextlib.suppress(
-            OSError, PipelineError
-        ):  # whatever ended the block is the error to show; a lease that stays is over in 20 minutes
+        # The error that ended the block must not be hidden; a lease that remains expires within 20 minutes.
+        with contextlib.suppress(OSError, PipelineError):
             store.delete(path)
 
 
 def running(store: Store, now: float | None = None, top: str = "candidates") -> list[Entry]:
-    """Leases below `top` of commands that are at work, or were killed less than four beats ago. now: by the store's clock; None: ask it."""
-    young = (clock(store) if now is None else now) - _LASTS_S
-    return [entry for entry in store.list(top, ".json") if "/lease-" in entry.path and entry.modified > young]
+    """List the leases below `top` that have not expired.
+
+    Args:
+        now: seconds since 1970 by the store's clock; None asks the store.
+    """
+    oldest = (clock(store) if now is None else now) - _LASTS_S
+    leases = [entry for entry in store.list(top, ".json") if "/lease-" in entry.path]
+    return [entry for entry in leases if entry.modified > oldest]
 
 
 def holders(store: Store, top: str) -> Iterator[str]:
-    """Who is at work below `top`, in words; a process of this machine that is gone is not."""
+    """Describe the holders of leases below `top`, except processes of this machine that have ended."""
     for entry in running(store, top=top):
         try:
             found = json.loads(store.read(entry.path))
-        except (FileNotFoundError, ValueError):  # it has just ended, or was killed while it wrote
+        except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing
             continue
         if found["host"] != socket.gethostname() or _lives(found["pid"]):
             yield f"process {found['pid']} on {found['host']}, since {found['started_at']}"
@@ -72,5 +79,5 @@ def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return isinstance(error, PermissionError)  # somebody else's
+        return isinstance(error, PermissionError)  # a process of another user
     return True

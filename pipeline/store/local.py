@@ -1,4 +1,4 @@
-"""A store in a directory."""
+"""A store in a local directory."""
 
 import contextlib
 import errno
@@ -20,57 +20,58 @@ _NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLIN
 
 
 class LocalStore(Store):
-    """A directory. Writes go to a temporary name, are flushed to disk, and take their name in one step.
+    """A store in a directory. Files are written under a temporary name, flushed to disk and renamed.
 
-    The root may be a link, and so may what lies below it as long as it leads to another place below it: a link that leads out is a DataError when it is read or
-    written, and no listing shows it. A part of the root that has to lie on another disk is mounted there.
+    The root may be a symbolic link. Links below the root have to lead to a path below the root: reading or
+    writing any other link raises DataError, and listings leave it out. To keep a part of the root on another
+    disk, mount that disk.
     """
 
     def read(self, path: str) -> bytes:
-        return self._place(path).read_bytes()
+        return self._absolute(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        place = self._place(path)
-        with self._temporary(place) as temporary:
+        file = self._absolute(path)
+        with self._temporary(file) as temporary:
             _write_durably(temporary, data)
-            os.replace(temporary, place)
-        _sync_directory(place.parent)
+            os.replace(temporary, file)
+        _sync_directory(file.parent)
 
     def create(self, path: str, data: bytes) -> bool:
-        place = self._place(path)
-        if place.exists():
+        file = self._absolute(path)
+        if file.exists():
             return False
-        with self._temporary(place) as temporary:
+        with self._temporary(file) as temporary:
             _write_durably(temporary, data)
-            created = _link_once(temporary, place, data)
-        _sync_directory(place.parent)
+            created = _link_once(temporary, file, data)
+        _sync_directory(file.parent)
         return created
 
     def put(self, local: Path, path: str) -> None:
-        place = self._place(path)
-        with self._temporary(place) as temporary:
+        file = self._absolute(path)
+        with self._temporary(file) as temporary:
             shutil.move(local, temporary)  # a rename on one disk, a copy across disks
             with temporary.open("rb+") as stream:
                 os.fsync(stream.fileno())
-            os.replace(temporary, place)
-        _sync_directory(place.parent)
+            os.replace(temporary, file)
+        _sync_directory(file.parent)
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
-        place = verified(self._place(path), sha256, self.uri_of(path))
-        return pa.memory_map(str(place)) if place.stat().st_size else pa.OSFile(str(place))
+        file = verified(self._absolute(path), sha256, self.uri_of(path))
+        return pa.memory_map(str(file)) if file.stat().st_size else pa.OSFile(str(file))
 
     def local(self, path: str, sha256: str | None = None) -> Path:
-        place = self._place(path)
-        if not place.is_file():
-            raise FileNotFoundError(str(place))
-        return verified(place, sha256, str(place))
+        file = self._absolute(path)
+        if not file.is_file():
+            raise FileNotFoundError(str(file))
+        return verified(file, sha256, str(file))
 
     def size(self, path: str) -> int | None:
-        place = self._place(path)
-        return place.stat().st_size if place.is_file() else None
+        file = self._absolute(path)
+        return file.stat().st_size if file.is_file() else None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        top = self._place(prefix) if prefix else Path(self.uri)
+        top = self._absolute(prefix) if prefix else Path(self.uri)
         entries = []
         for directory, folders, names in os.walk(top):
             folders[:] = [folder for folder in folders if not folder.startswith(PARTIAL)]
@@ -82,69 +83,68 @@ class LocalStore(Store):
         return sorted((entry for entry in entries if entry), key=lambda entry: entry.path)
 
     def delete(self, path: str) -> None:
-        place = Path(self.uri, checked(path))
-        self._refuse_outside(place.parent)  # of a link that leads out the link goes
-        place.unlink(missing_ok=True)
+        file = Path(self.uri, checked(path))
+        self._refuse_outside(
+            file.parent
+        )  # only of the parent: a link that leads out of the root is deleted itself
+        file.unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
-        place = Path(self.uri)
-        while not place.exists():
-            place = place.parent
-        return shutil.disk_usage(place).free
+        folder = Path(self.uri)
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
 
     def sweep(self, before: float) -> int:
-        left = [
+        partial = [
             Path(directory, name)
             for directory, folders, names in os.walk(self.uri)
             for name in (*folders, *names)
             if name.startswith(PARTIAL)
         ]
-        return sum(_removed(place) for place in left if place.exists() and place.stat().st_mtime < before)
+        return sum(_removed(path) for path in partial if path.exists() and path.stat().st_mtime < before)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         _make(Path(self.uri), self.uri)
-        mine = f"{PARTIAL}{_process_space()}-"
-        for place in Path(self.uri).glob(f"{mine}*-*"):
-            if _is_dead(place.name.split("-")[-2]):  # a killed run's, and it may be as large as the corpus
-                _removed(place)
-        with (
-            tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-", dir=self.uri) as directory,
-            room(self.uri),
-        ):
-            yield Path(directory)
+        prefix = f"{PARTIAL}{_process_space()}-"
+        for directory in Path(self.uri).glob(f"{prefix}*-*"):
+            # Directories of killed runs go at once: they may be as large as the corpus.
+            if _is_dead(directory.name.split("-")[-2]):
+                _removed(directory)
+        temporary = tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=self.uri)
+        with temporary as name, room(self.uri):
+            yield Path(name)
 
-    def _place(self, path: str) -> Path:
-        place = Path(self.uri, checked(path))
-        self._refuse_outside(place)
-        return place
+    def _absolute(self, path: str) -> Path:
+        file = Path(self.uri, checked(path))
+        self._refuse_outside(file)
+        return file
 
-    def _refuse_outside(self, place: Path) -> None:
-        if not self._is_inside(place):
-            remedy = "mount the other disk there instead, or do not use what put the link in place"
-            raise DataError(
-                str(place), "a place below the root", f"a link to {os.path.realpath(place)}", remedy
-            )
+    def _refuse_outside(self, file: Path) -> None:
+        if not self._is_inside(file):
+            remedy = "mount the other disk there instead; if you did not make the link, do not use this root"
+            found = f"a link to {os.path.realpath(file)}"
+            raise DataError(str(file), "a path below the root", found, remedy)
 
-    def _is_inside(self, place: Path) -> bool:
+    def _is_inside(self, file: Path) -> bool:
         root = os.path.realpath(self.uri)
-        return os.path.commonpath([root, os.path.realpath(place)]) == root
+        return os.path.commonpath([root, os.path.realpath(file)]) == root
 
-    def _entry(self, place: Path) -> Entry | None:
+    def _entry(self, file: Path) -> Entry | None:
         try:
-            status = place.stat()
-        except FileNotFoundError:  # removed while we were listing, or a link to nothing
+            status = file.stat()
+        except FileNotFoundError:  # removed since it was listed, or a broken link
             return None
-        if place.is_symlink() and not self._is_inside(place):
+        if file.is_symlink() and not self._is_inside(file):
             return None
-        return Entry(
-            place.relative_to(self.uri).as_posix(), status.st_size, str(status.st_mtime_ns), status.st_mtime
-        )
+        path = file.relative_to(self.uri).as_posix()
+        return Entry(path, status.st_size, str(status.st_mtime_ns), status.st_mtime)
 
     @contextlib.contextmanager
-    def _temporary(self, place: Path) -> Iterator[Path]:
-        _make(place.parent, self.uri)
-        temporary = place.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
+    def _temporary(self, file: Path) -> Iterator[Path]:
+        _make(file.parent, self.uri)
+        temporary = file.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
         try:
             with room(self.uri):
                 yield temporary
@@ -153,38 +153,40 @@ class LocalStore(Store):
 
 
 def _make(folder: Path, root: str) -> None:
-    """Make a folder and those above it. ConfigError where that is not possible, as in a file system of the kernel's such as /proc."""
+    """Make a folder and its parents. Raises ConfigError if that is not possible, as below /proc."""
     try:
         with room(root):
             folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        raise ConfigError(
-            root, "a folder that may be written to", " ".join(str(error).split()), "check the path"
-        ) from error
+        found = " ".join(str(error).split())
+        raise ConfigError(root, "a writable folder", found, "check the path") from error
 
 
-def _removed(place: Path) -> int:
-    """Bytes of the file or directory that is gone afterwards; whoever else removes it at the same time is welcome."""
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+def _removed(path: Path) -> int:
+    """Remove a file or directory and return its bytes. Other processes may remove it at the same time."""
+    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
     size = 0
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             size += file.stat().st_size
-    if place.is_dir():
-        shutil.rmtree(place, ignore_errors=True)
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     return size
 
 
 def _process_space() -> str:
-    """Where a process number means what it means here, 12 hex digits: pods may share a directory, a host name, and even the kernel."""
-    facts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # only Linux tells
-        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    """Return an id, 12 hex digits, of the PID namespace of this process.
+
+    Pods may share a directory, a host name and even the kernel, so that their process ids do not compare.
+    """
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # these files exist on Linux alone
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     with contextlib.suppress(OSError):
-        facts.append(os.readlink("/proc/self/ns/pid"))
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _is_dead(pid: str) -> bool:
@@ -197,8 +199,8 @@ def _is_dead(pid: str) -> bool:
     return False
 
 
-def _write_durably(place: Path, data: bytes) -> None:
-    with place.open("wb") as stream:
+def _write_durably(file: Path, data: bytes) -> None:
+    with file.open("wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -208,28 +210,28 @@ def _sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some network file systems refuse to sync a directory; the name is theirs to keep
+    except OSError:  # some network file systems do not sync directories
         pass
     finally:
         os.close(handle)
 
 
-def _link_once(temporary: Path, place: Path, data: bytes) -> bool:
+def _link_once(temporary: Path, file: Path, data: bytes) -> bool:
     try:
-        os.link(temporary, place)
+        os.link(temporary, file)
     except FileExistsError:
         return False
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        return _claim_once(place, data)
+        return _claim_once(file, data)
     return True
 
 
-def _claim_once(place: Path, data: bytes) -> bool:
-    """On a file system without hard links: the name itself is claimed, and given up again when the content does not fit."""
+def _claim_once(file: Path, data: bytes) -> bool:
+    """Create the file under its final name, without a hard link; remove it if writing fails."""
     try:
-        handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
     try:
@@ -238,6 +240,6 @@ def _claim_once(place: Path, data: bytes) -> bool:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError:
-        place.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         raise
     return True

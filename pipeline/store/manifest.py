@@ -1,4 +1,4 @@
-"""The manifest of a release: everything that a reader or the next night needs, by content."""
+"""The manifest of a release: references, with digests, to all files that readers and the next night need."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -6,23 +6,25 @@ from typing import Any, Literal
 from pipeline.config import digest_of
 from pipeline.store.units import SCHEMA_VERSION, FileRef, Stored
 
-OUTSIDE_RECALL = "recall_at_10_queries"  # the gate that reports gates.queries and refuses nothing
+# The gate that reports the recall on gates.queries; it never refuses a release.
+OUTSIDE_RECALL = "recall_at_10_queries"
 
 
 class ReleaseUnit(Stored):
-    """One unit of vectors in a release. Its rows' addresses are ordinal << 32 | row of the corpus unit; rows are counted with the dead ones."""
+    """One unit of vectors in a release. The address of a row is ordinal << 32 | row of the corpus unit."""
 
     ordinal: int
     path: str
     rows: int
+    """dead rows included"""
     bytes: int = 0
     sha256: str
     space_id: str
     numerics_id: str
     copied: dict[str, int] = {}
-    """of the rows, those copied from units of another arithmetic, by its numerics_id"""
+    """rows copied from units encoded with other numerics: numerics_id -> count"""
     corpus: FileRef
-    """the unit's texts"""
+    """the corpus unit, which holds the texts"""
     dropped: tuple[int, ...] = ()
     """rows of the corpus unit without a vector"""
     moments: FileRef | None = None
@@ -33,6 +35,8 @@ class ReleaseUnit(Stored):
 
 
 class IndexFiles(Stored):
+    """The files of an index, how it was built, and what its recall is measured with."""
+
     kind: str
     factory: str
     dim: int
@@ -42,29 +46,33 @@ class IndexFiles(Stored):
     settings: dict[str, Any] = {}
     """nprobe, nlist, fingerprint of the trained quantizer ..."""
     base_ordinals: int = 0
-    """rows of units with an ordinal below this lie in the first part, those of later units in the second"""
+    """units with an ordinal below this are in the first part, later units in the second"""
     delta_ids: int = 0
-    """how many of the release's files of ids, the last ones, are of the second part"""
+    """how many files at the end of the release's `ids` belong to the second part"""
     trained: FileRef | None = None
-    """the empty index that every part was filled from"""
+    """the trained index without vectors, which every part starts from"""
     trained_on: dict[str, float | int | None] = {}
-    """rows, imbalance and recall_at_10 when it was trained: what later nights are compared with"""
+    """rows, imbalance and recall_at_10 at training, the reference for later nights"""
     queries: FileRef | None = None
-    """rows that recall is measured with: addresses and raw vectors"""
+    """addresses and raw vectors of the rows that recall is measured with"""
     truth: FileRef | None = None
-    """their exact neighbours among the live rows"""
+    """exact neighbours of the queries among the live rows"""
 
 
 class Choice(Stored):
-    """One thing that a night decided, and why. what: corpus, encoder, whitening, index ...; numbers: what it was decided by, bounds included."""
+    """One decision of a night and its reason."""
 
     what: str
+    """corpus, encoder, whitening, index ..."""
     chosen: str
     sentence: str
     numbers: dict[str, float | int | None] = {}
+    """measurements that the decision depends on, and their thresholds"""
 
 
 class Gate(Stored):
+    """The result of one quality gate. A release is published if all its gates passed."""
+
     value: float | int | None
     threshold: float | int | None
     passed: bool
@@ -73,12 +81,12 @@ class Gate(Stored):
 
 
 class Whitened(Stored):
-    """What was decided about whitening, and on what: later nights keep it until the vectors have drifted from those."""
+    """The decision about whitening. Later nights keep it until the vectors have drifted."""
 
     fitted: FileRef | None = None
-    """the transform, used or not"""
+    """the transform, whether it is used or not"""
     fitted_on: FileRef
-    """moments of the live rows of that night"""
+    """moments of the live rows on the night of the decision"""
     used: bool
     sentence: str
 
@@ -91,18 +99,18 @@ class EncoderFiles(Stored):
 
 
 class ReleaseManifest(Stored):
-    """Everything a reader or the next night needs, by content. All paths are relative to the root."""
+    """All files and settings of a release. Paths are relative to the root."""
 
     schema_version: int = SCHEMA_VERSION
     release: int = 0
-    """0 while it is a candidate"""
+    """number of the release; 0 for a candidate"""
     parent: int | None = None
     space_id: str
     transform_id: str | None = None
     transform: FileRef | None = None
     whitening: Whitened | None = None
     moments: FileRef | None = None
-    """of the live rows"""
+    """moments of the live rows"""
     canary: FileRef | None = None
     """vectors of the canary texts"""
     numerics: dict[str, int]
@@ -110,9 +118,9 @@ class ReleaseManifest(Stored):
     units: tuple[ReleaseUnit, ...]
     next_ordinal: int
     dead: FileRef | None = None
-    """rows that the units hold and that are not live (Parquet, column address)"""
+    """addresses of rows that the units hold and that are not live (Parquet, column address)"""
     tombstones: FileRef | None = None
-    """those of them that the index still holds; null where it holds live rows only"""
+    """addresses of the dead rows that the index still holds; null if it holds live rows only"""
     index: IndexFiles
     ids: tuple[FileRef, ...]
     encoder: EncoderFiles
@@ -125,27 +133,19 @@ class ReleaseManifest(Stored):
 
     @property
     def id(self) -> str:
-        """sha256 of the content but for its number: what a candidate is named by."""
+        """sha256 of the content except the release number; it names a candidate."""
         return digest_of(self.model_dump(mode="json", exclude={"release"}))
 
     def files(self) -> Iterator[FileRef]:
-        """Every file that this release needs, except its own manifest and the files that its corpus record names.
+        """Yield the files that the release needs, except its manifest and those named by its corpus record.
 
-        Records of units come without size and sha256.
+        References to records of units have no size and no sha256.
         """
-        fitted = (self.whitening.fitted, self.whitening.fitted_on) if self.whitening else ()
+        rows = (self.moments, self.canary, self.dead, self.tombstones, self.corpus)
+        whitening = (self.whitening.fitted, self.whitening.fitted_on) if self.whitening else ()
         index = (self.index.trained, self.index.queries, self.index.truth)
-        single = (
-            self.transform,
-            self.moments,
-            self.canary,
-            self.dead,
-            self.tombstones,
-            self.corpus,
-            *fitted,
-            *index,
-        )
-        yield from (reference for reference in single if reference)
+        optional = (self.transform, *rows, *whitening, *index)
+        yield from (reference for reference in optional if reference)
         yield from (*self.index.files, *self.ids, *self.encoder_files())
         for unit in self.units:
             yield FileRef(path=unit.path, sha256=unit.sha256, rows=unit.rows, bytes=unit.bytes)
@@ -153,16 +153,17 @@ class ReleaseManifest(Stored):
             yield from (reference for reference in (unit.corpus, unit.moments, unit.quarantine) if reference)
 
     def encoder_files(self) -> tuple[FileRef, ...]:
-        """The encoder's files, by their paths below the root."""
+        """Return the encoder's files with paths relative to the root."""
         return tuple(
             file.model_copy(update={"path": f"{self.encoder.path}/{file.path}"})
             for file in self.encoder.files
         )
 
     def paths(self) -> set[str]:
-        """Paths of `files`."""
+        """Return the paths of `files`."""
         return {file.path for file in self.files()}
 
 
 def manifest_path(number: int) -> str:
+    """Return the path of the manifest of release `number`."""
     return f"releases/{number:08d}/manifest.json"

@@ -1,4 +1,4 @@
-"""What a store can do, tried out on a file of our own."""
+"""Checks of the operations that a store supports, on files made for the check."""
 
 import uuid
 from dataclasses import dataclass
@@ -9,28 +9,33 @@ from pipeline.store.base import Store
 
 @dataclass(frozen=True)
 class Probe:
-    """writes: what is written is read back; creates_once: a second creation is refused; deletes: what is deleted is gone."""
+    """Operations that were tried and worked."""
 
     writes: bool
+    """written bytes are read back"""
     creates_once: bool
+    """a second creation is refused"""
     deletes: bool
+    """a deleted file is gone"""
 
 
 def probe(store: Store) -> Probe:
-    """Write and read back, create twice, delete. OSError where not even that is possible."""
+    """Write and read back, create twice and delete a file. Raises OSError if an operation fails."""
     path = f"candidates/probe-{uuid.uuid4().hex}"
     store.write(path, b"written")
     writes = store.read(path) == b"written"
     store.delete(path)
-    creates = (
-        store.create(path, b"first") and not store.create(path, b"second") and store.read(path) == b"first"
-    )
+    once = store.create(path, b"first") and not store.create(path, b"second")
+    creates_once = once and store.read(path) == b"first"
     store.delete(path)
-    return Probe(writes=writes, creates_once=creates, deletes=not store.exists(path))
+    return Probe(writes=writes, creates_once=creates_once, deletes=not store.exists(path))
 
 
 def clock(store: Store) -> float:
-    """The time now, in seconds since 1970, by the clock that stamps the store's files. This machine's own clock may be hours off."""
+    """Return the current time, in seconds since 1970, by the clock that stamps the store's files.
+
+    The clock of this machine may be hours off.
+    """
     path = f"candidates/clock-{uuid.uuid4().hex}"
     store.write(path, b"")
     try:
@@ -40,22 +45,27 @@ def clock(store: Store) -> float:
 
 
 def check_store(store: Store, *, creates_once: bool) -> None:
-    """ConfigError with the remedy where a store cannot do what releases need. creates_once: whether commits live in it."""
+    """Check that the store supports the operations that releases need.
+
+    Args:
+        creates_once: whether the store holds commits, and therefore has to refuse a second creation.
+
+    Raises:
+        ConfigError: an operation is not supported.
+    """
     try:
-        able = probe(store)
+        works = probe(store)
     except OSError as error:
         found = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            store.uri, "a place where files can be written", found, "check the path and the permissions"
-        ) from error
-    if not (able.writes and able.deletes):
-        raise ConfigError(
-            store.uri, "files to be read back as written, and deleted", "otherwise", "check the store"
-        )
-    if creates_once and not able.creates_once:
+        remedy = "check the path and the permissions"
+        raise ConfigError(store.uri, "a writable store", found, remedy) from error
+    if not works.writes:
+        raise ConfigError(store.uri, "files that are read back as written", "other bytes", "check the store")
+    if not works.deletes:
+        raise ConfigError(store.uri, "a deleted file to be gone", "it still exists", "check the store")
+    if creates_once and not works.creates_once:
+        expected, found = "a file to be created only once", "a second creation that replaced the first"
         remedy = (
             "set release.commits_root to a store that has create-once: a shared directory, or another bucket"
         )
-        raise ConfigError(
-            store.uri, "a file to be created only once", "a second creation that replaced the first", remedy
-        )
+        raise ConfigError(store.uri, expected, found, remedy)

@@ -1,4 +1,4 @@
-"""Old releases, old manifests of augmented corpora and abandoned files go; nothing that a kept one needs does."""
+"""Remove old releases, old manifests of augmented corpora, and files that no kept one needs."""
 
 from collections.abc import Sequence
 
@@ -28,19 +28,23 @@ _OWNED = (
     TOP,
 )
 
-_SAMPLES = 10  # files that are shown
+_SAMPLES = 10  # files shown to the user
 
 
 class Pruned(Stored):
-    """What prune removed, or would remove. samples: some of the files, the largest first, with their bytes; folders: bytes by top folder."""
+    """The files that prune removed, or would remove in a dry run."""
 
     kept: tuple[int, ...]
+    """numbers of the releases that are kept"""
     removed: tuple[int, ...]
+    """numbers of the releases that are removed"""
     files: int
     bytes: int
     dry_run: bool = False
     folders: dict[str, int] = {}
+    """bytes by top folder"""
     samples: dict[str, int] = {}
+    """bytes of the largest files, by path"""
 
 
 def prune(
@@ -52,21 +56,28 @@ def prune(
     ignore_leases: bool = False,
     dry_run: bool = False,
 ) -> Pruned:
-    """Remove all but the `keep` releases that were current last, and the files that only the removed ones need.
+    """Remove old releases and manifests of augmented corpora, and the files that only these need.
 
-    The `keep` newest manifests of each augmented corpus stay as well, and everything below evaluations/: no release needs it,
-    every later evaluation takes it over, and it is safe to delete as a whole while none runs.
-    A file that no release names may belong to a night that is running: it goes only once it is older than `grace_s`.
-    Releases whose commits were damaged keep their files.
-    dry_run: say what would be removed, and remove nothing.
-    TransientError while a night is at work: it may take over files that no kept release needs.
-    DataError where a damaged commit leaves open which release is current.
+    Releases whose commits are damaged keep their files. Everything below evaluations/ is kept: later
+    evaluations reuse it, and no release needs it, so that it can be deleted as a whole while no evaluation
+    runs.
+
+    Args:
+        keep: number of releases to keep, those that were current last, and of manifests per augmented corpus.
+        grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
+        now: seconds since 1970 by the store's clock; None asks the store.
+        ignore_leases: run although a night holds a lease.
+        dry_run: report the files without removing them.
+
+    Raises:
+        TransientError: a night is running, which may reuse files that no kept release needs.
+        DataError: a damaged commit leaves open which release is current.
     """
     store, series = releases.store, every(releases.store)
     _refuse_unknown_current(releases)
     now = clock(store) if now is None else now
     if not ignore_leases:
-        _refuse_beside_a_night(store, series, now)
+        _refuse_if_leased(store, series, now)
     kept, dropped = _divided(releases, keep)
     needed = set().union(*(_needs(releases, number) for number in kept))
     needed |= set().union(*(_needs_of_damaged(releases, number) for number in releases.commits.unreadable()))
@@ -74,52 +85,60 @@ def prune(
     for each in series:
         needed |= {path for number in each.numbers()[-keep:] for path in _named(each, number)}
         released |= {path for number in each.numbers()[:-keep] for path in _named(each, number)}
-    young = now - grace_s
-    idle = [entry for top in _OWNED for entry in store.list(top) if entry.path not in needed]
-    doomed = [entry for entry in idle if entry.path in released or entry.modified < young]
-    swept = 0 if dry_run else _remove(store, doomed, young)
+    before = now - grace_s
+    unneeded = [entry for top in _OWNED for entry in store.list(top) if entry.path not in needed]
+    removed = [entry for entry in unneeded if entry.path in released or entry.modified < before]
+    swept = 0 if dry_run else _remove(store, removed, before)
+    largest = sorted(removed, key=lambda entry: -entry.size)[:_SAMPLES]
     return Pruned(
         kept=tuple(sorted(kept)),
         removed=tuple(sorted(dropped)),
-        files=len(doomed),
-        bytes=sum(entry.size for entry in doomed) + swept,
+        files=len(removed),
+        bytes=sum(entry.size for entry in removed) + swept,
         dry_run=dry_run,
-        folders=total({entry.path.partition("/")[0]: entry.size} for entry in doomed),
-        samples={
-            entry.path: entry.size for entry in sorted(doomed, key=lambda entry: -entry.size)[:_SAMPLES]
-        },
+        folders=total({entry.path.partition("/")[0]: entry.size} for entry in removed),
+        samples={entry.path: entry.size for entry in largest},
     )
 
 
 def _refuse_unknown_current(releases: Releases) -> None:
-    """DataError where the newest commit is damaged and no release of its own: it made an older one current."""
+    """Raise DataError if the newest commit is a damaged rollback: the current release is unknown."""
     newest = max(releases.commits.numbers(), default=0)
     if not releases.store.exists(manifest_path(newest)):
         releases.commits.decided(newest)
 
 
-def _refuse_beside_a_night(store: Store, series: Sequence[Series], now: float) -> None:
-    """TransientError that names the command at work."""
+def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
+    """Raise TransientError with the lease of a running command."""
     tops = ("candidates", *(each.folder for each in series))
-    if nights := [entry for top in tops for entry in running(store, now, top)]:
-        found = f"{store.read(nights[0].path).decode()}"
-        remedy = "run prune when that night is over; the lease of a run that was killed ends after 20 minutes, or give --ignore-leases"
-        raise TransientError(f"{store.uri}: prune", "no night at work", found, remedy)
+    if leases := [entry for top in tops for entry in running(store, now, top)]:
+        found = store.read(leases[0].path).decode()
+        remedy = (
+            "run prune after that night has ended; the lease of a killed run expires after 20 minutes, "
+            "or pass --ignore-leases"
+        )
+        raise TransientError(f"{store.uri}: prune", "no running night", found, remedy)
 
 
 def _divided(releases: Releases, keep: int) -> tuple[list[int], list[int]]:
-    """(releases to keep, releases to remove), those that were current last first."""
+    """Return the releases to keep and those to remove, most recently current first."""
     commits = reversed(releases.history())
     recent = list(dict.fromkeys(commit.release for commit in commits if commit.release is not None))
-    there = [number for number in recent if releases.store.exists(manifest_path(number))]
-    return there[:keep], there[keep:]
+    existing = [number for number in recent if releases.store.exists(manifest_path(number))]
+    return existing[:keep], existing[keep:]
 
 
-def _remove(store: Store, doomed: Sequence[Entry], young: float) -> int:
-    """Delete the files, records first: no record without its unit. Bytes freed besides, of what killed writers left."""
-    for entry in sorted(doomed, key=lambda entry: (not entry.path.endswith(".json"), entry.path)):
+def _remove(store: Store, files: Sequence[Entry], before: float) -> int:
+    """Delete the files, and temporary files of killed writers that are older than `before`.
+
+    Records go first, so that no record is ever stored without its unit.
+
+    Returns:
+        The bytes of the temporary files.
+    """
+    for entry in sorted(files, key=lambda entry: (not entry.path.endswith(".json"), entry.path)):
         store.delete(entry.path)
-    return store.sweep(young)
+    return store.sweep(before)
 
 
 def _named(series: Series, number: int) -> set[str]:
@@ -127,13 +146,16 @@ def _named(series: Series, number: int) -> set[str]:
 
 
 def _needs_of_damaged(releases: Releases, number: int) -> set[str]:
-    """Files of the release whose own commit cannot be read; none for a number that has no release. DataError when its manifest is damaged too."""
+    """Return the files of release `number`, whose commit cannot be read; none without such a release.
+
+    Raises:
+        DataError: the manifest of the release is damaged too.
+    """
     manifest = ReleaseManifest.load(releases.store, manifest_path(number))
     if manifest is None:
         return set()
-    say(
-        f"{releases.commits.store.uri_of(commit_path(number))} cannot be read: the files of release {number} are kept; restore it from a copy"
-    )
+    where = releases.commits.store.uri_of(commit_path(number))
+    say(f"{where} cannot be read: the files of release {number} are kept; restore the commit from a copy")
     return _files(releases, manifest)
 
 
@@ -142,14 +164,10 @@ def _needs(releases: Releases, number: int) -> set[str]:
 
 
 def _files(releases: Releases, manifest: ReleaseManifest) -> set[str]:
-    own = {
-        f"releases/{manifest.release:08d}/{name}" for name in ("manifest.json", "report.html", "summary.json")
-    }
-    whitened = (
-        releases.store.list(f"units/whitened/{manifest.transform_id[:16]}") if manifest.transform_id else []
-    )
-    return {
-        *(file.path for file in files_of(releases.store, manifest)),
-        *own,
-        *(entry.path for entry in whitened),
-    }
+    names = ("manifest.json", "report.html", "summary.json")
+    paths = {f"releases/{manifest.release:08d}/{name}" for name in names}
+    paths |= {file.path for file in files_of(releases.store, manifest)}
+    if manifest.transform_id:
+        whitened = f"units/whitened/{manifest.transform_id[:16]}"
+        paths |= {entry.path for entry in releases.store.list(whitened)}
+    return paths

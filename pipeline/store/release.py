@@ -1,4 +1,4 @@
-"""Releases: immutable snapshots with a number, made current by a commit that is created once. Nothing that is published ever changes."""
+"""Releases: numbered, immutable snapshots, each made current by a commit that is created once."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -18,8 +18,9 @@ from pipeline.store.verify import size_faults
 A = TypeVar("A")
 B = TypeVar("B")
 
-_THREADS = 16  # requests at once: an object store answers each in tens of milliseconds
-_GRACE_S = 10.0  # a publisher creates its commit milliseconds after its manifest; one that has not by now was stopped in between
+_THREADS = 16  # concurrent requests: an object store answers each in tens of milliseconds
+# A publisher creates its commit milliseconds after its manifest; a longer gap means that it was stopped.
+_GRACE_S = 10.0
 
 
 class Releases:
@@ -33,73 +34,83 @@ class Releases:
         return f"Releases({self.store!r}{f', {self.commits!r}' if self.commits is not self.store else ''})"
 
     def history(self) -> list[Commit]:
-        """Commits in order of number, void and unreadable ones left out."""
+        """List the commits in order of number, without void and unreadable ones."""
         return self.commits.history()
 
     def current(self) -> ReleaseManifest | None:
-        """The release that is live; None before the first. One whose manifest was changed is passed over, in words."""
+        """Return the current release; None before the first.
+
+        A damaged commit, or a release whose manifest was changed, is skipped with a log line.
+        """
         numbers = self.commits.numbers()
         if damage := self.commits.damage(numbers):
-            say(f"the highest commit is taken as it is, though the sequence is damaged: {damage}")
+            say(f"the highest commit is used although the sequence is damaged: {damage}")
         for number in reversed(numbers):
             if (commit := self.commits.read(number)) is None:
                 where = self.commits.store.uri_of(commit_path(number))
-                say(f"{where} is passed over: it is damaged, or was cut off before it took effect")
+                say(f"{where} is skipped: it is damaged, or was truncated before it took effect")
                 continue
             try:
                 if found := self._content(commit):
                     return ReleaseManifest.from_json(found, self.store.uri_of(str(commit.manifest)))
             except _Changed as changed:
-                say(f"release {commit.release} is passed over: {changed}")
+                say(f"release {commit.release} is skipped: {changed}")
         return None
 
     def get(self, number: int) -> ReleaseManifest:
-        """Release `number`, checked against its commit."""
+        """Return release `number`. Raises DataError if it does not exist or differs from its commit."""
         return self._committed(number)[1]
 
     def chosen(self, number: int | None) -> ReleaseManifest:
-        """Release `number`, or the current one. DataError where there is none."""
+        """Return release `number`, or the current one for None. Raises DataError if there is none."""
         manifest = self.current() if number is None else self.get(number)
         if manifest is None:
-            raise DataError(
-                self.store.uri, "a published release", "none", "run manta nightly first, or check the root"
-            )
+            remedy = "run manta nightly first, or check the root"
+            raise DataError(self.store.uri, "a published release", "none", remedy)
         return manifest
 
     def _committed(self, number: int) -> tuple[Commit, ReleaseManifest]:
-        """Release `number` and a commit of it: its own, which has its number, or a rollback to it."""
+        """Return release `number` and a commit of it: its own (of the same number) or a rollback to it."""
         for commit in chain([self.commits.read(number)], self.commits.newest_first()):
             if commit is not None and commit.release == number and (content := self._content(commit)):
                 return commit, ReleaseManifest.from_json(content, self.store.uri_of(str(commit.manifest)))
-        kept = ", ".join(str(release) for release in self.numbers()) or "none"
-        raise DataError(
-            f"{self.store.uri}: release {number}",
-            "a committed release",
-            "none of that number",
-            f"there are: {kept}",
-        )
+        existing = ", ".join(str(release) for release in self.numbers()) or "none"
+        where, remedy = f"{self.store.uri}: release {number}", f"the existing releases are: {existing}"
+        raise DataError(where, "a committed release", "none with this number", remedy)
 
     def numbers(self) -> list[int]:
-        """Numbers of the committed releases that are still there."""
+        """List the numbers of the committed releases that were not pruned, ascending."""
         committed = sorted({commit.release for commit in self.history() if commit.release is not None})
-        there = _at_once(lambda number: self.store.exists(manifest_path(number)), committed)
-        return [number for number, is_there in zip(committed, there, strict=True) if is_there]
+        existing = _at_once(lambda number: self.store.exists(manifest_path(number)), committed)
+        return [number for number, exists in zip(committed, existing, strict=True) if exists]
 
     def next_ordinal(self) -> int:
-        """The first ordinal that no release has used; 0 without any. They grow with releases' numbers, past a rollback too: no address is given to another row.
+        """Return the first ordinal that no release has used; 0 without releases.
 
-        A number that was reserved and not committed has used none: the same night, started again, gets the same addresses.
+        Ordinals grow with release numbers, also after a rollback, so that no address is ever used for another
+        row. Releases that were reserved and not committed do not count: a night that is started again gets
+        the same addresses.
         """
         used = sorted({*self.numbers(), *self.commits.damaged()})
         paths = (manifest_path(number) for number in reversed(used))
         return next((found.next_ordinal for path in paths if (found := self._readable(path))), 0)
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
-        """The candidate with its number, live. `report(number)` is its HTML.
+        """Make the candidate the current release.
 
-        Of two racing publishers exactly one wins: the number of the commit is what both want, and it is created once.
-        PublishConflict when another run has published since `candidate.parent`, RootHeld while the root is held, TransientError when a file of the
-        candidate is gone; then nothing was changed.
+        Exactly one of two racing publishers wins: both try to create the commit of the same number. After an
+        error nothing was changed.
+
+        Args:
+            report: returns the HTML report for a release number.
+
+        Returns:
+            The manifest with its release number.
+
+        Raises:
+            PublishConflict: another run has published since `candidate.parent`.
+            RootHeld: the root is held.
+            TransientError: a file of the candidate is missing.
         """
         number = self.commits.next_number()
         while True:
@@ -112,7 +123,7 @@ class Releases:
             number += 1
 
     def rollback(self, number: int) -> Commit:
-        """Make the older release `number` current again by a new commit. ConfigError while the root is held."""
+        """Make release `number` current again by a new commit. Raises ConfigError if the root is held."""
         published, _ = self._committed(number)
         while True:
             self._refuse_change(number)
@@ -120,11 +131,17 @@ class Releases:
                 return commit
 
     def hold(self, number: int | None = None, reason: str = "") -> Commit:
-        """Keep release `number`, without one the current release, current until `unhold`.
+        """Keep a release current until `unhold`.
 
-        A release that is held already stays held by its own commit. The hold takes a number of the sequence: a night
-        that is about to publish finds the number taken, and then the hold.
-        DataError without a release; ConfigError while another release is held.
+        A release that is held already stays held by its own commit. The hold takes a number of the sequence:
+        a night that is about to publish finds the number taken, and then the hold.
+
+        Args:
+            number: the release; None holds the current one.
+
+        Raises:
+            DataError: there is no such release.
+            ConfigError: another release is held.
         """
         while True:
             current = self.current() if number is None else None
@@ -139,7 +156,7 @@ class Releases:
                 return commit
 
     def unhold(self) -> Commit | None:
-        """End the hold: the next night publishes again. None where nothing was held."""
+        """End the hold, so that the next night publishes again. Returns None if nothing was held."""
         while (held := self.commits.hold()) is not None:
             if commit := self._appended(held, "unhold"):
                 return commit
@@ -148,13 +165,13 @@ class Releases:
     def _appended(
         self, of: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
     ) -> Commit | None:
-        """The release of commit `of`, committed again; None when another commit took the number."""
+        """Commit the release of commit `of` once more. Returns None if another commit took the number."""
         update = {"commit": self.commits.next_number(), "kind": kind, "committed_at": now(), "reason": reason}
         commit = of.model_copy(update=update)
         return commit if self.commits.create(commit) else None
 
     def _refuse_change(self, number: int) -> None:
-        """ConfigError where release `number` cannot become current, because the root is held."""
+        """Raise ConfigError if release `number` cannot become current because the root is held."""
         if held := self.commits.hold():
             found = f"release {held.release} held since {held.committed_at}"
             remedy = f"end the hold first: manta releases release {self.store.uri}"
@@ -165,7 +182,11 @@ class Releases:
             raise RootHeld(int(held.release or 0), held.committed_at, self.store.uri, held.reason)
 
     def _reserve(self, release: ReleaseManifest) -> bool:
-        """Whether the number is ours. One that another run reserved and does not commit within the grace time is made void, so it can never commit late."""
+        """Reserve the release's number. Returns False if another run has reserved it.
+
+        If the other run does not commit within the grace time, a void commit takes the number, so that the
+        run cannot commit later.
+        """
         if self._is_reserved(manifest_path(release.release), release):
             return True
         deadline = time.monotonic() + _GRACE_S
@@ -175,16 +196,17 @@ class Releases:
         return False
 
     def _is_reserved(self, path: str, release: ReleaseManifest) -> bool:
-        """Whether the manifest of that number is this release's. Where commits lie apart, because the store has no create-once, they settle that too."""
+        """Store the manifest. Returns False if another run has stored one under this number.
+
+        If the store has no create-once, commits are in another store, and a claim file beside them decides.
+        """
         content = release.to_json()
         commits = self.commits.store
         if commits is self.store:
             return self.store.create(path, content) or self.store.read(path) == content
-        mine, claim = (
-            sha256(content).hexdigest().encode(),
-            commit_path(release.release).replace(".json", ".claim"),
-        )
-        if not commits.create(claim, mine) and commits.read(claim) != mine:
+        digest = sha256(content).hexdigest().encode()
+        claim = commit_path(release.release).replace(".json", ".claim")
+        if not commits.create(claim, digest) and commits.read(claim) != digest:
             return False
         self.store.write(path, content)
         return True
@@ -208,22 +230,21 @@ class Releases:
             raise PublishConflict(number=current.release, winner=current.id)
 
     def _refuse_if_pruned(self, candidate: ReleaseManifest) -> None:
-        if gone := [fault for fault in size_faults(self.store, candidate) if fault.missing]:
-            expected, found = "a file that the new release needs", "none: a prune ran beside this night"
-            raise TransientError(
-                self.store.uri_of(gone[0].path), expected, found, "run again: what is gone is made again"
-            )
+        if missing := [fault for fault in size_faults(self.store, candidate) if fault.missing]:
+            expected, found = "a file that the new release needs", "no such file: prune ran during this night"
+            remedy = "run again: missing files are made again"
+            raise TransientError(self.store.uri_of(missing[0].path), expected, found, remedy)
 
     def _readable(self, path: str) -> ReleaseManifest | None:
         try:
             return ReleaseManifest.load(self.store, path)
-        except OtherSchema:  # its ordinals are used, and unknown
+        except OtherSchema:  # the release uses ordinals that this version cannot read
             raise
-        except DataError:  # damaged: `current` passes it over, so nobody reads its units by ordinal
+        except DataError:  # `current` skips a damaged release, so its ordinals are never read
             return None
 
     def _content(self, commit: Commit) -> bytes | None:
-        """The manifest that was committed; None when it was pruned, or for a void commit."""
+        """Return the manifest of a commit; None for a void commit, or if the release was pruned."""
         if commit.manifest is None or commit.sha256 is None:
             return None
         try:
@@ -231,19 +252,17 @@ class Releases:
         except FileNotFoundError:  # pruned
             return None
         if (found := sha256(content).hexdigest()) != commit.sha256:
-            where, remedy = (
-                self.store.uri_of(commit.manifest),
-                "it was changed after it was published: restore it, or roll back to another release",
-            )
+            where = self.store.uri_of(commit.manifest)
+            remedy = "it was changed after it was published: restore it, or roll back to another release"
             raise _Changed(where, f"sha256 {commit.sha256[:16]}...", f"{found[:16]}...", remedy)
         return content
 
 
 class _Changed(DataError):
-    """A manifest is not the one that was committed."""
+    """A manifest differs from the one that was committed."""
 
 
 def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
-    """call(each), in order."""
+    """Apply `call` to each item in threads; results in order."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(call, of))

@@ -16,11 +16,15 @@ from pipeline.store.base import Entry, Store, checked, verified
 from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.retry import retrying
 
-_WHOLE_READ = 256 << 20  # bytes: up to here an object is read whole; beyond, a reader seeks
+# Bytes. Larger objects are opened as a seekable reader instead of being read into memory.
+_WHOLE_READ = 256 << 20
 
 
 class ObjectStore(Store):
-    """A prefix of an object store, through fsspec. Credentials and endpoint come from the environment and travel nowhere."""
+    """A prefix of an object store, through fsspec.
+
+    Credentials and endpoint come from the environment of each process; they are never pickled or stored.
+    """
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
@@ -28,7 +32,7 @@ class ObjectStore(Store):
 
     @property
     def _fs(self) -> Any:
-        """The file system; fsspec keeps one instance per process and settings."""
+        """The fsspec file system; fsspec keeps one instance per process and settings."""
         import fsspec
 
         try:
@@ -43,7 +47,7 @@ class ObjectStore(Store):
     def read_checked(self, path: str, sha256: str) -> bytes:
         try:
             return super().read_checked(path, sha256)
-        except DataError:  # what was damaged on the way comes whole the second time
+        except DataError:  # the transfer may have damaged the content: read it once more
             return super().read_checked(path, sha256)
 
     def write(self, path: str, data: bytes) -> None:
@@ -62,44 +66,42 @@ class ObjectStore(Store):
             return True
 
         created = retrying(attempt, self.uri_of(path))
-        # a first try may have stored the object and lost its answer: then the object that is in the way is ours
+        # An earlier attempt may have stored the object and lost the response: then the object is ours.
         return created or (attempts > 1 and self.read(path) == data)
 
     def put(self, local: Path, path: str) -> None:
-        retrying(
-            lambda: self._fs.put_file(str(local), self._key(path), callback=_headway()), self.uri_of(path)
-        )
+        key = self._key(path)
+        retrying(lambda: self._fs.put_file(str(local), key, callback=_headway()), self.uri_of(path))
         local.unlink()
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         status = self._status(path)
-        if status["size"] > _WHOLE_READ:
-            return (
-                pa.memory_map(str(self.local(path, sha256)))
-                if sha256 is not None
-                else self._reader(path, status)
-            )
-        return pa.BufferReader(self.read(path) if sha256 is None else self.read_checked(path, sha256))
+        large = status["size"] > _WHOLE_READ
+        if sha256 is None:
+            return self._reader(path, status) if large else pa.BufferReader(self.read(path))
+        if large:
+            return pa.memory_map(str(self.local(path, sha256)))
+        return pa.BufferReader(self.read_checked(path, sha256))
 
     def local(self, path: str, sha256: str | None = None) -> Path:
         status = self._status(path)
         size = int(status["size"])
         name = sha256 or hashlib.sha256(f"{self.uri_of(path)} {_stamp(status)}".encode()).hexdigest()
-        place = cache_directory() / name[:2] / (name + PurePosixPath(path).suffix)
+        cached = cache_directory() / name[:2] / (name + PurePosixPath(path).suffix)
 
-        def whole(copy: Path) -> bool:
+        def complete(copy: Path) -> bool:
             return copy.stat().st_size == size and (sha256 is None or digest_of_file(copy) == sha256)
 
         def build(copy: Path) -> None:
             self._download(path, status, copy)
-            if not whole(copy):  # damaged on the way: once more
+            if not complete(copy):  # the transfer may have damaged the content: download it once more
                 self._download(path, status, copy)
             verified(copy, sha256, self.uri_of(path))
 
-        return kept(place, build, whole)
+        return kept(cached, build, complete)
 
-    def fetch(self, path: str, place: Path) -> None:
-        self._download(path, self._status(path), place)
+    def fetch(self, path: str, target: Path) -> None:
+        self._download(path, self._status(path), target)
 
     def size(self, path: str) -> int | None:
         try:
@@ -108,7 +110,7 @@ class ObjectStore(Store):
             return None
 
     def entry(self, path: str) -> Entry | None:
-        """The file alone, as a listing shows it; None when there is none."""
+        """Return the file's entry as `list` would, without listing. None if the file does not exist."""
         try:
             return entries_of([(path, self._status(path))])[0]
         except FileNotFoundError:
@@ -118,27 +120,23 @@ class ObjectStore(Store):
         top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
         below = f"{self._prefix}/"
-        named = (
-            (name.removeprefix(below), status) for name, status in found.items() if name.startswith(below)
-        )
-        return entries_of([(name, status) for name, status in named if name.endswith(suffix)])
+        keys = [key for key in found if key.startswith(below) and key.endswith(suffix)]
+        return entries_of([(key.removeprefix(below), found[key]) for key in keys])
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             retrying(lambda: self._fs.rm_file(self._key(path)), self.uri_of(path))
 
-    def _download(self, path: str, status: dict[str, Any], place: Path) -> None:
-        retrying(
-            lambda: self._fs.get_file(self._key(path), str(place), callback=_headway()), self.uri_of(path)
-        )
+    def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
+        key = self._key(path)
+        retrying(lambda: self._fs.get_file(key, str(target), callback=_headway()), self.uri_of(path))
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
-        return pa.PythonFile(
-            retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r"
-        )
+        stream = retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path))
+        return pa.PythonFile(stream, mode="r")
 
     def _status(self, path: str) -> dict[str, Any]:
-        """size and whatever tells the content apart; FileNotFoundError where there is no such file."""
+        """Return the size and the fields that identify the content. Raises FileNotFoundError."""
         return dict(retrying(lambda: self._fs.info(self._key(path)), self.uri_of(path)))
 
     def _key(self, path: str) -> str:
@@ -146,19 +144,23 @@ class ObjectStore(Store):
 
 
 def _headway() -> Any:
-    """For fsspec to call at every piece of a file that has come or gone."""
+    """Return an fsspec callback that reports headway for every transferred chunk of a file."""
     from fsspec.callbacks import Callback
 
     return Callback(hooks={"headway": lambda size, value, **_: headway()})
 
 
 def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:
-    """In path order; a key that is no path of a file (a//b, a/../b, a/) belongs to somebody else."""
-    mine = [(name, status) for name, status in found if _is_path(name)]
-    return sorted(
-        (Entry(name, int(status["size"]), _stamp(status), _modified(status)) for name, status in mine),
-        key=lambda entry: entry.path,
-    )
+    """Convert (path, status) pairs to entries in path order.
+
+    Keys that are not paths of files (a//b, a/../b, a/) were not made by this store and are left out.
+    """
+    entries = [
+        Entry(path, int(status["size"]), _stamp(status), _modified(status))
+        for path, status in found
+        if _is_path(path)
+    ]
+    return sorted(entries, key=lambda entry: entry.path)
 
 
 def _is_path(name: str) -> bool:
@@ -169,12 +171,11 @@ def _is_path(name: str) -> bool:
 
 
 def _stamp(status: dict[str, Any]) -> str:
-    return str(
-        status.get("ETag") or status.get("etag") or status.get("LastModified") or status.get("mtime") or ""
-    ).strip('"')
+    values = (status.get(name) for name in ("ETag", "etag", "LastModified", "mtime"))
+    return str(next((value for value in values if value), "")).strip('"')
 
 
 def _modified(status: dict[str, Any]) -> float:
-    """Now where the store does not tell: what may be new is not taken for old."""
+    """Return the modification time, or the current time if the store has none: the file may be new."""
     when = status.get("LastModified") or status.get("mtime") or status.get("updated")
     return when.timestamp() if isinstance(when, datetime) else float(when or time.time())

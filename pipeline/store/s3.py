@@ -1,6 +1,11 @@
-"""A store below a prefix of an S3 bucket: conditional creation whose lost answers are resolved, parts that are tried again one by one, one client per process.
+"""A store below a prefix of an S3 bucket.
 
-MANTA_STORE_TIMEOUT_S (30) is how long one answer may take, MANTA_STORE_DEADLINE_S (120) how long a call is tried again. AWS_ENDPOINT_URL names another server.
+Files are created by conditional writes; if the response to such a write was lost, the object itself shows who
+wrote it. Large files go in parts, each retried alone. A process has one client for all its threads.
+
+Environment variables: MANTA_STORE_TIMEOUT_S, the limit for one response (default 30 seconds);
+MANTA_STORE_DEADLINE_S, the limit for a call with its retries (default 120 seconds); AWS_ENDPOINT_URL, the
+server.
 """
 
 import asyncio
@@ -27,25 +32,25 @@ from pipeline.store.retry import answer_of, retrying, seconds
 A = TypeVar("A")
 B = TypeVar("B")
 
-_CALLS_AT_ONCE = 32  # of one process, all its threads together; more of them wait for their turn
-_PARTS_AT_ONCE = 8  # of one file, 128 MiB in memory
-_PART = 16 << 20  # bytes; S3 takes at least 5 MiB
-_MOST_PARTS = 10_000  # S3's limit
-_ONE_CALL = 2 * _PART  # bytes: up to here an object goes and comes in one call
+_MAX_CALLS = 32  # concurrent calls of one process; further threads wait
+_MAX_PARTS_AT_ONCE = 8  # parts of one file in transfer: 128 MiB in memory
+_PART = 16 << 20  # bytes of a part; S3 requires at least 5 MiB
+_MAX_PARTS = 10_000  # limit of S3
+_ONE_CALL = 2 * _PART  # bytes; larger objects are transferred in parts
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
-_SLOWEST = 256 << 10  # bytes/s: a body that moves more slowly counts as stuck
-_PIECE = 1 << 20  # bytes of a body that are taken at once
-_SIGN_S = 1.0  # between two signs that a call is under way
-_MARK = "manta-writer"  # metadata of an object: which call wrote it
+_SLOWEST = 256 << 10  # bytes/s; slower uploads time out
+_CHUNK = 1 << 20  # bytes of a response read at once
+_HEADWAY_S = 1.0  # between two reports of headway while a call runs
+_MARK = "manta-writer"  # key of an object's metadata; the value identifies the call that wrote it
 _BUCKET = re.compile(r"(arn:[^/]*/[^/]+|[^/]+)/?(.*)")
 
 _clients: dict[tuple[object, ...], Any] = {}
 _making = threading.Lock()
-_turns = threading.BoundedSemaphore(_CALLS_AT_ONCE)
+_turns = threading.BoundedSemaphore(_MAX_CALLS)
 
 
 def client() -> Any:
-    """The s3fs file system of this process, for all its threads. It makes each call once: `retrying` is what tries again."""
+    """Return the s3fs file system, shared by the threads of this process. Only `retrying` retries."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     timeout = seconds("MANTA_STORE_TIMEOUT_S", _ANSWER_S)
     key = (os.getpid(), endpoint, timeout)
@@ -62,7 +67,7 @@ def _connected(endpoint: str | None, timeout: float) -> Any:
         raise ConfigError("s3://", "the package s3fs", str(error), "pip install s3fs") from None
     config = {
         "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "max_pool_connections": _CALLS_AT_ONCE,
+        "max_pool_connections": _MAX_CALLS,
         "connect_timeout": _CONNECT_S,
         "read_timeout": timeout,
     }
@@ -75,17 +80,22 @@ def _connected(endpoint: str | None, timeout: float) -> Any:
 
 @dataclass(frozen=True)
 class _Content:
-    """What is to be stored. piece(start, end): those bytes; threads may ask at once."""
+    """Bytes to be stored."""
 
     size: int
     piece: Callable[[int, int], bytes]
+    """piece(start, end) returns the bytes from start to end; must be thread-safe"""
 
     def ranges(self) -> list[tuple[int, int]]:
-        return _ranges(self.size, max(_PART, -(-self.size // _MOST_PARTS)))
+        return _ranges(self.size, max(_PART, -(-self.size // _MAX_PARTS)))
 
 
 class S3Store(ObjectStore):
-    """A prefix of a bucket. A store that refuses conditional writes is treated as one that ignores them: `probe` tells, and commits have to lie elsewhere."""
+    """A prefix of a bucket.
+
+    On a server without conditional writes, `create` replaces an existing file: `probe` detects this, and
+    commits must then be stored elsewhere.
+    """
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
@@ -120,7 +130,7 @@ class S3Store(ObjectStore):
         return entries_of(found)
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """Names of the files in the directory `prefix` itself, in order; what lies in directories below it is not listed."""
+        """List the names of the files directly in the directory `prefix`, in order."""
         found = entries_of([*self._listed(prefix, Delimiter="/")])
         return tuple(entry.path.rpartition("/")[2] for entry in found)
 
@@ -140,29 +150,23 @@ class S3Store(ObjectStore):
             self._call_on(path, "delete_object")
 
     def sweep(self, before: float) -> int:
-        """Uploads that killed writers began `before` are given up; how many bytes that frees S3 does not tell."""
+        """Abort uploads that killed writers began `before`. Returns 0: S3 does not report the bytes freed."""
         page = self._call("list_multipart_uploads", self.uri, Prefix=self._below)
         for upload in page.get("Uploads", ()):
             if upload["Initiated"].timestamp() < before:
+                key, upload_id = upload["Key"], upload["UploadId"]
                 with contextlib.suppress(FileNotFoundError):
-                    self._call(
-                        "abort_multipart_upload", self.uri, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
+                    self._call("abort_multipart_upload", self.uri, Key=key, UploadId=upload_id)
         return 0
 
     def _store(self, path: str, content: _Content, *, once: bool) -> bool:
-        """False where the object was there before and `once` is asked for."""
+        """Write the object. Returns False if `once` is set and the object existed before."""
         mark = uuid.uuid4().hex
         condition = {"IfNoneMatch": "*"} if once else {}
         try:
             if content.size <= _ONE_CALL:
-                self._call_on(
-                    path,
-                    "put_object",
-                    Body=content.piece(0, content.size),
-                    Metadata={_MARK: mark},
-                    **condition,
-                )
+                body = content.piece(0, content.size)
+                self._call_on(path, "put_object", Body=body, Metadata={_MARK: mark}, **condition)
             else:
                 self._in_parts(path, content, mark, condition)
         except OSError as error:
@@ -171,7 +175,8 @@ class S3Store(ObjectStore):
                 return self._store(path, content, once=False)
             if not once or not (isinstance(error, FileExistsError) or status == 412):
                 raise
-            # the connection may have lost the answer of a call that did create it, and made the call again by itself: then what is in the way is ours
+            # The HTTP client may have lost the response to a call that created the object, and repeated
+            # the call: then the existing object is ours.
             return self._is_by(path, mark)
         return True
 
@@ -180,45 +185,39 @@ class S3Store(ObjectStore):
 
         def send(part: tuple[int, tuple[int, int]]) -> dict[str, Any]:
             number, (start, end) = part
-            answer = self._call_on(
-                path, "upload_part", UploadId=upload, PartNumber=number, Body=content.piece(start, end)
-            )
+            body = content.piece(start, end)
+            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=body)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         try:
-            parts = _at_once(send, enumerate(content.ranges(), 1))
-            self._call_on(
-                path,
-                "complete_multipart_upload",
-                UploadId=upload,
-                MultipartUpload={"Parts": parts},
-                **condition,
-            )
-        except FileNotFoundError as error:  # no such upload any more: the answer of a completion was lost, or somebody gave the upload up
+            parts = {"Parts": _at_once(send, enumerate(content.ranges(), 1))}
+            complete = "complete_multipart_upload"
+            self._call_on(path, complete, UploadId=upload, MultipartUpload=parts, **condition)
+        except FileNotFoundError as error:
+            # The upload is gone: it was completed and the response was lost, or another process aborted it.
             if not self._is_by(path, mark):
+                where = self.uri_of(path)
                 if condition and self.exists(path):
-                    raise FileExistsError(self.uri_of(path)) from error
-                raise TransientError(
-                    self.uri_of(path), "its upload to be there", str(error), "run again"
-                ) from error
+                    raise FileExistsError(where) from error
+                raise TransientError(where, "an upload in progress", str(error), "run again") from error
         except (OSError, PipelineError):
             with contextlib.suppress(OSError, PipelineError):
                 self._call_on(path, "abort_multipart_upload", UploadId=upload)
             raise
 
     def _is_by(self, path: str, mark: str) -> bool:
-        """Whether the object at `path` was written by the call with that mark."""
+        """Return whether the object at `path` was written by the call with that mark."""
         try:
             return bool(self._call_on(path, "head_object").get("Metadata", {}).get(_MARK) == mark)
         except FileNotFoundError:
             return False
 
-    def _download(self, path: str, status: dict[str, Any], place: Path) -> None:
+    def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
         size, etag = int(status["size"]), status["ETag"]
         if size <= _ONE_CALL:
-            place.write_bytes(self._get(path, IfMatch=etag))
+            target.write_bytes(self._get(path, IfMatch=etag))
             return
-        with place.open("wb") as stream:
+        with target.open("wb") as stream:
             stream.truncate(size)
 
             def take(span: tuple[int, int]) -> None:
@@ -234,19 +233,16 @@ class S3Store(ObjectStore):
         return self._get(path, IfMatch=etag, Range=f"bytes={start}-{end - 1}")
 
     def _get(self, path: str, **conditions: str) -> bytes:
-        """The object, or a range of it. TransientError where it is no more the one that was asked for."""
+        """Read the object, or a range of it. Raises TransientError if it was replaced meanwhile."""
         arguments = {"Bucket": self._bucket, "Key": self._key(path), **conditions}
         try:
             return retrying(lambda: _answered(_body, arguments), self.uri_of(path))
         except OSError as error:
             if answer_of(error)[1] != 412:
                 raise
-            raise TransientError(
-                self.uri_of(path),
-                "one content while it is read",
-                "another one",
-                "run again when nobody writes it",
-            ) from error
+            expected, found = "the same content while it is read", "the object was replaced"
+            remedy = "run again when no other process writes it"
+            raise TransientError(self.uri_of(path), expected, found, remedy) from error
 
     def _status(self, path: str) -> dict[str, Any]:
         found = self._call_on(path, "head_object")
@@ -256,19 +252,18 @@ class S3Store(ObjectStore):
         return self._call(verb, self.uri_of(path), Key=self._key(path), **arguments)
 
     def _call(self, verb: str, where: str, **arguments: Any) -> dict[str, Any]:
-        return dict(
-            retrying(lambda: _answered(_called, {"verb": verb, "Bucket": self._bucket, **arguments}), where)
-        )
+        call = {"verb": verb, "Bucket": self._bucket, **arguments}
+        return dict(retrying(lambda: _answered(_called, call), where))
 
     def _key(self, path: str) -> str:
         return self._below + checked(path)
 
 
 class _Spans(io.RawIOBase):
-    """An object as a seekable stream; each read is a call for that range."""
+    """An object as a seekable stream. Each read requests that range."""
 
     def __init__(self, span: Callable[[int, int], bytes], size: int) -> None:
-        self._span, self._size, self._place = span, size, 0
+        self._span, self._size, self._position = span, size, 0
 
     def readable(self) -> bool:
         return True
@@ -277,26 +272,25 @@ class _Spans(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = max(
-            0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        )
-        return self._place
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        end = min(self._size, self._place + len(buffer))
-        if end <= self._place:
+        end = min(self._size, self._position + len(buffer))
+        if end <= self._position:
             return 0
-        content = self._span(self._place, end)
+        content = self._span(self._position, end)
         buffer[: len(content)] = content
-        self._place = end
+        self._position = end
         return len(content)
 
 
 def _answered(call: Callable[[Any, dict[str, Any]], Coroutine[Any, Any, A]], arguments: dict[str, Any]) -> A:
-    """What one call gives, once it is its turn."""
+    """Make one call, after waiting until fewer than _MAX_CALLS are running, and return its result."""
     from fsspec.asyn import sync
 
     files = client()
@@ -306,29 +300,37 @@ def _answered(call: Callable[[Any, dict[str, Any]], Coroutine[Any, Any, A]], arg
 
 
 async def _called(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The answer; TimeoutError when it takes longer than set, and than the body that goes up may take.
+    """Return the response of one call of the S3 API.
 
-    The HTTP client's own time-out does not do: it is off while a PUT that waited for `100 Continue` waits for its answer.
+    The limit allows for the time that an upload of the body takes. The HTTP client's own timeout is not
+    enough: it does not apply while a PUT that waited for `100 Continue` waits for its response.
+
+    Raises:
+        TimeoutError: the call took longer than the limit.
     """
     limit = seconds("MANTA_STORE_TIMEOUT_S", _ANSWER_S) + len(arguments.get("Body", b"")) / _SLOWEST
     rest = {name: value for name, value in arguments.items() if name != "verb"}
     call = asyncio.ensure_future(asyncio.wait_for(files._call_s3(arguments["verb"], **rest), limit))
-    while not (await asyncio.wait([call], timeout=_SIGN_S))[0]:
-        headway()  # how much of a body has gone up is not told, but it goes at least as fast as the limit wants
+    while not (await asyncio.wait([call], timeout=_HEADWAY_S))[0]:
+        headway()  # the progress of an upload is unknown, but the limit ends one that is too slow
     return dict(call.result())
 
 
 async def _body(files: Any, arguments: dict[str, Any]) -> bytes:
-    """An object's bytes, all that its answer announced; for as long as they come, there is no limit."""
+    """Read an object. There is no limit on the whole transfer as long as bytes keep arriving.
+
+    Raises:
+        ConnectionResetError: fewer bytes arrived than the response announced.
+    """
     answer = await _called(files, {"verb": "get_object", **arguments})
-    pieces = []
+    chunks = []
     async with answer["Body"] as stream:
-        while piece := await stream.read(_PIECE):
-            pieces.append(piece)
+        while chunk := await stream.read(_CHUNK):
+            chunks.append(chunk)
             headway()
-    content = b"".join(pieces)
+    content = b"".join(chunks)
     if len(content) != answer["ContentLength"]:
-        raise ConnectionResetError(f"{len(content)} of {answer['ContentLength']} bytes came")
+        raise ConnectionResetError(f"received {len(content)} of {answer['ContentLength']} bytes")
     return content
 
 
@@ -337,8 +339,8 @@ def _ranges(size: int, step: int) -> list[tuple[int, int]]:
 
 
 def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
-    """call(each), in order; after an error what has not begun does not begin."""
-    with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+    """Apply `call` to each item in threads. After an error, calls that have not begun are cancelled."""
+    with ThreadPoolExecutor(_MAX_PARTS_AT_ONCE) as pool:
         calls = [pool.submit(call, each) for each in of]
         try:
             return [each.result() for each in calls]

@@ -1,4 +1,4 @@
-"""Arrow schemas of stored units, and how vectors lie in them."""
+"""Arrow schemas of stored units, and conversions between vector columns and matrices."""
 
 from collections.abc import Sequence
 
@@ -25,17 +25,21 @@ QUARANTINE = pa.schema(
 
 
 def carried_name(kept: str) -> str:
-    """Column of a corpus unit that carries a kept column: its own name, or kept.<name> where the unit has a use of its own for that."""
+    """Return the corpus unit's name for a kept column: its own, or kept.<name> if that is reserved."""
     return f"{_CARRIED}{kept}" if kept in _OWN or kept.startswith(_CARRIED) else kept
 
 
 def kept_name(carried: str) -> str:
-    """The kept column's name back from `carried_name`."""
+    """Return the kept column's own name: the inverse of `carried_name`."""
     return carried.removeprefix(_CARRIED)
 
 
 def corpus_schema(id_type: pa.DataType, kept: Sequence[pa.Field] = ()) -> pa.Schema:
-    """Rows of a corpus unit: id, text as the tokenizer gets it, its content key, kept columns (`carried_name`), and where the row came from."""
+    """Return the schema of corpus units.
+
+    The columns are the id, the text as the tokenizer gets it, its content key, the kept columns (named by
+    `carried_name`), and the input file and row that the text came from.
+    """
     return pa.schema(
         [
             pa.field("id", id_type, nullable=False),
@@ -56,7 +60,11 @@ def vectors_schema(
     space_id: str,
     dtype: str = "float32",
 ) -> pa.Schema:
-    """Rows of an embedding unit: the user's id column, the content key, the raw vector (fixed size, nothing nullable), kept columns."""
+    """Return the schema of embedding units.
+
+    The columns are the user's id column, the content key, the raw vector (of `dim` elements, not nullable),
+    and the kept columns.
+    """
     element = pa.float16() if dtype == "float16" else pa.float32()
     vector = pa.list_(pa.field("element", element, nullable=False), dim)
     return pa.schema(
@@ -71,15 +79,14 @@ def vectors_schema(
 
 
 def vector_column(vectors: np.ndarray, field: pa.Field) -> pa.Array:
-    """(n, dim) as a FixedSizeList array of the field's type."""
-    flat = pa.array(
-        np.ascontiguousarray(vectors).reshape(-1).astype(field.type.value_type.to_pandas_dtype(), copy=False)
-    )
+    """Return (n, dim) vectors as a FixedSizeList array of the field's type."""
+    dtype = field.type.value_type.to_pandas_dtype()
+    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1).astype(dtype, copy=False))
     return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
 
 
 def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """(n, dim) view of a FixedSizeList column, without a copy where it lies in one chunk."""
+    """Return a FixedSizeList column as (n, dim), without a copy if it has one chunk."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
@@ -87,7 +94,7 @@ def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def writer_options(schema: pa.Schema) -> dict[str, object]:
-    """Parquet options: text compressed; vectors plain, since dictionaries, statistics and compression only cost time on them."""
+    """Return the Parquet options for a schema. Vectors are not compressed: it would save no space."""
     vectors = "vector" in schema.names
     return {
         "compression": "NONE" if vectors else "zstd",
@@ -98,13 +105,9 @@ def writer_options(schema: pa.Schema) -> dict[str, object]:
 
 
 def checked_space(file: pq.ParquetFile, name: str, space_id: str) -> pq.ParquetFile:
-    """`file` itself when its vectors are of that space, else SpaceMismatch that names both."""
+    """Return `file`. Raises SpaceMismatch, naming `name`, if its vectors are of another space."""
     found = (file.schema_arrow.metadata or {}).get(SPACE_ID, b"none").decode()
     if found != space_id:
-        raise SpaceMismatch(
-            name,
-            f"vectors of space {space_id}",
-            f"space {found}",
-            "vectors of two spaces cannot be compared: encode again",
-        )
+        remedy = "vectors of two spaces cannot be compared: encode again"
+        raise SpaceMismatch(name, f"vectors of space {space_id}", f"space {found}", remedy)
     return file

@@ -1,4 +1,4 @@
-"""Opening the store at a path or URI."""
+"""Open the store at a path or URI."""
 
 import os
 from pathlib import Path
@@ -13,20 +13,21 @@ from pipeline.store.s3 import S3Store
 
 
 def open_store(uri: str | Path) -> Store:
-    """The store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix). ConfigError for one with credentials in it, and for what is none."""
+    """Open the store at a directory, a file:// URI, or any URI that fsspec knows (s3://bucket/prefix).
+
+    Raises:
+        ConfigError: the URI contains credentials, is empty, or names a file.
+    """
     text = str(uri)
     refuse_credentials(text)
     if not text or "\0" in text:
-        raise ConfigError(
-            "the root of a store", "a directory or a URI such as s3://bucket/prefix", repr(text), "name one"
-        )
+        expected = "a directory or a URI such as s3://bucket/prefix"
+        raise ConfigError("the root of a store", expected, repr(text), "name one")
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
         if os.path.isfile(path):
-            raise ConfigError(
-                text, "a directory", "a file", "name the directory that it is in, or another one"
-            )
+            raise ConfigError(text, "a directory", "a file", "name the directory of the file, or another one")
         return LocalStore(os.path.abspath(path))
     if scheme in ("s3", "s3a"):
         return S3Store(scheme + "://" + text.partition("://")[2].rstrip("/"))
@@ -34,9 +35,10 @@ def open_store(uri: str | Path) -> Store:
 
 
 def store_of(file: str) -> tuple[Store, str]:
-    """The store in which a single file lies, given by path or URI, and its path there. A link on this machine's disk is followed."""
-    place = (
-        file if "://" in file else str(Path(file).expanduser().resolve())
-    )  # below a root no link may lead out
-    parent, _, name = place.rpartition("/")
+    """Open the store of the folder that holds `file`, a path or URI, and return it with the file's name.
+
+    Symbolic links on this machine's disk are resolved first: a store refuses links that lead out of its root.
+    """
+    resolved = file if "://" in file else str(Path(file).expanduser().resolve())
+    parent, _, name = resolved.rpartition("/")
     return open_store(parent or "/"), name

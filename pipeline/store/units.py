@@ -1,4 +1,7 @@
-"""Records of finished units and what they add up to. Equal work gives equal records: no time, host or attempt in any of them."""
+"""Records of finished units, and manifests made of them.
+
+Equal work gives equal records: they contain no time, host or number of attempts.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,23 +12,32 @@ from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
 from pipeline.store.base import Store, changed
 
-SCHEMA_VERSION = 1  # of manifests; a change that older versions would misread raises it
+SCHEMA_VERSION = 1  # of manifests; increased by changes that older versions would misread
 _SEAL = "seal"
 
 
 class Stored(Settings):
-    """A value kept as one JSON file, with a seal: the sha256 of all else in it."""
+    """A value stored as one JSON file with a seal, the sha256 of its other fields."""
 
     def to_json(self) -> bytes:
+        """Return the content of the file."""
         value = self.model_dump(mode="json")
         return canonical(value | {_SEAL: digest_of(value)}) + b"\n"
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> Self:
-        """What `to_json` wrote; DataError for a file that is damaged, was changed, or is of another kind."""
+        """Parse the content of a file.
+
+        Args:
+            name: the file's URI for error messages.
+
+        Raises:
+            DataError: the file is damaged, was changed, or holds another kind of record.
+            OtherSchema: the record has another schema version.
+        """
         try:
             value = json.loads(content)
-            seal = value.pop(_SEAL, None)  # files of the first roots have none
+            seal = value.pop(_SEAL, None)  # files of the earliest versions have none
             if seal is not None and seal != (found := digest_of(value)):
                 raise changed(name, str(seal), found)
             version = value.get("schema_version", SCHEMA_VERSION)
@@ -33,15 +45,13 @@ class Stored(Settings):
                 raise _of_another_version(name, version)
             return cls.model_validate(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            found, remedy = (
-                f"{type(error).__name__}: {str(error)[:200]}",
-                "the file is damaged or of another version; delete it and run again",
-            )
+            found = f"{type(error).__name__}: {str(error)[:200]}"
+            remedy = "the file is damaged or of another version: delete it and run again"
             raise DataError(name, f"a {cls.__name__} record", found, remedy) from None
 
     @classmethod
     def load(cls, store: Store, path: str) -> Self | None:
-        """The value at `path`; None when there is no such file."""
+        """Load the value stored at `path`; None if it does not exist. Raises DataError as `from_json`."""
         try:
             return cls.from_json(store.read(path), store.uri_of(path))
         except FileNotFoundError:
@@ -49,7 +59,10 @@ class Stored(Settings):
 
     @classmethod
     def left(cls, store: Store, path: str) -> Self | None:
-        """What an earlier run left at `path`; None where there is nothing, or only its beginning: either way the work is done again. DataError as `from_json`."""
+        """Load the record that an earlier run wrote. Raises DataError as `from_json`.
+
+        Returns None if it is missing or truncated, so that the caller redoes the work.
+        """
         try:
             content = store.read(path)
         except FileNotFoundError:
@@ -58,7 +71,7 @@ class Stored(Settings):
 
 
 class OtherSchema(DataError):
-    """A record of a schema that this version does not know."""
+    """A record has a schema version that this version of Manta does not know."""
 
 
 def _of_another_version(name: str, version: object) -> OtherSchema:
@@ -69,7 +82,7 @@ def _of_another_version(name: str, version: object) -> OtherSchema:
 
 
 class FileRef(Settings):
-    """A stored file by content."""
+    """A reference to a stored file, with the digest of its content."""
 
     path: str
     sha256: str
@@ -78,7 +91,11 @@ class FileRef(Settings):
 
 
 def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
-    """A reference to bytes that are stored now, `stem` and the beginning of their sha256 as the name."""
+    """Store bytes in a file named `stem`-<first digits of their sha256>`suffix`, unless it exists.
+
+    Args:
+        rows: number of rows in the file, recorded in the reference.
+    """
     digest = sha256(content).hexdigest()
     reference = FileRef(path=f"{stem}-{digest[:12]}{suffix}", sha256=digest, rows=rows, bytes=len(content))
     if store.size(reference.path) != reference.bytes:
@@ -87,7 +104,7 @@ def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows
 
 
 class UnitRecord(Stored):
-    """What a finished unit leaves, created once."""
+    """The record of a finished unit. Each is created once."""
 
     name: str
     path: str
@@ -98,27 +115,29 @@ class UnitRecord(Stored):
     space_id: str | None = None
     numerics_id: str | None = None
     copied: dict[str, int] = {}
-    """vectors that were copied from earlier units, by the numerics_id of those; all others are of `numerics_id`"""
+    """vectors copied from units of other numerics: numerics_id -> count; all others are of `numerics_id`"""
     source: str | None = None
     """sha256 of the unit that this one was made from"""
     dropped: tuple[int, ...] = ()
-    """rows of the source that have no row here, ascending"""
+    """rows of the source without a row in this unit, ascending"""
     moments: FileRef | None = None
     quarantine: FileRef | None = None
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every file that it names, by path."""
-        return {self.path: self.bytes} | {
-            ref.path: ref.bytes for ref in (self.moments, self.quarantine) if ref
-        }
+        """Return the size in bytes of each file that the record names, by path."""
+        references = [reference for reference in (self.moments, self.quarantine) if reference]
+        return {self.path: self.bytes} | {reference.path: reference.bytes for reference in references}
 
     def is_whole(self, store: Store) -> bool:
-        """Whether every file that it names is there, in full."""
+        """Return whether every file that the record names exists with its size."""
         return all(store.size(path) == size for path, size in self.sizes().items())
 
 
 class InputFile(Settings):
-    """One file of the corpus as it was read: rows = good + quarantined. Losers of a duplicate id are good here: which row wins is not the file's to know."""
+    """One input file of the corpus and the counts of its rows: rows = good + quarantined.
+
+    Rows that lose to another row with the same id count as good, because the winner may be in another file.
+    """
 
     name: str
     size: int
@@ -132,24 +151,28 @@ class InputFile(Settings):
 
 
 class CorpusUnit(UnitRecord):
-    """Rows that became live in one night. ordinal: the unit's for life, the upper half of its rows' addresses; dead: how many of its rows are live no more."""
+    """Rows that became live in one night."""
 
     ordinal: int
+    """number of the unit, which never changes: the upper half of its rows' addresses"""
     dead: int = 0
+    """number of its rows that are no longer live"""
     copies: FileRef | None = None
-    """rows whose text stood in an earlier unit: (row, source), source the address there"""
+    """rows whose text is in an earlier unit: (row, source), where source is the address there"""
 
 
 class Changes(Settings):
-    """Live rows of a corpus against those of the one before, by id. changed: the id was there with another text or other kept columns."""
+    """Numbers of live rows by comparison with the previous corpus, matched by id."""
 
     new: int = 0
     changed: int = 0
+    """rows whose text or kept columns differ"""
     deleted: int = 0
     unchanged: int = 0
 
     @property
     def any(self) -> bool:
+        """True if any row is new, changed or deleted."""
         return bool(self.new or self.changed or self.deleted)
 
     def __add__(self, other: "Changes") -> "Changes":
@@ -162,63 +185,72 @@ class Changes(Settings):
 
 
 class ChangedRow(Settings):
-    """One of the changes, as an example: addresses of the row in the previous corpus and in this one; null where its id was not live."""
+    """The addresses of one new, changed or deleted row, as an example of the changes."""
 
     before: int | None = None
+    """address in the previous corpus; None for a new row"""
     now: int | None = None
+    """address in this corpus; None for a deleted row"""
 
 
 class ChangedRows(Stored):
-    """A few new, changed and deleted rows of a corpus, drawn by the hash of their texts. For the report alone: prune takes the file like any other scratch."""
+    """Examples of new, changed and deleted rows of a corpus, sampled by the hash of their texts.
+
+    Only the report needs them: prune removes the file like other temporary files.
+    """
 
     rows: tuple[ChangedRow, ...] = ()
 
     @staticmethod
     def path(corpus_id: str) -> str:
-        """Where those of the corpus of that id lie."""
+        """Return the path of the examples of the corpus `corpus_id`."""
         return f"candidates/changes/{corpus_id}.json"
 
 
 class Corpus(Stored):
-    """A corpus as units of good rows, with the tables of all rows and the rows that were set aside. One that grew out of another needs no record of that."""
+    """The record of a corpus: units of good rows, tables of all rows, and quarantined rows.
+
+    The record is complete: a corpus made from an earlier one does not need that one's record.
+    """
 
     version: int = 1
     id: str
-    """where its own files lie: below keys/<id>"""
+    """the files of its tables are below keys/<id>"""
     digest: str
-    """of the input's listing and of how it is read: equal for a corpus that did not change"""
+    """digest of the input's listing and of the reader's settings; equal if the corpus did not change"""
     reading: str = ""
-    """of how rows are read: another one reads all files again"""
+    """digest of the reader's settings; if it changes, all files are read again"""
     parent: str | None = None
-    """id of the corpus that it was made from"""
+    """id of the corpus that this one was made from"""
     anew: str = ""
-    """why all rows were rolled into new units; empty where the parent's units live on"""
+    """why all rows were written to new units; empty if the parent's units are reused"""
     units: tuple[CorpusUnit, ...]
     keys: tuple[FileRef, ...] = ()
-    """the key table, in buckets by hash of id: one line per good input row, losers of a duplicate id included"""
+    """the key table, in buckets by hash of id: one entry per good input row, duplicates of an id included"""
     texts: tuple[FileRef, ...] = ()
     """rows of the units by text_key, in buckets"""
     dead: FileRef | None = None
     quarantine: FileRef | None = None
     files: tuple[InputFile, ...] = ()
     read_files: int = 0
-    """of them read for this corpus; the others did not change"""
+    """number of files read for this corpus; the others did not change"""
     changes: Changes = Changes()
     counts: dict[str, int] = {}
-    """rows (read or known), good, quarantined, quarantined_<reason>, skipped, control_characters, surrogates_replaced ..."""
+    """rows (of all files), good, quarantined, quarantined_<reason>, skipped, control_characters ..."""
     id_type: str = "string"
 
     @property
     def rows(self) -> int:
-        """Live rows."""
+        """Number of live rows."""
         return sum(unit.rows - unit.dead for unit in self.units)
 
     @property
     def next_ordinal(self) -> int:
+        """The first ordinal after those of the units."""
         return max((unit.ordinal for unit in self.units), default=-1) + 1
 
     def references(self) -> Iterator[FileRef]:
-        """Every file that it needs, its own record excepted."""
+        """Yield every file that the corpus needs, except its record."""
         yield from (*self.keys, *self.texts)
         yield from (reference for reference in (self.dead, self.quarantine) if reference)
         for unit in self.units:
@@ -227,12 +259,12 @@ class Corpus(Stored):
                 yield unit.copies
 
     def paths(self) -> set[str]:
-        """Paths of `references`."""
+        """Return the paths of `references`."""
         return {reference.path for reference in self.references()}
 
 
 class Manifest(Stored):
-    """Units of one stage in order, with where they come from."""
+    """The units that one stage made, in order, and the ids of its inputs."""
 
     schema_version: int = 1
     stage: str
@@ -242,30 +274,33 @@ class Manifest(Stored):
 
     @property
     def id(self) -> str:
-        """sha256 of the content: equal for equal work."""
+        """sha256 of the content; equal work has equal ids."""
         return digest_of(self.model_dump(mode="json"))
 
     @property
     def rows(self) -> int:
+        """Number of rows in all units."""
         return sum(unit.rows for unit in self.units)
 
     def counts(self) -> dict[str, int]:
+        """Return the sums of the units' counts, by name."""
         return total(unit.counts for unit in self.units)
 
 
 def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sums by name."""
+    """Sum counts by name."""
     sums: dict[str, int] = {}
-    for each in counts:
-        for name, count in each.items():
+    for mapping in counts:
+        for name, count in mapping.items():
             sums[name] = sums.get(name, 0) + count
     return sums
 
 
 def create_record(store: Store, path: str, record: UnitRecord) -> UnitRecord:
-    """The record that stands at `path` afterwards: `record`, or the one that another attempt created first.
+    """Store a record and return the one that counts: `record`, or that of an attempt which was faster.
 
-    A record that cannot be read (a file system without hard links, stopped in the middle) is replaced, and one whose data are not there in full.
+    An existing record is replaced if it cannot be read (a process killed while it wrote, on a file system
+    without hard links), or if files that it names are missing.
     """
     if store.create(path, record.to_json()):
         return record

@@ -122,7 +122,7 @@ def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_writt
 
     code, answer = night(largest)
     assert (code, answer["error"]) == (75, "TransientError"), answer
-    assert "room for a new file" in str(answer["message"])
+    assert "space for a new file" in str(answer["message"])
     store = open_store(tmp_path / "releases")
     assert Releases(store).current() is None
     assert [entry.path for entry in store.list("units/vectors") if ".attempts/" not in entry.path] == []

@@ -81,7 +81,7 @@ def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
         ("release.root=''", "release.root: expected"),
         ("release.root=s3://", "expected s3://bucket or s3://bucket/prefix, found no bucket"),
         ("release.root={corpus}", "expected a directory, found a file"),
-        ("release.root=/proc/nothing", "expected a folder that may be written to"),
+        ("release.root=/proc/nothing", "expected a writable folder"),
         ('release.root="a\\0b"', "release.root: expected"),
     ],
 )

@@ -304,7 +304,7 @@ def test_without_a_directory_of_its_own_a_user_who_named_none_goes_on(
     assert cache_directory() == found
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1, "once, not with each copy"
-    assert f"they go to {found}; MANTA_CACHE names another directory" in said[0]
+    assert f"using {found}; set MANTA_CACHE to choose another directory" in said[0]
 
 
 @as_root

@@ -51,7 +51,7 @@ def test_the_stores_clock_counts_and_not_this_machines(tmp_path: Path, monkeypat
             monkeypatch.setattr(time, "time", lambda skew_s=skew_s: real() + skew_s)
             assert abs(clock(store) - real()) < 60
             assert len(running(store)) == 1
-            with pytest.raises(TransientError, match="expected no night at work"):
+            with pytest.raises(TransientError, match="expected no running night"):
                 prune(Releases(store), keep=1)
     store.write("units/vectors/of-a-running-night.parquet", b"young")
     assert prune(Releases(store), keep=1).files == 0
@@ -65,7 +65,7 @@ def test_what_ended_the_night_is_told_although_its_lease_cannot_be_removed(
 
     def refused(*_: object) -> None:
         raise ConfigError(
-            "root", "a place where files can be written", "PermissionError", "check the permissions"
+            "root", "a writable store", "PermissionError", "check the permissions"
         )
 
     monkeypatch.setattr(type(store), "delete", refused)

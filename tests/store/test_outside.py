@@ -184,7 +184,7 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
     )
     lines = ended.stdout.splitlines()
     assert len(lines) == 4, ended.stderr
-    assert all(line.startswith("75 ") and "room for a new file" in line for line in lines), lines
+    assert all(line.startswith("75 ") and "space for a new file" in line for line in lines), lines
     assert open_store(tmp_path / "root").list() == []
     assert not [place for place in (tmp_path / "root").rglob("*") if place.is_file()], (
         "no temporary file is left either"
@@ -196,7 +196,7 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
     (tmp_path / "root").write_text("a file")
     with pytest.raises(ConfigError, match="expected a directory, found a file"):
         open_store(tmp_path / "root").write(path, b"x")
-    with pytest.raises(ConfigError, match="check the path and its rights"), room("/somewhere"):
+    with pytest.raises(ConfigError, match="check the path and its permissions"), room("/somewhere"):
         raise OSError(errno.EROFS, "Read-only file system")
 
 
@@ -208,7 +208,7 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
     ],
 )
 def test_a_full_disk_is_told_in_any_librarys_words(error: Exception):
-    with pytest.raises(TransientError, match="make room"), room("/somewhere"):
+    with pytest.raises(TransientError, match="free disk space"), room("/somewhere"):
         raise error
     with pytest.raises(TransientError, match="a disk that answers"), room("/somewhere"):
         raise OSError(errno.EIO, "Input/output error")

@@ -153,7 +153,7 @@ def test_rollback_is_a_commit_and_the_next_release_builds_on_it(store: Store):
 
 def test_rollback_to_what_is_not_there_names_what_is(store: Store):
     publish(store, "one")
-    with pytest.raises(DataError, match=r"release 7.*there are: 1"):
+    with pytest.raises(DataError, match=r"release 7.*the existing releases are: 1"):
         Releases(store).rollback(7)
 
 
@@ -226,7 +226,7 @@ def test_a_night_whose_files_were_pruned_publishes_nothing(store: Store, path: s
     publish(store, "one")
     night = candidate(store, "two", 1)
     store.delete(path)
-    with pytest.raises(TransientError, match=rf"{path}.*a prune ran beside this night; run again"):
+    with pytest.raises(TransientError, match=rf"{path}.*prune ran during this night; run again"):
         Releases(store).publish(night, str)
     assert not store.exists(manifest_path(2))
 
@@ -274,7 +274,7 @@ def test_prune_keeps_the_current_release_after_a_rollback(store: Store):
 def test_prune_waits_for_a_night_that_is_at_work(store: Store):
     publish(store, "one")
     with lease(store):
-        with pytest.raises(TransientError, match=r"no night at work.*started_at") as caught:
+        with pytest.raises(TransientError, match=r"no running night.*started_at") as caught:
             prune(Releases(store), keep=1)
         assert caught.value.exit_code == 75
         assert prune(Releases(store), keep=1, ignore_leases=True).kept == (1,)
@@ -427,7 +427,7 @@ def test_a_damaged_hold_still_holds_and_a_cut_off_one_never_did(store: Store, ma
         assert {entry.path for entry in store.list()} == before
         with listening() as said:
             assert releases.chosen(None).release == 2, "readers go on"
-        assert "00000003.json is passed over" in said[0]
+        assert "00000003.json is skipped" in said[0]
         listed = manta("releases", "list", store.uri)
         assert (listed.code, "a readable commit" in listed.out) == (3, True)
     store.write(commit_path(hold.commit), content)
