@@ -150,8 +150,8 @@ class Commits:
 
 def _damage(store: Store, expected: str, found: str, number: int) -> DataError:
     remedy = (
-        f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if none of "
-        "your nights made it; until then nothing is published"
+        f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if none "
+        "of your nights made it; until then nothing is published"
     )
     return DataError(store.uri_of("commits"), expected, found, remedy)
 

@@ -136,7 +136,7 @@ class ObjectStore(Store):
         return pa.PythonFile(stream, mode="r")
 
     def _status(self, path: str) -> dict[str, Any]:
-        """Return the size and the fields that identify the content. Raises FileNotFoundError."""
+        """Return the size and the fields that identify the content. FileNotFoundError if missing."""
         return dict(retrying(lambda: self._fs.info(self._key(path)), self.uri_of(path)))
 
     def _key(self, path: str) -> str:

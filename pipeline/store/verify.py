@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         if self.found is None:
-            return f"{self.path} is missing"
+            return f"{self.path} is gone"
         return f"{self.path} has {self.found} instead of {self.expected}"
 
 
