@@ -64,9 +64,7 @@ def test_what_ended_the_night_is_told_although_its_lease_cannot_be_removed(
     store = open_store(tmp_path)
 
     def refused(*_: object) -> None:
-        raise ConfigError(
-            "root", "a writable store", "PermissionError", "check the permissions"
-        )
+        raise ConfigError("root", "a writable store", "PermissionError", "check the permissions")
 
     monkeypatch.setattr(type(store), "delete", refused)
     with pytest.raises(DataError, match="the real error"), lease(store):

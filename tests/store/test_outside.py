@@ -285,7 +285,7 @@ def test_nothing_that_is_read_from_a_store_is_unpickled():
         for source in sorted((ROOT / top).rglob("*.py"))
         for call in loads_of(source)
     ]
-    by_ray, to_a_child = "pipeline/flows/workers/pool.py", "pipeline/flows/workers/local.py"
+    by_ray, to_a_child = "pipeline/flows/workers/ray_pool.py", "pipeline/flows/workers/local.py"
     between_processes = (f"{by_ray}: pickle.loads(", f"{to_a_child}: pickle.loads(")  # never through a store
     moved = [call for call in found if call.startswith(between_processes)]
     assert moved

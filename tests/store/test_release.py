@@ -500,7 +500,7 @@ def test_prune_keeps_what_a_release_with_a_damaged_commit_needs(
     store.write(commit_path(3), damage(store.read(commit_path(3))))
     assert prune(Releases(store), keep=1, now=time.time() + 48 * 3600).kept == (2,)
     assert {path for path in whole if not store.exists(path)} == set()
-    assert "release 3 are kept; restore it from a copy" in capsys.readouterr().err
+    assert "release 3 are kept; restore the commit from a copy" in capsys.readouterr().err
     store.write(manifest_path(3), b"damaged too")
     with pytest.raises(DataError, match="manifest"):
         prune(Releases(store), keep=1, now=time.time() + 48 * 3600)
